@@ -1,0 +1,48 @@
+# make demo    elastic training under fire beside stock DDP, compared bit for bit
+# make test    all tests            make check   format, lint, types, layers, protos
+# Each makes its virtual environment in $(VENV) and installs with constraints.txt.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
+BUF    := @bufbuild/buf@1.75.0
+
+.PHONY: demo test check format proto proto-check bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/elastane demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed proto-check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@if command -v npm >/dev/null; then cd proto && npx --yes $(BUF) lint && echo "buf lint: clean"; \
+	else echo "buf lint: left out, npm is not installed"; fi
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(VENV)/.installed
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --pyi_out=proto --grpc_python_out=proto $(PROTOS)
+
+# Generated code is never edited: made afresh, it must be what is committed.
+proto-check: $(VENV)/.installed
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
+	for file in $$(cd $$fresh && find . -type f); do cmp "$$fresh/$$file" "proto/$$file" || { echo "run: make proto"; exit 1; }; done && \
+	echo "generated code: up to date"
+
+# The stamp is remade when a dependency changes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[worker,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .elastane .mypy_cache .ruff_cache .hypothesis .import_linter_cache

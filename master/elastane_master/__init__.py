@@ -1,0 +1,1 @@
+"""The control plane: decisions (pure), store (Redis), servers (gRPC), command line."""

@@ -1,0 +1,149 @@
+"""What a decision asks the edge to do: messages to workers, history, notes for people."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.decisions.events import Parts, StepTask
+
+
+class Effect(msgspec.Struct, frozen=True, tag=True):
+    """Base of all effects. Carried out in order, once the event is durable."""
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One place of the ring: hosts virtual ranks [start, end)."""
+
+    worker: str
+    start: int
+    end: int
+    store_address: str
+
+
+# ------------------------------------------------------------------ messages to a worker
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Base of what is sent down a worker's stream."""
+
+
+class Welcome(Message, frozen=True, tag=True):
+    generation: int
+    resumed: bool
+
+
+class Prepare(Message, frozen=True, tag=True):
+    generation: int
+    members: tuple[Member, ...]
+    reason: str
+
+
+class Load(Message, frozen=True, tag=True):
+    generation: int
+    checkpoint_url: str
+
+
+class Go(Message, frozen=True, tag=True):
+    generation: int
+    resume_step: int
+    members: tuple[Member, ...]
+    donors: tuple[int, ...]
+    receivers: tuple[int, ...]
+    contexts: tuple[tuple[int, Parts], ...]  # of the ESTs the addressee hosts
+    ready_order: tuple[int, ...]
+
+
+class ManifestEntry(msgspec.Struct, frozen=True):
+    shard: int
+    file: str
+    sha256: str
+    bytes: int
+
+
+class Checkpoint(Message, frozen=True, tag=True):
+    checkpoint: str
+    url: str
+    step: int
+    shard: int
+    shards: int
+    keep: int
+    manifest: tuple[ManifestEntry, ...] = ()
+
+
+class Prepared(Message, frozen=True, tag=True):
+    generation: int
+    step: int
+    ready_order: tuple[int, ...] = ()
+    then_prepare: Prepare | None = None
+    then_checkpoint: Checkpoint | None = None
+
+
+class Drain(Message, frozen=True, tag=True):
+    reason: str
+
+
+class Done(Message, frozen=True, tag=True):
+    phase: str
+    reason: str
+
+
+# ------------------------------------------------------------------ effects
+
+
+class Send(Effect, frozen=True, tag=True):
+    """Send `message` down the stream of `worker`; dropped if that stream is gone."""
+
+    worker: str
+    message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+
+
+class Close(Effect, frozen=True, tag=True):
+    """End the worker's stream with a typed error (`reason` as in Rejection.reason)."""
+
+    worker: str
+    reason: str
+    message: str
+
+
+class Note(Effect, frozen=True, tag=True):
+    """An event with its reason, for people: `elastane events`, logs, the dashboard."""
+
+    kind: str
+    reason: str
+    worker: str = ""
+    generation: int = 0
+    step: int = 0
+    facts: dict[str, str] = {}
+
+
+class Commit(Effect, frozen=True, tag=True):
+    """Append to the committed history: every member of the ring has applied `step`."""
+
+    step: int
+    epoch: int
+    generation: int
+    tasks: tuple[tuple[str, StepTask], ...]  # (worker, task) of all N virtual ranks
+
+
+class TaskCommit(Effect, frozen=True, tag=True):
+    """Append to the committed history: a dynamic task is DONE."""
+
+    dataset: str
+    epoch: int
+    index: int
+    start: int
+    end: int
+    worker: str
+    attempt: int
+
+
+class Decision(msgspec.Struct):
+    """Outcome of one event.
+
+    effects: carried out in order after the event is durable. durable: the state changed, so the
+    event must be stored. result: what the caller of a unary request gets.
+    """
+
+    effects: list[Effect] = []
+    durable: bool = False
+    result: object = None

@@ -1,0 +1,311 @@
+"""What happens to a job: every event the decision code knows, and its refusal.
+
+Events are values. The edge (gRPC, timers) makes them, `JobMachine.handle` decides on
+them, and the write-ahead stream stores those that changed the state; replaying the
+stored ones gives the state back. Therefore an event carries everything the decision
+depends on, and times are seconds since the Unix epoch handed in as `now`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Parts = dict[str, bytes]
+"""An EST context, flat: "rng/python", "stream/0/rng/numpy", "loader", "item/NAME" -> raw bytes."""
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Base of all events."""
+
+
+class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What fixes a job (see job.proto). `ests` and `seed` decide the result and never change."""
+
+    ests: int
+    workers_min: int = 1
+    workers_max: int = 0  # 0: as many as ests
+    seed: int | None = None
+    checkpoint_url: str = ""
+    checkpoint_interval_steps: int = 0
+    checkpoint_keep: int = 3
+    heartbeat_timeout_seconds: float = 3.0
+    lease_min_seconds: float = 30.0
+    lease_factor: float = 20.0
+    join_window_seconds: float = 0.2
+    return_grace_seconds: float = 10.0
+    idle_max_seconds: float = 3600.0
+    torch_threads: int = 1
+    audit_samples: bool = True
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Signature(msgspec.Struct, frozen=True):
+    """What must be equal in all workers of a job."""
+
+    tensors: tuple[TensorSpec, ...] = ()
+    dataset_size: int = 0
+    batch_size: int = 0
+    steps_per_epoch: int = 0
+    epochs: int = 0
+    environment: dict[str, str] = {}
+
+
+class ContextDelta(msgspec.Struct, frozen=True):
+    """Parts of one EST's context that changed in a step (or all of them: `delta` False)."""
+
+    virtual_rank: int
+    parts: Parts
+    delta: bool = True
+
+
+class StepTask(msgspec.Struct, frozen=True):
+    """A lockstep task as it was done; start/end are positions in the epoch's order."""
+
+    virtual_rank: int
+    start: int
+    end: int
+    samples: tuple[int, ...] = ()
+    metrics: dict[str, float] = {}
+
+
+# ------------------------------------------------------------------ sessions
+
+
+class WorkerJoined(Event, frozen=True, tag=True):
+    """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect."""
+
+    worker: str
+    session: str  # unique per stream: a message of an older stream of the same worker is ignored
+    role: Literal["ring", "tasks"]
+    signature: Signature
+    host: str = ""
+    pid: int = 0
+    store_address: str = ""
+    generation: int = 0
+    applied_step: int = 0
+    holds_state: bool = False
+
+
+class StreamLost(Event, frozen=True, tag=True):
+    """The stream ended without Bye, or no heartbeat came for too long."""
+
+    worker: str
+    session: str
+    reason: str
+
+
+class ReadyReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    generation: int
+    applied_step: int
+    holds_state: bool
+
+
+class LoadedReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    generation: int
+    step: int
+    contexts: tuple[ContextDelta, ...]  # all N, complete
+    ready_order: tuple[int, ...] = ()
+    checkpoint: str = ""
+    rejected: tuple[str, ...] = ()
+
+
+class StepReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    generation: int
+    step: int
+    epoch: int
+    contexts: tuple[ContextDelta, ...]
+    tasks: tuple[StepTask, ...]
+    ready_order: tuple[int, ...] = ()
+
+
+class AppliedReported(Event, frozen=True, tag=True):
+    """From a Heartbeat whose applied_step or phase is news."""
+
+    worker: str
+    session: str
+    generation: int
+    applied_step: int
+    between_steps: bool = False
+
+
+class RingBrokenReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    generation: int
+    step: int
+    error: str
+
+
+class SavedReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    checkpoint: str
+    step: int
+    shard: int
+    file: str = ""
+    sha256: str = ""
+    bytes: int = 0
+    error: str = ""
+    complete: bool = False
+
+
+class LeavingReported(Event, frozen=True, tag=True):
+    """The worker asks to be drained (spot notice, SIGTERM)."""
+
+    worker: str
+    session: str
+    reason: str
+    notice_seconds: float = 0.0
+
+
+class ByeReported(Event, frozen=True, tag=True):
+    worker: str
+    session: str
+    reason: Literal["finished", "drained", "failed"]
+    message: str = ""
+    applied_step: int = 0
+
+
+# ------------------------------------------------------------------ operators
+
+
+class ScaleRequested(Event, frozen=True, tag=True):
+    request_id: str
+    workers_min: int
+    workers_max: int
+
+
+class SuspendRequested(Event, frozen=True, tag=True):
+    request_id: str
+
+
+class ResumeRequested(Event, frozen=True, tag=True):
+    request_id: str
+
+
+class CancelRequested(Event, frozen=True, tag=True):
+    request_id: str
+
+
+class DrainRequested(Event, frozen=True, tag=True):
+    request_id: str
+    worker: str
+
+
+class CheckpointRequested(Event, frozen=True, tag=True):
+    request_id: str
+
+
+# ------------------------------------------------------------------ dynamic datasets
+
+
+class DatasetCreated(Event, frozen=True, tag=True):
+    request_id: str
+    dataset: str
+    settings: DatasetSettings
+
+
+class DatasetSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Mirror of shard.proto's DatasetSettings; exactly one source is set."""
+
+    task_size: int
+    size: int | None = None  # range source
+    entries: tuple[int, ...] | None = None  # list source
+    watermark: int | None = None  # stream source
+    closed: bool = False
+    epochs: int = 1
+    lease_seconds: float = 60.0
+    max_attempts: int = 3
+    shuffle: bool = False
+    seed: int = 0
+
+
+class TaskReport(msgspec.Struct, frozen=True):
+    epoch: int
+    index: int
+    attempt: int
+    error: str = ""
+
+
+class TasksRequested(Event, frozen=True, tag=True):
+    """LeaseTasks: reports first, then leases. The result is a `LeaseResult`."""
+
+    request_id: str
+    dataset: str
+    worker: str
+    completed: tuple[TaskReport, ...] = ()
+    max_tasks: int = 1
+    rng: Parts = {}
+
+
+class DatasetExtended(Event, frozen=True, tag=True):
+    request_id: str
+    dataset: str
+    watermark: int
+    closed: bool
+
+
+# ------------------------------------------------------------------ the master itself
+
+
+class MasterStarted(Event, frozen=True, tag=True):
+    """A master took the job over from the store: every session is gone, members may return."""
+
+    master: str
+
+
+class Tick(Event, frozen=True, tag=True):
+    """Time passes; `now` says how far. Stored only if it changed something."""
+
+
+AnyEvent = (
+    WorkerJoined
+    | StreamLost
+    | ReadyReported
+    | LoadedReported
+    | StepReported
+    | AppliedReported
+    | RingBrokenReported
+    | SavedReported
+    | LeavingReported
+    | ByeReported
+    | ScaleRequested
+    | SuspendRequested
+    | ResumeRequested
+    | CancelRequested
+    | DrainRequested
+    | CheckpointRequested
+    | DatasetCreated
+    | TasksRequested
+    | DatasetExtended
+    | MasterStarted
+    | Tick
+)
+
+
+class Rejection(Exception):  # noqa: N818 - the field's word for a refused event
+    """An event that is refused; the state is as before.
+
+    Attributes: reason (an ErrorReason name in lower case: "invalid_argument", "not_found",
+    "already_exists", "stale", "mismatch", "wrong_phase", "evicted"), facts (names and values),
+    hint (what the caller can do).
+    """
+
+    def __init__(self, reason: str, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.hint = hint
+        self.facts = {k: str(v) for k, v in facts.items()}

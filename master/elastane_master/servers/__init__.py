@@ -1,0 +1,1 @@
+"""The edge: gRPC servicers translate messages into events and effects into messages."""

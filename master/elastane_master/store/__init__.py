@@ -1,0 +1,1 @@
+"""Durability: the write-ahead stream, snapshots and fencing in Redis."""

@@ -1,0 +1,154 @@
+"""The store as the master sees it: one client, behind a URL or a private server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+import structlog
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisError
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from elastane_master.store.embedded import EmbeddedStore
+from elastane_master.store.errors import BadStoreUrl, EmbeddedStoreFailed, StoreUnreachable
+from elastane_master.store.keys import JOBS_KEY, checked_job_name
+
+logger = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Where the store is and how long to wait for it.
+
+    url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
+    server. start_timeout_seconds: how long an unreachable store is tried at start.
+    socket_timeout_seconds: after so long without a reply a request is given up and repeated.
+    """
+
+    url: str = ""
+    state_dir: Path = Path(".elastane")
+    fsync: Literal["everysec", "always", "no"] = "everysec"
+    start_timeout_seconds: float = 15.0
+    socket_timeout_seconds: float = 10.0
+
+
+class Store:
+    """An open store. `redis` is for the logs; nothing else writes."""
+
+    def __init__(self, redis: Redis, url: str, embedded: EmbeddedStore | None) -> None:
+        self.redis = redis
+        self.url = url
+        self.embedded = embedded
+
+    @classmethod
+    async def open(cls, options: StoreOptions) -> Store:
+        """Connects, starting the private server if there is no URL.
+
+        Raises BadStoreUrl, StoreUnreachable, EmbeddedStoreFailed.
+        """
+        embedded = None
+        if options.url:
+            url = checked_store_url(options.url)
+        else:
+            embedded = EmbeddedStore(options.state_dir, fsync=options.fsync)
+            await embedded.start()
+            url = embedded.url
+        # Repeating is the log's business: only there is a repeated write known to be harmless.
+        redis = Redis.from_url(
+            url,
+            socket_timeout=options.socket_timeout_seconds,
+            socket_connect_timeout=options.socket_timeout_seconds,
+            retry=Retry(NoBackoff(), 0),
+        )
+        try:
+            await _reach(redis, url, options.start_timeout_seconds)
+        except StoreUnreachable:
+            await redis.aclose()
+            raise
+        return cls(redis, without_password(url), embedded)
+
+    async def jobs(self) -> list[str]:
+        """Names of all jobs, sorted."""
+        names = cast("set[bytes]", await self.redis.smembers(JOBS_KEY))
+        return sorted(name.decode() for name in names)
+
+    async def add_job(self, job: str) -> None:
+        """Lists a job; raises BadJobName."""
+        await self.redis.sadd(JOBS_KEY, checked_job_name(job))
+
+    async def remove_job(self, job: str) -> None:
+        """Takes a job off the list that was never stored."""
+        await self.redis.srem(JOBS_KEY, job)
+
+    async def revive(self) -> None:
+        """Starts the private server again if it died; without one, nothing can be done but wait."""
+        if self.embedded is None:
+            return
+        try:
+            await self.embedded.start()
+        except EmbeddedStoreFailed as error:
+            logger.error("the store cannot be started again", error=str(error), hint=error.hint)
+
+    async def close(self, *, stop_embedded: bool) -> None:
+        """Closes the connections; stop_embedded: also ends the private server."""
+        await self.redis.aclose()
+        if stop_embedded and self.embedded is not None:
+            await self.embedded.stop()
+
+
+def checked_store_url(url: str) -> str:
+    """`url` itself; raises BadStoreUrl."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store: {error}") from error
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store")
+    if parts.scheme == "unix" and not parts.path:
+        raise BadStoreUrl(f"{url!r} names no socket")
+    if parts.scheme != "unix" and not parts.hostname:
+        raise BadStoreUrl(f"{without_password(url)!r} names no host", port=port)
+    return url
+
+
+def without_password(url: str) -> str:
+    """The URL as it may be shown."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, place = rest.rpartition("@")
+    if not at:
+        return url
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user}:***@{place}"
+
+
+async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
+    """Returns when the store answers; raises StoreUnreachable after the timeout."""
+    retrying = AsyncRetrying(
+        stop=stop_after_delay(timeout_seconds),
+        wait=wait_random_exponential(multiplier=0.05, max=1.0),
+        retry=retry_if_exception_type((RedisError, OSError))
+        & retry_if_not_exception_type(AuthenticationError),
+        reraise=True,
+    )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await retrying(redis.ping)
+    except (RedisError, OSError) as error:
+        raise StoreUnreachable(
+            f"no store answered at {without_password(url)} within {timeout_seconds:g} s: "
+            f"{str(error) or type(error).__name__}",
+            url=without_password(url),
+        ) from error

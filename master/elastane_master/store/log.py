@@ -1,0 +1,364 @@
+"""The write-ahead stream of one job: what was decided survives the master.
+
+The machine decides in memory at once; nothing may leave the master before it is durable. One
+write is in flight at a time, and everything appended meanwhile goes into the next one (group
+commit), so the rate of decisions does not depend on the latency of the store.
+
+    append(record) --> open group --> write in flight --> durable: on_durable, futures resolve
+                                          |
+               once in snapshot_seconds: the write carries a snapshot in place of its records
+               and trims the log, in the same script
+
+A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
+same sequence number until an answer comes; the script stores it once. When the store turns out to
+have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
+a snapshot that makes the store whole again: memory is the truth while the master runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
+
+from elastane_master.store.errors import Fenced, LogClosed, StoreError
+from elastane_master.store.format import encode_batch, encode_snapshot
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.recovery import Recovered, recover
+from elastane_master.store.scripts import WRITE
+
+logger = structlog.get_logger(__name__)
+
+SnapshotSource = Callable[[], bytes]
+NumberedEvent = tuple[int, bytes]
+"""An event's sequence number and its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """Bounds and periods of a job's log.
+
+    snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
+    without asking whether the job is still its own. batch_bytes_max: records in one write.
+    """
+
+    snapshot_seconds: float = 1.0
+    check_seconds: float = 5.0
+    batch_bytes_max: int = 32 * 2**20
+    history_entries_max: int = 2_000_000
+    events_max: int = 10_000
+
+
+class LogListener:
+    """What a log tells its owner; every method may be overridden."""
+
+    def durable(self, position: int) -> None:
+        """All appends up to `position` are safe; called before their futures resolve."""
+
+    def reachable(self, reachable: bool) -> None:
+        """The store stopped, or started again, to answer."""
+
+    def failed(self, error: StoreError) -> None:
+        """The log is over: fenced, closed or broken."""
+
+    async def revive(self) -> None:
+        """Awaited after each failed attempt to write: a private server can be started again."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Records that become durable together. `end` is the position after its last append."""
+
+    durable: asyncio.Future[None]
+    records: list[bytes] = field(default_factory=list)
+    history: list[bytes] = field(default_factory=list)
+    events: list[NumberedEvent] = field(default_factory=list)
+    bytes: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """One call of the script: groups of records, or the snapshot that stands for them."""
+
+    sequence: int
+    mode: Literal["write", "replace", "check"]
+    groups: Sequence[_Group] = ()
+    snapshot: bytes = b""
+
+    def arguments(self, token: int, options: LogOptions) -> list[bytes | int | str]:
+        """ARGV of the script."""
+        records = tuple(record for group in self.groups for record in group.records)
+        batch = encode_batch(records) if records and not self.snapshot else b""
+        history = [commit for group in self.groups for commit in group.history]
+        events = [part for group in self.groups for event in group.events for part in event]
+        bounds = (options.history_entries_max, options.events_max)
+        return [
+            token,
+            self.sequence,
+            self.mode,
+            batch,
+            self.snapshot,
+            *bounds,
+            len(history),
+            *history,
+            *events,
+        ]
+
+
+class JobLog:
+    """Write-ahead log of one job, held by the master whose fencing token is the newest.
+
+    Positions count appends from 1; `appended` is that of the newest, `durable` that of the newest
+    that is safe. Used from one event loop.
+    """
+
+    def __init__(self, redis: Redis, job: str, token: int, sequence: int, options: LogOptions) -> None:
+        self.job = job
+        self.appended = 0
+        self.durable = 0
+        self.failure: StoreError | None = None
+        self._keys = JobKeys.of(job)
+        self._token = token
+        self._sequence = sequence
+        self._options = options
+        self._script = redis.register_script(WRITE)
+        self._groups: deque[_Group] = deque()
+        self._writing: Sequence[_Group] = ()
+        self._work = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._reachable = True
+        self._dirty = False
+        self._closing = False
+        self._snapshot_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._snapshot_source: SnapshotSource = bytes
+        self._listener = LogListener()
+
+    @classmethod
+    async def open(
+        cls, redis: Redis, job: str, options: LogOptions | None = None
+    ) -> tuple[JobLog, Recovered]:
+        """Takes the job over (every older master is fenced from here on) and reads what is stored.
+
+        Raises BadJobName, StoreFormatUnknown, and redis errors when the store does not answer.
+        """
+        recovered = await recover(redis, JobKeys.of(job))
+        log = cls(redis, job, recovered.token, recovered.sequence, options or LogOptions())
+        log._dirty = bool(recovered.records)
+        return log, recovered
+
+    def start(self, snapshot_source: SnapshotSource, listener: LogListener | None = None) -> None:
+        """Starts writing. snapshot_source gives the state after every append so far."""
+        self._snapshot_source = snapshot_source
+        self._listener = listener or self._listener
+        self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
+
+    @property
+    def reachable(self) -> bool:
+        """False while the store does not answer."""
+        return self._reachable
+
+    def append(
+        self,
+        record: bytes | None,
+        history: Sequence[bytes] = (),
+        events: Sequence[NumberedEvent] = (),
+    ) -> asyncio.Future[None]:
+        """Adds a record, commits and events; resolves when they and all before them are durable.
+
+        The future is shared by all that goes into one write: await it through `asyncio.shield`.
+        It raises Fenced when another master has taken the job over, LogClosed after `close`.
+        """
+        if self.failure is not None or self._closing:
+            raise self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job)
+        group = self._groups[-1] if self._groups else None
+        if group is None or group.bytes >= self._options.batch_bytes_max:
+            group = _Group(durable=asyncio.get_running_loop().create_future())
+            group.durable.add_done_callback(_retrieve)
+            self._groups.append(group)
+        if record is not None:
+            group.records.append(record)
+            group.bytes += len(record)
+            self._dirty = True
+        group.history.extend(history)
+        group.events.extend(events)
+        self.appended += 1
+        group.end = self.appended
+        self._work.set()
+        return group.durable
+
+    def snapshot_soon(self) -> None:
+        """The next write carries a snapshot, whatever the period says."""
+        self._dirty = True
+        self._snapshot_at = 0.0
+        self._work.set()
+
+    async def settled(self) -> None:
+        """Returns when all appended so far is durable, or the store is known not to answer."""
+        position = self.appended
+        while self.durable < position and self._reachable and self.failure is None:
+            await self._changed.wait()
+
+    async def close(self, timeout_seconds: float = 5.0) -> None:
+        """Writes what is pending and a last snapshot, then stops; gives up after the timeout."""
+        self._closing = True
+        self._work.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=timeout_seconds)
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
+
+    # ---------------------------------------------------------------- the writer
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                timed_out = await self._wait_for_work()
+                if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
+                    await self._write(self._take())
+                elif self._closing:
+                    return
+                elif timed_out:
+                    await self._check()
+        except Fenced as error:
+            logger.error("another master took the job over", job=self.job, **error.facts)
+            self._fail(error)
+        except Exception as error:  # a writer that died must say so to all who wait for it
+            logger.exception("the log of a job broke", job=self.job)
+            self._fail(StoreError(f"the log of job {self.job} broke: {error!r}", job=self.job))
+
+    async def _wait_for_work(self) -> bool:
+        """Waits for an append or until a snapshot or check is due; True when the time ran out."""
+        if self._groups or self._closing:
+            return False
+        timeout = self._options.check_seconds
+        if self._dirty:
+            timeout = min(timeout, max(0.0, self._snapshot_at - time.monotonic()))
+        self._work.clear()
+        try:
+            await asyncio.wait_for(self._work.wait(), timeout)
+        except TimeoutError:
+            return True
+        return False
+
+    def _snapshot_due(self) -> bool:
+        return self._dirty and time.monotonic() >= self._snapshot_at
+
+    def _take(self, *, replace: bool = False) -> _Write:
+        """Takes the next write: one group, or with a snapshot all of them."""
+        sequence = self._sequence + 1
+        if not (replace or self._closing or self._snapshot_due()):
+            return _Write(sequence, "write", [self._groups.popleft()])
+        started = time.monotonic()
+        snapshot = encode_snapshot(sequence, self._snapshot_source())
+        groups = list(self._groups)
+        self._groups.clear()
+        self._dirty = False
+        # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
+        seconds = max(self._options.snapshot_seconds, 20 * (time.monotonic() - started))
+        self._snapshot_at = started + seconds
+        return _Write(sequence, "replace" if replace else "write", groups, snapshot)
+
+    async def _write(self, write: _Write) -> None:
+        self._writing = write.groups
+        reply = await self._send(write)
+        if reply.startswith("GAP"):
+            write = self._take_again(write, reply)
+            self._writing = write.groups
+            await self._send(write)
+        self._sequence = write.sequence
+        self._writing = ()
+        for group in write.groups:
+            self.durable = group.end
+            self._listener.durable(group.end)
+            if not group.durable.done():
+                group.durable.set_result(None)
+        self._announce()
+
+    def _take_again(self, write: _Write, reply: str) -> _Write:
+        """The write that follows one the store refused because older ones are missing in it."""
+        stored = reply.partition(":")[2]
+        logger.error(
+            "the store lost acknowledged writes; it is given the whole state again",
+            job=self.job,
+            sequence=self._sequence,
+            stored=stored,
+        )
+        self._groups.extendleft(reversed(write.groups))
+        return self._take(replace=True)
+
+    async def _check(self) -> None:
+        """Asks whether the job is still ours and the store still whole."""
+        write = _Write(self._sequence, "check")
+        reply = await self._send(write)
+        if reply.startswith("GAP"):
+            await self._write(self._take_again(write, reply))
+
+    async def _send(self, write: _Write) -> str:
+        """Sends one write until an answer comes; raises Fenced."""
+        keys = self._keys
+        names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
+        retrying = AsyncRetrying(
+            wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            retry=retry_if_exception_type((RedisError, OSError)),
+            before_sleep=self._attempt_failed,
+        )
+        arguments = write.arguments(self._token, self._options)
+        answer: bytes = await retrying(self._script, keys=names, args=arguments)
+        if not self._reachable:
+            logger.info("the store answers again", job=self.job)
+            self._set_reachable(True)
+        reply = answer.decode()
+        if reply.startswith("FENCED"):
+            holder = reply.partition(":")[2]
+            raise Fenced(
+                f"another master took job {self.job} over (its token is {holder}, ours {self._token})",
+                job=self.job,
+                token=self._token,
+                holder=holder,
+            )
+        return reply
+
+    async def _attempt_failed(self, state: RetryCallState) -> None:
+        if self._reachable and state.outcome is not None:
+            error = state.outcome.exception()
+            logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
+            self._set_reachable(False)
+        await self._listener.revive()
+
+    def _set_reachable(self, reachable: bool) -> None:
+        self._reachable = reachable
+        self._announce()
+        self._listener.reachable(reachable)
+
+    def _announce(self) -> None:
+        """Wakes those in `settled`."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _fail(self, error: StoreError) -> None:
+        self.failure = error
+        groups = [*self._writing, *self._groups]
+        self._writing = ()
+        self._groups.clear()
+        for group in groups:
+            if not group.durable.done():
+                group.durable.set_exception(error)
+        self._announce()
+        self._listener.failed(error)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """Marks a failure as seen: not every append is awaited, and asyncio would log the others."""
+    if not future.cancelled():
+        future.exception()

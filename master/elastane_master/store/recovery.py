@@ -1,0 +1,53 @@
+"""What a master reads when it takes a job over: the snapshot, and the records written after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from redis.asyncio import Redis
+
+from elastane_master.store.format import decode_batch, decode_snapshot
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.scripts import ACQUIRE
+from elastane_master.store.streams import newest_entry, read_stream
+
+_ENTRIES_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """State of a job as stored.
+
+    token: fencing token of the taker. sequence: number of the last write. snapshot: None for a job
+    that was never stored. records: those after the snapshot, in order. event_sequence: number of
+    the newest event, 0 without one.
+    """
+
+    token: int
+    sequence: int
+    snapshot: bytes | None
+    records: list[bytes] = field(default_factory=list)
+    event_sequence: int = 0
+
+
+async def recover(redis: Redis, keys: JobKeys) -> Recovered:
+    """Acquires the fence, then reads: no older master can write any more while this one reads.
+
+    Raises StoreFormatUnknown, and redis errors when the store does not answer.
+    """
+    acquire = redis.register_script(ACQUIRE)
+    token, sequence = await acquire(keys=[keys.fence])
+    stored = await redis.get(keys.snapshot)
+    covered, state = 0, None
+    if stored is not None:
+        snapshot = decode_snapshot(cast("bytes", stored))
+        covered, state = snapshot.sequence, snapshot.state
+    records: list[bytes] = []
+    start = f"{covered + 1}-0"
+    while entries := await read_stream(redis, keys.log, start, _ENTRIES_AT_ONCE):
+        for entry in entries:
+            records.extend(decode_batch(entry.payload).records)
+        start = f"({entries[-1].id}"
+    newest = await newest_entry(redis, keys.events)
+    return Recovered(int(token), int(sequence), state, records, newest.number if newest else 0)

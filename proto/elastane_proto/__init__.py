@@ -1,0 +1,1 @@
+"""The API: .proto files, what is generated from them, and the flat form of contexts."""

@@ -1,0 +1,96 @@
+"""EST contexts between their wire form (`EstContext`) and their flat form (`dict[str, bytes]`).
+
+Worker and master keep a context flat, because merging a delta and comparing parts is then one
+dictionary operation. The keys are:
+
+    rng/python  rng/numpy  rng/torch_cpu  rng/torch_device     states of the EST's own generators
+    loader                                                     position, packed (see `pack_loader`)
+    stream/J/rng/...                                           states of data-worker stream J
+    item/NAME                                                  a user item registered by name
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+
+from elastane_proto.v1 import common_pb2
+
+Parts = dict[str, bytes]
+
+_RNG_FIELDS = ("python", "numpy", "torch_cpu", "torch_device")
+_LOADER = struct.Struct("<qqqB")
+
+
+def pack_loader(epoch: int, batch: int, base_seed: int | None) -> bytes:
+    """The part "loader": epoch, batches consumed in it, base seed of its iterator if drawn."""
+    return _LOADER.pack(epoch, batch, base_seed or 0, base_seed is not None)
+
+
+def unpack_loader(part: bytes) -> tuple[int, int, int | None]:
+    """Inverse of `pack_loader`; raises ValueError on anything else."""
+    try:
+        epoch, batch, base_seed, drawn = _LOADER.unpack(part)
+    except struct.error as error:
+        raise ValueError(f"loader position of {len(part)} bytes, expected {_LOADER.size}") from error
+    return epoch, batch, base_seed if drawn else None
+
+
+def context_to_proto(
+    virtual_rank: int, step: int, parts: Mapping[str, bytes], *, delta: bool = False
+) -> common_pb2.EstContext:
+    """The wire form of one context, or of the parts of it that changed (`delta`)."""
+    message = common_pb2.EstContext(virtual_rank=virtual_rank, step=step, delta=delta)
+    streams: dict[int, common_pb2.DataWorkerState] = {}
+    for key, value in parts.items():
+        kind, _, rest = key.partition("/")
+        if kind == "rng":
+            setattr(message.rng, rest, value)
+        elif kind == "loader":
+            epoch, batch, base_seed = unpack_loader(value)
+            message.loader.epoch, message.loader.batch = epoch, batch
+            if base_seed is not None:
+                message.loader.base_seed = base_seed
+        elif kind == "stream":
+            number, _, field = rest.partition("/rng/")
+            stream = int(number)
+            if stream not in streams:
+                streams[stream] = common_pb2.DataWorkerState(stream=stream)
+            setattr(streams[stream].rng, field, value)
+        elif kind == "item":
+            message.items[rest] = value
+        else:
+            raise ValueError(f"unknown part {key!r} of the context of EST {virtual_rank}")
+    message.streams.extend(streams[stream] for stream in sorted(streams))
+    return message
+
+
+def context_from_proto(message: common_pb2.EstContext) -> Parts:
+    """The flat form of a context or delta: only the fields that are present."""
+    parts = _rng_parts("rng/", message.rng)
+    if message.HasField("loader"):
+        base_seed = message.loader.base_seed if message.loader.HasField("base_seed") else None
+        parts["loader"] = pack_loader(message.loader.epoch, message.loader.batch, base_seed)
+    for stream in message.streams:
+        parts.update(_rng_parts(f"stream/{stream.stream}/rng/", stream.rng))
+    for name, value in message.items.items():
+        parts[f"item/{name}"] = value
+    return parts
+
+
+def rng_to_proto(parts: Mapping[str, bytes]) -> common_pb2.RngStates:
+    """RNG states alone (the parts "rng/..."), as dynamic tasks carry them."""
+    message = common_pb2.RngStates()
+    for field in _RNG_FIELDS:
+        if f"rng/{field}" in parts:
+            setattr(message, field, parts[f"rng/{field}"])
+    return message
+
+
+def rng_from_proto(message: common_pb2.RngStates) -> Parts:
+    """Inverse of `rng_to_proto`."""
+    return _rng_parts("rng/", message)
+
+
+def _rng_parts(prefix: str, message: common_pb2.RngStates) -> Parts:
+    return {prefix + field: getattr(message, field) for field in _RNG_FIELDS if message.HasField(field)}

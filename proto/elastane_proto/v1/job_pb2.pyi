@@ -1,0 +1,275 @@
+import datetime
+
+from elastane_proto.v1 import common_pb2 as _common_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_PHASE_UNSPECIFIED: _ClassVar[JobPhase]
+    JOB_PHASE_WAITING: _ClassVar[JobPhase]
+    JOB_PHASE_RUNNING: _ClassVar[JobPhase]
+    JOB_PHASE_SUSPENDED: _ClassVar[JobPhase]
+    JOB_PHASE_SUCCEEDED: _ClassVar[JobPhase]
+    JOB_PHASE_FAILED: _ClassVar[JobPhase]
+    JOB_PHASE_CANCELLED: _ClassVar[JobPhase]
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_MEMBER: _ClassVar[WorkerState]
+    WORKER_STATE_STANDBY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_TASKS_ONLY: _ClassVar[WorkerState]
+    WORKER_STATE_AWAITED: _ClassVar[WorkerState]
+JOB_PHASE_UNSPECIFIED: JobPhase
+JOB_PHASE_WAITING: JobPhase
+JOB_PHASE_RUNNING: JobPhase
+JOB_PHASE_SUSPENDED: JobPhase
+JOB_PHASE_SUCCEEDED: JobPhase
+JOB_PHASE_FAILED: JobPhase
+JOB_PHASE_CANCELLED: JobPhase
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_MEMBER: WorkerState
+WORKER_STATE_STANDBY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_TASKS_ONLY: WorkerState
+WORKER_STATE_AWAITED: WorkerState
+
+class JobSettings(_message.Message):
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples")
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_INTERVAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_KEEP_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MIN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    JOIN_WINDOW_FIELD_NUMBER: _ClassVar[int]
+    RETURN_GRACE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MAX_FIELD_NUMBER: _ClassVar[int]
+    TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ests: int
+    workers_min: int
+    workers_max: int
+    seed: int
+    checkpoint_url: str
+    checkpoint_interval_steps: int
+    checkpoint_keep: int
+    heartbeat_timeout: _duration_pb2.Duration
+    lease_min: _duration_pb2.Duration
+    lease_factor: float
+    join_window: _duration_pb2.Duration
+    return_grace: _duration_pb2.Duration
+    idle_max: _duration_pb2.Duration
+    torch_threads: int
+    audit_samples: bool
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker_id", "state", "ests", "applied_step", "joined", "last_heard", "reason", "host", "pid")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    LAST_HEARD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: WorkerState
+    ests: _common_pb2.Range
+    applied_step: int
+    joined: _timestamp_pb2.Timestamp
+    last_heard: _timestamp_pb2.Timestamp
+    reason: str
+    host: str
+    pid: int
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., applied_step: _Optional[int] = ..., joined: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class Job(_message.Message):
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "saved_step", "created", "workers", "revision")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    settings: JobSettings
+    phase: JobPhase
+    reason: str
+    generation: int
+    step: int
+    epoch: int
+    steps_per_epoch: int
+    epochs: int
+    saved_step: int
+    created: _timestamp_pb2.Timestamp
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    revision: int
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+
+class JobServiceCreateRequest(_message.Message):
+    __slots__ = ("name", "settings", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    settings: JobSettings
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceCreateResponse(_message.Message):
+    __slots__ = ("job", "created")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    created: bool
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
+
+class JobServiceGetRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class JobServiceGetResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceListRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class JobServiceListResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[Job]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+
+class JobServiceWatchRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class JobServiceWatchResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceScaleRequest(_message.Message):
+    __slots__ = ("name", "workers_min", "workers_max", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    workers_min: int
+    workers_max: int
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceScaleResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceSuspendRequest(_message.Message):
+    __slots__ = ("name", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceSuspendResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceResumeRequest(_message.Message):
+    __slots__ = ("name", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceResumeResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceCancelRequest(_message.Message):
+    __slots__ = ("name", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceCancelResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceDrainWorkerRequest(_message.Message):
+    __slots__ = ("name", "worker_id", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker_id: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., worker_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceDrainWorkerResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceCheckpointRequest(_message.Message):
+    __slots__ = ("name", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceCheckpointResponse(_message.Message):
+    __slots__ = ("step", "url")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    url: str
+    def __init__(self, step: _Optional[int] = ..., url: _Optional[str] = ...) -> None: ...

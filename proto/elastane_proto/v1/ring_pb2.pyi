@@ -1,0 +1,433 @@
+import datetime
+
+from elastane_proto.v1 import common_pb2 as _common_pb2
+from google.protobuf import duration_pb2 as _duration_pb2
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_RING: _ClassVar[WorkerRole]
+    WORKER_ROLE_TASKS: _ClassVar[WorkerRole]
+
+class TrainerPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRAINER_PHASE_UNSPECIFIED: _ClassVar[TrainerPhase]
+    TRAINER_PHASE_STEP: _ClassVar[TrainerPhase]
+    TRAINER_PHASE_BETWEEN: _ClassVar[TrainerPhase]
+
+class ByeReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BYE_REASON_UNSPECIFIED: _ClassVar[ByeReason]
+    BYE_REASON_FINISHED: _ClassVar[ByeReason]
+    BYE_REASON_DRAINED: _ClassVar[ByeReason]
+    BYE_REASON_FAILED: _ClassVar[ByeReason]
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_RING: WorkerRole
+WORKER_ROLE_TASKS: WorkerRole
+TRAINER_PHASE_UNSPECIFIED: TrainerPhase
+TRAINER_PHASE_STEP: TrainerPhase
+TRAINER_PHASE_BETWEEN: TrainerPhase
+BYE_REASON_UNSPECIFIED: ByeReason
+BYE_REASON_FINISHED: ByeReason
+BYE_REASON_DRAINED: ByeReason
+BYE_REASON_FAILED: ByeReason
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "shape", "dtype")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ...) -> None: ...
+
+class ScriptSignature(_message.Message):
+    __slots__ = ("tensors", "dataset_size", "batch_size", "steps_per_epoch", "epochs", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    DATASET_SIZE_FIELD_NUMBER: _ClassVar[int]
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    dataset_size: int
+    batch_size: int
+    steps_per_epoch: int
+    epochs: int
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_STATE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    worker_id: str
+    role: WorkerRole
+    signature: ScriptSignature
+    host: str
+    pid: int
+    store_address: str
+    generation: int
+    applied_step: int
+    holds_state: bool
+    version: str
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("generation", "applied_step", "phase")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    applied_step: int
+    phase: TrainerPhase
+    def __init__(self, generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., phase: _Optional[_Union[TrainerPhase, str]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("generation", "applied_step", "holds_state")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_STATE_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    applied_step: int
+    holds_state: bool
+    def __init__(self, generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("generation", "step", "contexts", "extra", "checkpoint", "rejected")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    REJECTED_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
+    extra: _common_pb2.ExtraState
+    checkpoint: str
+    rejected: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., checkpoint: _Optional[str] = ..., rejected: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StepTask(_message.Message):
+    __slots__ = ("virtual_rank", "range", "samples", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VIRTUAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    virtual_rank: int
+    range: _common_pb2.Range
+    samples: _containers.RepeatedScalarFieldContainer[int]
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, virtual_rank: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("generation", "step", "epoch", "contexts", "tasks", "extra")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    epoch: int
+    contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
+    tasks: _containers.RepeatedCompositeFieldContainer[StepTask]
+    extra: _common_pb2.ExtraState
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[StepTask, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ...) -> None: ...
+
+class RingBroken(_message.Message):
+    __slots__ = ("generation", "step", "error")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    error: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Saved(_message.Message):
+    __slots__ = ("checkpoint", "step", "shard", "file", "sha256", "bytes", "error", "complete")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    step: int
+    shard: int
+    file: str
+    sha256: str
+    bytes: int
+    error: str
+    complete: bool
+    def __init__(self, checkpoint: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ..., file: _Optional[str] = ..., sha256: _Optional[str] = ..., bytes: _Optional[int] = ..., error: _Optional[str] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class Leaving(_message.Message):
+    __slots__ = ("reason", "notice")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    notice: _duration_pb2.Duration
+    def __init__(self, reason: _Optional[str] = ..., notice: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+
+class Bye(_message.Message):
+    __slots__ = ("reason", "message", "applied_step")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    reason: ByeReason
+    message: str
+    applied_step: int
+    def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ...) -> None: ...
+
+class AttendRequest(_message.Message):
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
+    RING_BROKEN_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    ready: Ready
+    loaded: Loaded
+    step_report: StepReport
+    ring_broken: RingBroken
+    saved: Saved
+    leaving: Leaving
+    bye: Bye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_KEEP_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    resumed: bool
+    ests: int
+    seed: int
+    checkpoint_url: str
+    checkpoint_keep: int
+    heartbeat_interval: _duration_pb2.Duration
+    audit_samples: bool
+    def __init__(self, generation: _Optional[int] = ..., resumed: _Optional[bool] = ..., ests: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audit_samples: _Optional[bool] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("worker_id", "ests", "store_address")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ESTS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    ests: _common_pb2.Range
+    store_address: str
+    def __init__(self, worker_id: _Optional[str] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., store_address: _Optional[str] = ...) -> None: ...
+
+class Prepare(_message.Message):
+    __slots__ = ("generation", "members", "reason")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    reason: str
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("generation", "checkpoint_url")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    checkpoint_url: str
+    def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ...) -> None: ...
+
+class Go(_message.Message):
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    DONORS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVERS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    resume_step: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    donors: _containers.RepeatedScalarFieldContainer[int]
+    receivers: _containers.RepeatedScalarFieldContainer[int]
+    contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
+    extra: _common_pb2.ExtraState
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ...) -> None: ...
+
+class Prepared(_message.Message):
+    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EXTRA_FIELD_NUMBER: _ClassVar[int]
+    THEN_PREPARE_FIELD_NUMBER: _ClassVar[int]
+    THEN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    extra: _common_pb2.ExtraState
+    then_prepare: Prepare
+    then_checkpoint: Checkpoint
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+
+class Drain(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Checkpoint(_message.Message):
+    __slots__ = ("checkpoint", "url", "step", "shard", "shards", "manifest", "keep")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    url: str
+    step: int
+    shard: int
+    shards: int
+    manifest: _containers.RepeatedCompositeFieldContainer[Saved]
+    keep: int
+    def __init__(self, checkpoint: _Optional[str] = ..., url: _Optional[str] = ..., step: _Optional[int] = ..., shard: _Optional[int] = ..., shards: _Optional[int] = ..., manifest: _Optional[_Iterable[_Union[Saved, _Mapping]]] = ..., keep: _Optional[int] = ...) -> None: ...
+
+class Done(_message.Message):
+    __slots__ = ("phase", "reason")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    reason: str
+    def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PREPARE_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    GO_FIELD_NUMBER: _ClassVar[int]
+    PREPARED_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    prepare: Prepare
+    load: Load
+    go: Go
+    prepared: Prepared
+    drain: Drain
+    checkpoint: Checkpoint
+    done: Done
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts")
+    class FactsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    time: _timestamp_pb2.Timestamp
+    kind: str
+    worker_id: str
+    reason: str
+    generation: int
+    step: int
+    facts: _containers.ScalarMap[str, str]
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class GetRingRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class GetRingResponse(_message.Message):
+    __slots__ = ("generation", "step", "members")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class WatchEventsRequest(_message.Message):
+    __slots__ = ("job", "since", "follow")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    since: int
+    follow: bool
+    def __init__(self, job: _Optional[str] = ..., since: _Optional[int] = ..., follow: _Optional[bool] = ...) -> None: ...
+
+class WatchEventsResponse(_message.Message):
+    __slots__ = ("event",)
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    event: Event
+    def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,142 @@
+"""The tasks of one epoch: a cursor, what is leased, what came back, what is DONE, what is FAILED.
+
+Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; all others
+wait behind it and take no memory. Knows neither time nor settings: `DynamicQueue` hands in
+deadlines and decides when a task has failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+
+import msgspec
+
+from elastane_shards.errors import InvariantViolated
+from elastane_shards.intervals import IntervalSet
+from elastane_shards.tasks import AttemptError, Parts, TaskState
+
+
+class Held(msgspec.Struct, gc=False):
+    """A task that was leased at least once and is not finished.
+
+    worker, attempt, deadline: of the newest lease. rng: of the first lease, shared by all tasks of one
+    call and never changed. errors: of the attempts that ended badly, oldest first.
+    """
+
+    worker: str
+    attempt: int
+    deadline: float
+    rng: Parts
+    errors: tuple[AttemptError, ...] = ()
+
+
+class EpochTasks:
+    """State of one epoch's tasks, by index.
+
+    counter: the first index that was never leased. doing: in order of leasing, which is the order of
+    deadlines. requeued: the front of TODO as a stack, its last item is leased next. failed: with the errors
+    of each attempt.
+    """
+
+    __slots__ = ("counter", "doing", "done", "failed", "requeued")
+
+    def __init__(self) -> None:
+        self.counter = 0
+        self.doing: dict[int, Held] = {}
+        self.requeued: dict[int, Held] = {}
+        self.failed: dict[int, tuple[AttemptError, ...]] = {}
+        self.done = IntervalSet()
+
+    @property
+    def finished(self) -> int:
+        """Tasks that are DONE or FAILED."""
+        return self.done.count + len(self.failed)
+
+    def take(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
+        """Leases the next task: a re-queued one first, else the one at the cursor; None without TODO."""
+        if self.requeued:
+            index, held = self.requeued.popitem()
+            held.worker = worker
+            held.attempt += 1
+            held.deadline = deadline
+        elif self.counter < num_tasks:
+            index, held = self.counter, Held(worker, 1, deadline, rng)
+            self.counter += 1
+        else:
+            return None
+        self.doing[index] = held
+        return index, held
+
+    def finish(self, index: int) -> None:
+        """A leased or re-queued task is DONE."""
+        if self.doing.pop(index, None) is None:
+            del self.requeued[index]
+        self.done.add(index, index + 1)
+
+    def put_back(self, indices: Iterable[int]) -> None:
+        """Leased tasks go to the front of TODO, the first of them foremost."""
+        for index in reversed(list(indices)):
+            self.requeued[index] = self.doing.pop(index)
+
+    def park(self, index: int) -> None:
+        """A leased task is FAILED."""
+        self.failed[index] = self.doing.pop(index).errors
+
+    def state_of(self, index: int) -> TaskState:
+        """The state of a task of this epoch."""
+        if index in self.doing:
+            return TaskState.DOING
+        if index >= self.counter or index in self.requeued:
+            return TaskState.TODO
+        return TaskState.FAILED if index in self.failed else TaskState.DONE
+
+    def indices(self, state: TaskState | None, start: int, limit: int, num_tasks: int) -> list[int]:
+        """Up to `limit` indices from `start` on, ascending, of the tasks in `state` (None: of all)."""
+        match state:
+            case None:
+                return list(range(start, min(num_tasks, start + limit)))
+            case TaskState.DOING:
+                return nsmallest(limit, (index for index in self.doing if index >= start))
+            case TaskState.FAILED:
+                return nsmallest(limit, (index for index in self.failed if index >= start))
+            case TaskState.TODO:
+                found = nsmallest(limit, (index for index in self.requeued if index >= start))
+                first = max(start, self.counter)
+                return found + list(range(first, min(num_tasks, first + limit - len(found))))
+            case TaskState.DONE:
+                return list(self._done_from(start, limit))
+
+    def validate(self, num_tasks: int, max_attempts: int) -> None:
+        """Raises InvariantViolated unless each task is in exactly one state and the orders hold."""
+        self.done.validate()
+        groups = (self.doing, self.requeued, self.failed)
+        known = [index for group in groups for index in group]
+        if not 0 <= self.counter <= num_tasks:
+            raise InvariantViolated("the cursor is outside the epoch", counter=self.counter, tasks=num_tasks)
+        if len(set(known)) != len(known) or any(index in self.done for index in known):
+            raise InvariantViolated("a task is in two states", known=sorted(known))
+        if len(known) + self.done.count != self.counter:
+            raise InvariantViolated(
+                "tasks below the cursor are in no state", counter=self.counter, known=len(known), done=self.done.count
+            )
+        if any(not 0 <= index < self.counter for index in known) or any(self.done.intervals(self.counter)):
+            raise InvariantViolated("a task beyond the cursor has a state", counter=self.counter)
+        deadlines = [held.deadline for held in self.doing.values()]
+        if deadlines != sorted(deadlines):
+            raise InvariantViolated("leases are not in the order of their deadlines")
+        for group in (self.doing, self.requeued):
+            for index, held in group.items():
+                if held.attempt < 1 or len(held.errors) >= max_attempts or len(held.errors) > held.attempt:
+                    raise InvariantViolated("a task has too many attempts for its state", index=index)
+        for index, errors in self.failed.items():
+            if len(errors) != max_attempts:
+                raise InvariantViolated("a task is FAILED for another reason than its attempts", index=index)
+
+    def _done_from(self, start: int, limit: int) -> Iterator[int]:
+        for first, end in self.done.intervals(start):
+            stop = min(end, first + limit)
+            yield from range(first, stop)
+            limit -= stop - first
+            if not limit:
+                return

@@ -1,0 +1,77 @@
+"""How far the data is: the same figures for both disciplines, and the rate behind them."""
+
+from __future__ import annotations
+
+from math import floor
+
+import msgspec
+
+RATE_WINDOW_SECONDS = 30.0
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """Where a queue stands.
+
+    todo, doing, done, failed: tasks of the current epoch; they add up to `total`, but `total` is 0 while a
+    stream is open. failed_before: FAILED tasks of earlier epochs. requeued, timed_out, samples_done: since the
+    beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None while
+    nobody can know.
+    """
+
+    epoch: int
+    epochs: int
+    todo: int
+    doing: int
+    done: int
+    failed: int
+    failed_before: int
+    total: int
+    requeued: int
+    timed_out: int
+    samples_done: int
+    samples_per_second: float
+    eta_seconds: float | None
+    complete: bool
+
+
+class RateWindow(msgspec.Struct):
+    """Samples per second over a sliding window, from times handed in.
+
+    since: when counting began; None before. buckets: [whole second, samples], ascending, at most one a
+    second of the window. A clock that goes back a little counts on in the newest
+    bucket; one that goes back by more than the window begins anew.
+    """
+
+    since: float | None = None
+    buckets: list[tuple[int, int]] = []
+
+    def begin(self, now: float) -> None:
+        """Starts counting, unless that has begun: time before the first lease is not idle time."""
+        if self.since is None:
+            self.since = now
+
+    def add(self, now: float, samples: int) -> None:
+        """Counts samples that became DONE at `now`."""
+        self.begin(now)
+        second = floor(now)
+        buckets = self.buckets
+        if buckets and second <= buckets[-1][0]:
+            newest, counted = buckets[-1]
+            if second > newest - RATE_WINDOW_SECONDS:
+                buckets[-1] = (newest, counted + samples)
+                return
+            buckets.clear()
+            self.since = now
+        buckets.append((second, samples))
+        while buckets[0][0] <= second - RATE_WINDOW_SECONDS:
+            del buckets[0]
+
+    def rate(self, now: float) -> float:
+        """Samples per second at `now`; 0.0 before anything was counted. Changes nothing."""
+        if not self.buckets or self.since is None:
+            return 0.0
+        now = max(now, self.since, self.buckets[-1][0])
+        oldest = now - RATE_WINDOW_SECONDS
+        samples = sum(counted for second, counted in self.buckets if second > oldest)
+        # Never over less than a second: the first report alone says nothing of the rate.
+        return samples / min(RATE_WINDOW_SECONDS, max(now - self.since, 1.0))

@@ -1,0 +1,114 @@
+"""Which samples an EST takes in a step: DistributedSampler's and DataLoader's rules as functions.
+
+The order of an epoch is a list of dataset indices, padded or cut to a multiple of N; EST r takes every N-th from
+r on, and its loader cuts that into batches. Nothing here imports torch: the one thing needed of it,
+`torch.randperm` of a seeded generator, is handed in.
+
+A step's samples are numbered twice. A *place in the order* is where DistributedSampler put a sample, strided over ESTs
+(`batch_places`). A *position* counts samples as they are consumed, step by step and in
+each step EST by EST, so each lockstep task is one range and the ranges of an epoch lie end to end
+(`task_bounds`): that is what the audit checks for holes and doubles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from elastane_shards.errors import InvalidRequest, InvalidSettings, InvalidSource
+
+Randperm = Callable[[int, int], Sequence[int]]
+"""(n, seed) -> a permutation of 0..n-1 as plain integers, e.g. torch.randperm(n, generator=seeded).tolist()."""
+
+
+def samples_per_rank(size: int, num_replicas: int, *, drop_last: bool) -> int:
+    """What DistributedSampler.num_samples is for a dataset of `size`. Raises InvalidSource, InvalidSettings."""
+    if size < 1:
+        raise InvalidSource(f"a dataset of {size} samples has no order", size=size)
+    if num_replicas < 1:
+        raise InvalidSettings(f"{num_replicas} replicas", num_replicas=num_replicas)
+    return size // num_replicas if drop_last else -(-size // num_replicas)
+
+
+def distributed_order(
+    size: int,
+    *,
+    seed: int,
+    epoch: int,
+    num_replicas: int,
+    shuffle: bool,
+    drop_last: bool,
+    randperm: Randperm,
+) -> Sequence[int]:
+    """The epoch's order of all replicas, exactly as torch.utils.data.DistributedSampler makes it.
+
+    Returns samples_per_rank * num_replicas dataset indices: cut at the end with drop_last, else padded
+    by repeating the order from its start. Raises InvalidSource and InvalidSettings, also when `randperm`
+    returns another number of indices.
+    """
+    total = samples_per_rank(size, num_replicas, drop_last=drop_last) * num_replicas
+    order: Sequence[int] = randperm(size, seed + epoch) if shuffle else range(size)
+    if len(order) != size:
+        raise InvalidSettings(f"randperm({size}) gave {len(order)} indices", size=size, given=len(order))
+    if total == size:
+        return order
+    if total < size:
+        return order[:total]
+    repeats = -(-total // size)
+    return (list(order) * repeats)[:total]
+
+
+def rank_indices(order: Sequence[int], rank: int, num_replicas: int) -> Sequence[int]:
+    """The dataset indices of one EST for the epoch, in its order. Raises InvalidRequest for a bad rank."""
+    _check_rank(rank, num_replicas)
+    return order[rank::num_replicas]
+
+
+def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Batches a DataLoader makes of one EST's `samples`; its own drop_last, not the sampler's."""
+    if batch_size < 1:
+        raise InvalidSettings(f"batches of {batch_size} samples", batch_size=batch_size)
+    return samples // batch_size if drop_last else -(-samples // batch_size)
+
+
+def batch_length(step: int, samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Samples that each EST takes in a step of the epoch; the last batch may be short.
+
+    step: counted from the epoch's start. samples: of one EST in an epoch. Raises InvalidRequest when
+    the epoch has no such step.
+    """
+    steps = steps_per_epoch(samples, batch_size, drop_last=drop_last)
+    if not 0 <= step < steps:
+        raise InvalidRequest(f"no step {step} in an epoch of {steps}", step=step, steps_per_epoch=steps)
+    return min(batch_size, samples - step * batch_size)
+
+
+def batch_places(
+    rank: int, step: int, *, samples: int, batch_size: int, num_replicas: int, drop_last: bool
+) -> range:
+    """The places in the epoch's order of EST `rank`'s batch in a step.
+
+    `[order[place] for place in batch_places(...)]` are the batch's dataset indices. Arguments and
+    errors as for `batch_length`.
+    """
+    _check_rank(rank, num_replicas)
+    length = batch_length(step, samples, batch_size, drop_last=drop_last)
+    first = step * batch_size
+    return range(first * num_replicas + rank, (first + length) * num_replicas, num_replicas)
+
+
+def task_bounds(
+    rank: int, step: int, *, samples: int, batch_size: int, num_replicas: int, drop_last: bool
+) -> tuple[int, int]:
+    """Positions [start, end) of the lockstep task (step, rank), in the order of consumption.
+
+    Arguments and errors as for `batch_length`.
+    """
+    _check_rank(rank, num_replicas)
+    length = batch_length(step, samples, batch_size, drop_last=drop_last)
+    start = step * batch_size * num_replicas + rank * length
+    return start, start + length
+
+
+def _check_rank(rank: int, num_replicas: int) -> None:
+    if not 0 <= rank < num_replicas:
+        raise InvalidRequest(f"no virtual rank {rank} of {num_replicas}", rank=rank, num_replicas=num_replicas)

@@ -1,0 +1,84 @@
+"""How a dynamic dataset is dealt out, checked once."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import msgspec
+
+from elastane_shards.errors import InvalidSettings
+from elastane_shards.splitters import (
+    POSITION_MAX,
+    Source,
+    list_source,
+    offset_source,
+    range_source,
+    stream_source,
+)
+
+
+class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Settings of a `DynamicQueue`; exactly one source is set.
+
+    task_size: positions in a task. size: of a range source. entries: of a list source. offsets: byte
+    offsets of records, and the end of the last one. watermark, closed: of a stream source. lease_seconds: how long
+    a task may be held. max_attempts: attempts that end in an error before a task is FAILED.
+    shuffle, seed: positions go through the Feistel permutation of (seed, epoch).
+    """
+
+    task_size: int
+    size: int | None = None
+    entries: tuple[int, ...] | None = None
+    offsets: tuple[int, ...] | None = None
+    watermark: int | None = None
+    closed: bool = False
+    epochs: int = 1
+    lease_seconds: float = 60.0
+    max_attempts: int = 3
+    shuffle: bool = False
+    seed: int = 0
+
+    def source(self) -> Source:
+        """The source they describe. Raises InvalidSource, or InvalidSettings unless there is exactly one."""
+        given = [
+            name
+            for name in ("size", "entries", "offsets", "watermark")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            raise InvalidSettings(
+                f"a dataset has exactly one source, not {len(given)}",
+                hint="set one of size, entries, offsets, watermark",
+                given=", ".join(given),
+            )
+        if self.closed and self.watermark is None:
+            raise InvalidSettings("only a stream source can be closed", given=given[0])
+        if self.size is not None:
+            return range_source(self.size)
+        if self.entries is not None:
+            return list_source(self.entries)
+        if self.offsets is not None:
+            return offset_source(self.offsets)
+        return stream_source(self.watermark or 0, self.closed)
+
+    def check(self) -> None:
+        """Raises InvalidSettings when a number is out of range or the parts do not fit together."""
+        if not 0 < self.task_size <= POSITION_MAX:
+            raise InvalidSettings(f"tasks of {self.task_size} samples are not possible", task_size=self.task_size)
+        if self.epochs < 1:
+            raise InvalidSettings(f"{self.epochs} epochs", hint="at least 1", epochs=self.epochs)
+        if self.max_attempts < 1:
+            raise InvalidSettings(f"{self.max_attempts} attempts", hint="at least 1", max_attempts=self.max_attempts)
+        if not (isfinite(self.lease_seconds) and self.lease_seconds > 0):
+            raise InvalidSettings(
+                f"a lease of {self.lease_seconds} s", hint="more than 0", lease_seconds=self.lease_seconds
+            )
+        if self.shuffle and self.watermark is not None:
+            raise InvalidSettings(
+                "a stream cannot be shuffled: its size is not known", hint="shuffle before it is appended"
+            )
+        if self.shuffle and self.offsets is not None:
+            raise InvalidSettings(
+                "records between byte offsets are read in runs and cannot be shuffled",
+                hint="give the beginnings of the records as a list source",
+            )

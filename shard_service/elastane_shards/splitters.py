@@ -1,0 +1,185 @@
+"""How a dataset becomes tasks: task t is positions [t * task_size, (t + 1) * task_size).
+
+A task is computed from its index and never stored, so a source costs what it must know anyway: two
+integers for a range or a growing stream, eight bytes an entry for a list. The last task of a
+dataset may be shorter; a stream deals it only once it is closed, because until then it may fill.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource
+
+POSITION_MAX = 2**62
+"""Largest size: positions must fit signed 64 bit, also after a round-up to whole batches."""
+
+
+class RangeSource(msgspec.Struct, frozen=True, tag="range"):
+    """Positions 0..size-1 of something that is addressed by position: a table, a map-style dataset."""
+
+    size: int
+
+
+class ListSource(msgspec.Struct, frozen=True, tag="list"):
+    """An explicit list. Position p stands for entries[p]: a record index, or where a record begins.
+
+    entries: signed 64-bit integers in native byte order, as `array("q")` gives them.
+    """
+
+    packed: bytes
+
+
+class OffsetSource(msgspec.Struct, frozen=True, tag="offsets"):
+    """Records between byte offsets: record p is bytes [offsets[p], offsets[p + 1]).
+
+    packed: as in `ListSource`; one more offset than there are records.
+    """
+
+    packed: bytes
+
+
+class StreamSource(msgspec.Struct, frozen=True, tag="stream"):
+    """A dataset that grows: positions below the watermark exist; no more will come once it is closed."""
+
+    watermark: int
+    closed: bool
+
+
+Source = RangeSource | ListSource | OffsetSource | StreamSource
+
+
+def range_source(size: int) -> RangeSource:
+    """A range of `size` positions, at least one. Raises InvalidSource."""
+    if not 0 < size <= POSITION_MAX:
+        raise InvalidSource(f"a dataset of {size} samples cannot be cut into tasks", size=size)
+    return RangeSource(size)
+
+
+def list_source(entries: Iterable[int]) -> ListSource:
+    """A list of non-negative entries in the order given. Raises InvalidSource."""
+    packed = _pack(entries)
+    if not packed:
+        raise InvalidSource("a list source needs at least one entry", entries=0)
+    return ListSource(packed.tobytes())
+
+
+def offset_source(offsets: Iterable[int]) -> OffsetSource:
+    """Byte offsets of records: non-decreasing, the last one the end of the last record.
+
+    Two equal neighbours are an empty record. Raises InvalidSource.
+    """
+    packed = _pack(offsets)
+    if len(packed) < 2:
+        raise InvalidSource(
+            f"{len(packed)} byte offsets bound no record",
+            hint="give the offset of each record and the end of the last one",
+            offsets=len(packed),
+        )
+    for place, (begin, end) in enumerate(zip(packed, packed[1:], strict=False)):
+        if end < begin:
+            raise InvalidSource(
+                f"byte offsets decrease at place {place + 1}: {begin}, then {end}", place=place + 1
+            )
+    return OffsetSource(packed.tobytes())
+
+
+def stream_source(watermark: int, closed: bool) -> StreamSource:
+    """A growing stream; an open one may begin empty. Raises InvalidSource."""
+    if not 0 <= watermark <= POSITION_MAX:
+        raise InvalidSource(f"watermark {watermark} is out of range", watermark=watermark)
+    return StreamSource(watermark, closed)
+
+
+def extended(source: Source, watermark: int, closed: bool) -> StreamSource:
+    """The stream after it grew to `watermark`, and was closed if `closed`.
+
+    Saying again what holds already is allowed, so a retried request does no harm. Raises
+    InvalidSource when the watermark goes backwards, IllegalTransition when `source` is no stream,
+    or is closed and would change.
+    """
+    if not isinstance(source, StreamSource):
+        raise IllegalTransition(
+            "only a stream can be extended", hint="create the dataset with a stream source"
+        )
+    if source.closed and (watermark, closed) != (source.watermark, True):
+        raise IllegalTransition(
+            f"the stream was closed at {source.watermark}", watermark=watermark, closed_at=source.watermark
+        )
+    if watermark < source.watermark:
+        raise InvalidSource(
+            f"the watermark goes backwards, from {source.watermark} to {watermark}",
+            hint="a watermark counts all samples since the beginning",
+            watermark=watermark,
+            before=source.watermark,
+        )
+    return stream_source(watermark, closed)
+
+
+class Splitter:
+    """A source cut into tasks of `task_size` positions.
+
+    Immutable; a grown stream gets a new one. `size` is the number of positions that exist,
+    `num_tasks` that of the tasks that can be dealt now, `closed` whether both are final.
+    """
+
+    __slots__ = ("_entries", "closed", "num_tasks", "size", "source", "task_size")
+
+    def __init__(self, source: Source, task_size: int) -> None:
+        if not 0 < task_size <= POSITION_MAX:
+            raise InvalidSettings(f"tasks of {task_size} samples are not possible", task_size=task_size)
+        self.source = source
+        self.task_size = task_size
+        self.closed = source.closed if isinstance(source, StreamSource) else True
+        self._entries: Sequence[int] = ()
+        match source:
+            case RangeSource(size):
+                self.size = size
+            case StreamSource(watermark):
+                self.size = watermark
+            case ListSource(packed):
+                self._entries = array("q", packed)
+                self.size = len(self._entries)
+            case OffsetSource(packed):
+                self._entries = array("q", packed)
+                self.size = len(self._entries) - 1
+        whole, rest = divmod(self.size, task_size)
+        self.num_tasks = whole + (1 if rest and self.closed else 0)
+
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Positions [start, end) of a task. Raises InvalidRequest when there is no such task."""
+        if not 0 <= index < self.num_tasks:
+            raise InvalidRequest(f"no task {index} of {self.num_tasks}", index=index, tasks=self.num_tasks)
+        start = index * self.task_size
+        return start, min(start + self.task_size, self.size)
+
+    def entries(self, positions: Sequence[int]) -> tuple[int, ...]:
+        """What the source lists for ascending or permuted positions; empty where it lists nothing.
+
+        For byte offsets the positions must be a run; one more offset than positions is returned, the
+        end of the last record.
+        """
+        if isinstance(self.source, OffsetSource):
+            return tuple(self._entries[positions[0] : positions[-1] + 2]) if positions else ()
+        if isinstance(self.source, ListSource):
+            if isinstance(positions, range) and positions.step == 1:
+                return tuple(self._entries[positions.start : positions.stop])
+            return tuple(self._entries[position] for position in positions)
+        return ()
+
+    def all_entries(self) -> tuple[int, ...]:
+        """Everything the source lists, as it was given."""
+        return tuple(self._entries)
+
+
+def _pack(entries: Iterable[int]) -> array[int]:
+    try:
+        packed = array("q", entries)
+    except (OverflowError, TypeError) as error:
+        raise InvalidSource(f"entries must be integers of at most 63 bits: {error}") from error
+    if packed and min(packed) < 0:
+        raise InvalidSource(f"entry {min(packed)} is negative", entry=min(packed))
+    return packed

@@ -1,0 +1,319 @@
+"""The store against a real server: durability, group commit, fencing, lost replies, lost stores."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from elastane_master.store.connection import Store, StoreOptions
+from elastane_master.store.embedded import EmbeddedStore
+from elastane_master.store.errors import EmbeddedStoreFailed, Fenced, LogClosed, StoreUnreachable
+from elastane_master.store.history import JobHistory
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.log import JobLog, LogListener, LogOptions
+
+from integration.master_support import CuttingRelay, open_ledger, private_store
+
+KEYS = JobKeys.of("j")
+NO_SNAPSHOTS = LogOptions(snapshot_seconds=3600)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with private_store(tmp_path) as store:
+        yield store
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"record %d" % number for number in range(start, start + count)]
+
+
+async def test_records_come_back_in_order_with_and_without_a_snapshot(store: Store) -> None:
+    for options in (LogOptions(snapshot_seconds=0), NO_SNAPSHOTS):
+        ledger = await open_ledger(store, options=options)
+        before = len(ledger.records)
+        for record in numbered(50, before):
+            await ledger.append(record)
+        again = await open_ledger(store)
+        assert again.records == numbered(before + 50)
+        await again.log.close()
+
+
+async def test_appends_made_while_a_write_is_in_flight_share_the_next_one(store: Store) -> None:
+    ledger = await open_ledger(store, options=NO_SNAPSHOTS)
+    await ledger.append(b"first")  # this write carries the first snapshot
+    futures = [ledger.append(record) for record in numbered(500)]
+    await asyncio.gather(*futures)
+    assert await store.redis.xlen(KEYS.log) <= 2
+    assert await store.redis.xlen(KEYS.history) == 501
+
+
+async def test_a_future_resolves_only_after_the_owner_was_told_and_the_store_has_it(store: Store) -> None:
+    seen: list[tuple[str, int]] = []
+
+    class Listener(LogListener):
+        def durable(self, position: int) -> None:
+            seen.append(("durable", position))
+
+    ledger = await open_ledger(store, options=NO_SNAPSHOTS, listener=Listener())
+    await ledger.append(b"a")
+    seen.append(("resolved", ledger.log.durable))
+    assert seen == [("durable", 1), ("resolved", 1)]
+    assert await store.redis.hget(KEYS.fence, "sequence") == b"1"
+
+
+async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(store: Store) -> None:
+    ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=0.2))
+    await ledger.append(b"a")
+    await ledger.append(b"b")
+    assert await store.redis.xlen(KEYS.log) == 1
+    async with asyncio.timeout(5):
+        while await store.redis.xlen(KEYS.log):
+            await asyncio.sleep(0.02)
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.records == []
+    assert recovered.snapshot == ledger.snapshot()
+
+
+async def test_batches_are_split_at_their_bound(store: Store) -> None:
+    ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, batch_bytes_max=100))
+    await ledger.append(b"first")
+    await asyncio.gather(*[ledger.append(record) for record in numbered(100)])
+    assert await store.redis.xlen(KEYS.log) > 5
+    assert (await open_ledger(store)).records == [b"first", *numbered(100)]
+
+
+async def test_the_older_of_two_masters_is_fenced(store: Store) -> None:
+    failures: list[Exception] = []
+
+    class Listener(LogListener):
+        def failed(self, error: Exception) -> None:
+            failures.append(error)
+
+    old = await open_ledger(store, listener=Listener())
+    await old.append(b"mine")
+    new = await open_ledger(store)
+    with pytest.raises(Fenced) as refused:
+        await old.append(b"too late")
+    assert refused.value.facts["holder"] == "2"
+    assert [type(failure) for failure in failures] == [Fenced]
+    with pytest.raises(Fenced):
+        old.log.append(b"later still")
+    await new.append(b"theirs")
+    assert (await open_ledger(store)).records == [b"mine", b"theirs"]
+    assert await store.redis.xlen(KEYS.history) == 2
+
+
+async def test_an_idle_master_learns_that_it_is_fenced(store: Store) -> None:
+    fenced = asyncio.Event()
+
+    class Listener(LogListener):
+        def failed(self, error: Exception) -> None:
+            fenced.set()
+
+    await open_ledger(store, options=LogOptions(check_seconds=0.05), listener=Listener())
+    await open_ledger(store)
+    await asyncio.wait_for(fenced.wait(), 5)
+
+
+@pytest.mark.parametrize("losses", [1, 3])
+async def test_a_write_with_a_lost_reply_is_stored_once(store: Store, tmp_path: Path, losses: int) -> None:
+    relay_path = store.embedded.socket_path.with_name("relay.sock")
+    async with CuttingRelay(store.embedded.socket_path, relay_path) as relay:
+        through_relay = await Store.open(StoreOptions(url=f"unix://{relay_path}"))
+        ledger = await open_ledger(through_relay, options=NO_SNAPSHOTS)
+        await ledger.append(b"first")
+        relay.lose_replies = losses
+        await ledger.append(b"second")
+        await ledger.append(b"third")
+        assert relay.lost == losses
+        await through_relay.close(stop_embedded=False)
+    assert (await open_ledger(store)).records == [b"first", b"second", b"third"]
+    assert await store.redis.xlen(KEYS.history) == 3
+
+
+async def test_replies_lost_at_random_lose_and_double_nothing(store: Store, tmp_path: Path) -> None:
+    choices = random.Random(7)
+    relay_path = store.embedded.socket_path.with_name("relay.sock")
+    async with CuttingRelay(store.embedded.socket_path, relay_path) as relay:
+        through_relay = await Store.open(StoreOptions(url=f"unix://{relay_path}"))
+        ledger = await open_ledger(through_relay, options=LogOptions(snapshot_seconds=0.01))
+        for record in numbered(120):
+            future = ledger.append(record)
+            relay.lose_replies += choices.random() < 0.15
+            if choices.random() < 0.5:
+                await asyncio.shield(future)
+        await ledger.log.close()
+        await through_relay.close(stop_embedded=False)
+        assert relay.lost > 5
+    assert (await open_ledger(store)).records == numbered(120)
+    commits, _ = await JobHistory(store.redis, "j").commits("", 1000)
+    assert commits == [b"history of " + record for record in numbered(120)]
+
+
+async def test_a_killed_server_comes_back_and_nothing_acknowledged_is_lost(store: Store) -> None:
+    changes: list[bool] = []
+
+    class Listener(LogListener):
+        def reachable(self, reachable: bool) -> None:
+            changes.append(reachable)
+
+        async def revive(self) -> None:
+            await store.revive()
+
+    ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=0.02), listener=Listener())
+    for round_number in range(3):
+        pending = [ledger.append(record) for record in numbered(50, 100 * round_number)]
+        await asyncio.shield(pending[-1])
+        os.kill(store.embedded.server_pid(), signal.SIGKILL)
+        more = [ledger.append(record) for record in numbered(50, 100 * round_number + 50)]
+        await asyncio.wait_for(asyncio.gather(*more), 30)
+    assert changes in ([False, True] * count for count in (1, 2, 3))
+    assert (await open_ledger(store)).records == numbered(300)
+    assert await store.redis.xlen(KEYS.history) == 300
+
+
+async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) -> None:
+    ledger = await open_ledger(store)  # its listener does not revive the server
+    await ledger.append(b"a")
+    os.kill(store.embedded.server_pid(), signal.SIGKILL)
+    future = ledger.append(b"b")
+    await asyncio.wait_for(ledger.log.settled(), 10)  # returns since the store is known to be down
+    assert not ledger.log.reachable
+    assert not future.done()
+    await store.revive()
+    await asyncio.wait_for(future, 10)
+    assert ledger.log.reachable
+
+
+@pytest.mark.parametrize("loss", ["everything", "newest writes"])
+async def test_a_store_that_lost_writes_gets_the_whole_state_again(store: Store, loss: str) -> None:
+    ledger = await open_ledger(store, options=NO_SNAPSHOTS)
+    for record in numbered(5):
+        await ledger.append(record)
+    if loss == "everything":
+        await store.redis.flushall()
+    else:  # as a promoted replica that was two writes behind
+        await store.redis.xdel(KEYS.log, "4-0", "5-0")
+        await store.redis.hset(KEYS.fence, "sequence", "3")
+    await ledger.append(b"after the loss")
+    await ledger.append(b"one more")
+    assert (await open_ledger(store)).records == [*numbered(5), b"after the loss", b"one more"]
+
+
+async def test_an_idle_master_mends_a_store_that_lost_its_last_write(store: Store) -> None:
+    ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, check_seconds=0.05))
+    await ledger.append(b"a")
+    await ledger.append(b"b")
+    await store.redis.xdel(KEYS.log, "2-0")
+    await store.redis.hset(KEYS.fence, "sequence", "1")
+    async with asyncio.timeout(5):
+        while await store.redis.hget(KEYS.fence, "sequence") != b"3":
+            await asyncio.sleep(0.02)
+    assert (await open_ledger(store)).records == [b"a", b"b"]
+
+
+async def test_a_closed_log_has_written_everything_and_refuses_more(store: Store) -> None:
+    ledger = await open_ledger(store)
+    futures = [ledger.append(record) for record in numbered(20)]
+    await ledger.log.close()
+    assert all(future.done() and future.exception() is None for future in futures)
+    with pytest.raises(LogClosed):
+        ledger.log.append(b"late")
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.records == []  # the last snapshot covers all
+
+
+async def test_closing_while_the_store_is_down_fails_what_is_pending(store: Store) -> None:
+    ledger = await open_ledger(store)
+    await ledger.append(b"a")
+    os.kill(store.embedded.server_pid(), signal.SIGKILL)
+    future = ledger.append(b"b")
+    await ledger.log.close(timeout_seconds=0.2)
+    with pytest.raises(LogClosed):
+        await future
+    await store.revive()
+    assert (await open_ledger(store)).records == [b"a"]
+
+
+async def test_history_is_read_page_by_page_and_bounded(store: Store) -> None:
+    ledger = await open_ledger(store, options=LogOptions(history_entries_max=1000))
+    await asyncio.gather(*[ledger.append(record) for record in numbered(25)])
+    history = JobHistory(store.redis, "j")
+    pages, token = [], ""
+    while True:
+        page, token = await history.commits(token, 10)
+        pages.append(page)
+        if not token:
+            break
+    assert [len(page) for page in pages] == [10, 10, 5]
+    assert [commit for page in pages for commit in page] == [b"history of " + r for r in numbered(25)]
+    await asyncio.gather(*[ledger.append(record) for record in numbered(4000, 25)])
+    assert await store.redis.xlen(KEYS.history) < 1300  # MAXLEN ~ keeps whole nodes
+
+
+async def test_events_keep_their_numbers_over_a_takeover(store: Store) -> None:
+    log, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.event_sequence == 0
+    log.start(bytes)
+    await log.append(None, events=[(1, b"one"), (2, b"two")])
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.event_sequence == 2
+    assert await JobHistory(store.redis, "j").events(2, 10) == [(2, b"two")]
+
+
+async def test_the_private_server_outlives_its_master_and_is_found_again(tmp_path: Path) -> None:
+    first, second = EmbeddedStore(tmp_path), EmbeddedStore(tmp_path)
+    assert await first.start()
+    pid = first.server_pid()
+    assert not await second.start()
+    assert second.server_pid() == pid
+    os.kill(pid, signal.SIGKILL)
+    first._process.wait(5)
+    assert second.socket_path.exists()  # stale: the kill left it behind
+    assert await second.start()
+    assert second.server_pid() != pid
+    await second.stop()
+    assert second.server_pid() is None
+
+
+async def test_two_starts_at_once_make_one_server(tmp_path: Path) -> None:
+    stores = [EmbeddedStore(tmp_path) for _ in range(4)]
+    started = await asyncio.gather(*[store.start() for store in stores])
+    assert sorted(started) == [False, False, False, True]
+    await stores[0].stop()
+
+
+async def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    async with private_store(deep) as store:
+        await store.redis.set("x", "y")
+        assert len(str(store.embedded.socket_path)) < 100
+    async with private_store(deep) as store:
+        assert await store.redis.get("x") == b"y"
+
+
+async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(EmbeddedStoreFailed, match="state directory") as refused:
+        await EmbeddedStore(tmp_path / "file").start()
+    assert "--state-dir" in refused.value.hint
+
+
+async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    store = EmbeddedStore(tmp_path)
+    (store.folder / "appendonlydir").mkdir(parents=True)
+    (store.folder / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    with pytest.raises(EmbeddedStoreFailed, match="ended while starting: .*manifest"):
+        await store.start()
+
+
+async def test_an_unreachable_store_is_given_up_after_the_stated_time(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreachable, match=r"user:\*\*\*@127\.0\.0\.1:1") as refused:
+        await Store.open(StoreOptions(url="redis://user:secret@127.0.0.1:1/0", start_timeout_seconds=0.3))
+    assert refused.value.hint

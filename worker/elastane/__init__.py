@@ -1,0 +1,54 @@
+"""Elastic PyTorch training whose result is bit for bit that of stock DistributedDataParallel.
+
+    import elastane
+    job = elastane.init()
+    model, optimizer, loader, scheduler = job.prepare(model, optimizer, loader, scheduler)
+    for epoch in job.epochs(10): ...
+
+Importing this package imports neither torch nor grpc; `init` does what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastane.errors import (
+    ElastaneError,
+    MasterUnreachableError,
+    RefusedError,
+    StepError,
+    UnsupportedError,
+)
+
+if TYPE_CHECKING:
+    from elastane.runtime.job import Job
+
+__version__ = "0.1.0"
+
+
+def init(seed: int | None = None) -> Job:
+    """Join the job named by the environment; the first of the three lines of a script.
+
+    Started by `elastane run`: elastic training. Under torchrun with ELASTANE_MODE=ddp: stock DDP.
+    Otherwise: a plain single process.
+
+    Args:
+        seed: start EST r with Python, NumPy and torch seeded seed + r. None: every EST starts from
+            the RNG state the script has at `prepare`.
+    Raises:
+        RefusedError: the environment is wrong; the text names every variable.
+    """
+    from elastane.runtime.job import open_job
+
+    return open_job(seed)
+
+
+__all__ = [
+    "ElastaneError",
+    "MasterUnreachableError",
+    "RefusedError",
+    "StepError",
+    "UnsupportedError",
+    "__version__",
+    "init",
+]

@@ -1,0 +1,190 @@
+"""A master of one's own on this machine: started, started again on the same port, ended cleanly.
+
+`elastane run` without --master, the demo and the tests use it. The master is another program
+(`python -m elastane_master`) and speaks through two files of its state directory: `port`, written once it
+listens, and `master.log`, everything it says. A restart keeps port and state directory, so workers find
+it where it was and the job stands where it stood.
+
+The master keeps a private store server that outlives it on purpose (`store/server.pid`, alive while
+`store/lock` is held). So the kernel is asked for SIGTERM, not SIGKILL, when our process ends: the master
+then ends its store too. When it cannot, `stop` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.errors import ElastaneError
+
+#: Between two looks at the port file; the master's exit wakes the wait at once.
+_LOOK_SECONDS = 0.01
+
+
+class MasterStartError(ElastaneError):
+    """The embedded master did not come up; the end of its log is in the text."""
+
+
+class EmbeddedMaster:
+    """One master. Start it from a thread that lives as long as the process.
+
+    state_dir: its folder; made if absent. arguments: further options of `python -m elastane_master`.
+    on_exit: called from a thread of the master's process when it ended without being asked to.
+    """
+
+    def __init__(
+        self,
+        state_dir: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        arguments: Sequence[str] = (),
+        on_exit: Callable[[ExitStatus], None] | None = None,
+        start_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.state_dir = state_dir.absolute()
+        self._host = host
+        self._port = port
+        self._arguments = list(arguments)
+        self._on_exit = on_exit
+        self._start_timeout_seconds = start_timeout_seconds
+        self._process: ChildProcess | None = None
+        self._stopping = False
+
+    @property
+    def address(self) -> str:
+        """"host:port"; the port is chosen at the first start and kept."""
+        assert self._port, "not started yet"
+        return f"{self._host}:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.status is None
+
+    @property
+    def log_path(self) -> Path:
+        return self.state_dir / "master.log"
+
+    def start(self) -> str:
+        """Start it, first or again; returns its address once it listens. Raises MasterStartError."""
+        assert not self.running, "already running"
+        self._stopping = False
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        port_file = self.state_dir / "port"
+        port_file.unlink(missing_ok=True)
+        command = [
+            sys.executable, "-m", "elastane_master",
+            "--listen", f"{self._host}:{self._port}",
+            "--state-dir", str(self.state_dir),
+            "--port-file", str(port_file),
+            *self._arguments,
+        ]  # fmt: skip
+        self._process = ChildProcess(
+            "master",
+            command,
+            log=self.log_path,
+            on_exit=self._exited,
+            death_signal=signal.SIGTERM,
+            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        self._process.start()
+        self._port = self._wait_for_port(self._process, port_file)
+        return self.address
+
+    def stop(self, grace_seconds: float = 10.0) -> None:
+        """End it in good order, and its store; SIGKILL after the grace time. Idempotent."""
+        self._stopping = True
+        if self._process is not None:
+            self._process.stop(grace_seconds)
+        self._stop_store(grace_seconds)
+
+    def sigkill(self) -> None:
+        """What a fault does to it: SIGKILL to the master alone. `on_exit` follows; the store lives on."""
+        assert self._process is not None, "not started"
+        self._process.signal(signal.SIGKILL)
+
+    def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
+        """Until it has ended."""
+        assert self._process is not None, "not started"
+        return self._process.wait(timeout_seconds)
+
+    def log_tail(self, lines: int = 12) -> str:
+        """The end of its log."""
+        try:
+            text = self.log_path.read_text(errors="replace")
+        except OSError:
+            return "(no log)"
+        return "\n".join(text.splitlines()[-lines:]) or "(nothing logged)"
+
+    # ------------------------------------------------------------------ inside
+
+    def _exited(self, process: ChildProcess, status: ExitStatus) -> None:
+        if not self._stopping and self._on_exit is not None:
+            self._on_exit(status)
+
+    def _wait_for_port(self, process: ChildProcess, port_file: Path) -> int:
+        deadline = time.monotonic() + self._start_timeout_seconds
+        while time.monotonic() < deadline:
+            with contextlib.suppress(FileNotFoundError):
+                if text := port_file.read_text().strip():
+                    return int(text.rpartition(":")[2])
+            # A file gives no event without inotify; the child's end is one.
+            if process.wait(_LOOK_SECONDS) is not None:
+                raise MasterStartError(
+                    f"the embedded master ended while starting ({process.status}):\n{self.log_tail()}",
+                    hint=f"its whole log is {self.log_path}",
+                )
+        self._stopping = True
+        process.kill_group()
+        raise MasterStartError(
+            f"the embedded master did not listen within {self._start_timeout_seconds:g} s:\n{self.log_tail()}",
+            hint=f"its whole log is {self.log_path}",
+        )
+
+    def _stop_store(self, grace_seconds: float) -> None:
+        """End a store server that a killed master left behind."""
+        store = self.state_dir / "store"
+        if not _locked(store / "lock"):
+            return
+        try:
+            pidfd = os.pidfd_open(int((store / "server.pid").read_text()))
+        except (OSError, ValueError):
+            return
+        try:
+            # Looked at again with the process in hand: the number may have changed hands before.
+            if _locked(store / "lock"):
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+                if not select.select([pidfd], [], [], grace_seconds)[0]:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(pidfd)
+
+
+def _locked(path: Path) -> bool:
+    """Whether somebody holds the lock on this file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

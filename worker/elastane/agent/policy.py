@@ -1,0 +1,352 @@
+"""What the agent does about an exit, a change of the job, a signal, the passing of time: pure.
+
+`SupervisorPolicy` takes what happened with the time it happened at, and answers with actions; the
+agent carries them out. It knows no process, socket or clock, so every rule has a plain unit test.
+
+    exit of a worker          follows
+    0                         finished; once all are, the job's phase decides the agent's exit code
+    80 (drained, sent away)   stays away if it was asked to, until the job is scaled up; else restarted
+    82 (refused)              everything stops: the same refusal would meet every restart
+    83 (master unreachable)   everything stops
+    1, or a signal            restarted within the budget
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Literal
+
+from elastane.agent.budget import RestartBudget
+from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+
+EXIT_DRAINED: Final = 80
+"""What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE)."""
+
+#: Exit codes of the agent itself.
+CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 3, 4
+
+#: A script that raises this often in every worker, without a step of the job between, is broken.
+RAISES_WITHOUT_STEP_MAX: Final = 2
+#: How long after the last worker's exit the job's phase is waited for.
+PHASE_WAIT_SECONDS: Final = 10.0
+#: How long workers have to leave by themselves once the job is over.
+OVER_GRACE_SECONDS: Final = 30.0
+
+Phase = Literal["unspecified", "waiting", "running", "suspended", "succeeded", "failed", "cancelled"]
+_OVER: Final = frozenset({"suspended", "succeeded", "failed", "cancelled"})
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What the policy needs to know of a job. steps: of all epochs; 0 while no worker has told."""
+
+    phase: Phase
+    reason: str = ""
+    workers_max: int = 1
+    step: int = 0
+    steps: int = 0
+
+
+# ------------------------------------------------------------------ actions
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start this worker."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask this worker to drain and leave (SIGTERM)."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """SIGKILL this worker and all it started."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the user. kind: as in `Output.say`; event: for machines."""
+
+    text: str
+    kind: str = "info"
+    event: str = "message"
+    worker: str = ""
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The agent is done: exit with this code. No worker runs any more."""
+
+    code: int
+
+
+Action = Spawn | Terminate | Kill | Say | Finish
+
+
+class SlotState(Enum):
+    """Where a worker of this agent is in its life."""
+
+    IDLE = "idle"  # not needed now: workers_max is lower
+    RUNNING = "running"
+    BACKOFF = "backoff"  # dead, started again when due
+    PARKED = "parked"  # left on request, until the job is scaled up
+    FINISHED = "finished"
+    DEAD = "dead"  # will not be started again
+
+
+@dataclass
+class _Slot:
+    worker: str
+    state: SlotState = SlotState.IDLE
+    due: float = 0.0
+    restarts: list[float] = field(default_factory=list)
+    raises: int = 0
+
+
+class SupervisorPolicy:
+    """State of one agent. Times are seconds of any clock that only goes forward.
+
+    workers: ids of the workers this agent may run, in order. grace_seconds: from the first signal to
+    SIGKILL.
+    """
+
+    def __init__(
+        self, workers: Sequence[str], budget: RestartBudget, *, grace_seconds: float = 30.0
+    ) -> None:
+        assert workers, "an agent has at least one worker"
+        self._slots = {worker: _Slot(worker) for worker in workers}
+        self._budget = budget
+        self._grace_seconds = grace_seconds
+        self._restarts: list[float] = []
+        self._view = JobView("waiting", workers_max=len(workers))
+        self._code: int | None = None  # set: everything stops, with this exit code
+        self._kill_at: float | None = None
+        self._phase_by: float | None = None
+        self._signals = 0
+        self._finished = False
+
+    # ------------------------------------------------------------------ what can happen
+
+    def start(self, now: float, view: JobView) -> list[Action]:
+        """The job exists; start workers, unless it is over."""
+        self._view = view
+        if view.phase in _OVER:
+            return [*self._over(now), *self._end(now)]
+        return self._fill()
+
+    def job_changed(self, now: float, view: JobView) -> list[Action]:
+        """News of the job."""
+        before, self._view = self._view, view
+        if view.step > before.step:
+            for slot in self._slots.values():
+                slot.raises = 0
+        if self._code is not None:
+            return []
+        if view.phase in _OVER:
+            return [*self._over(now), *self._end(now)]
+        actions: list[Action] = []
+        if view.workers_max != before.workers_max:
+            actions.append(Say(f"the job wants up to {view.workers_max} workers", event="scaled"))
+        if view.workers_max > before.workers_max:
+            for slot in self._slots.values():
+                if slot.state is SlotState.PARKED:
+                    slot.state = SlotState.IDLE
+            actions.extend(self._fill())
+        return actions
+
+    def worker_exited(
+        self, now: float, worker: str, status: ExitStatus, *, asked_to_leave: bool = False
+    ) -> list[Action]:
+        """A worker's process ended. asked_to_leave: an operator or the master sent it away."""
+        slot = self._slots[worker]
+        code = status.returncode
+        actions: list[Action]
+        if self._code is not None:
+            slot.state = SlotState.DEAD
+            actions = [Say(f"{worker} left ({status})", event="worker_exited", worker=worker)]
+        elif code == 0:
+            slot.state = SlotState.FINISHED
+            actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
+        elif code == EXIT_DRAINED and (asked_to_leave or self._surplus()):
+            slot.state = SlotState.PARKED
+            actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]
+        elif code == EXIT_REFUSED:
+            slot.state = SlotState.DEAD
+            text = f"{worker} was refused, and would be again: its last lines say why"
+            actions = [Say(text, "error", "worker_refused", worker), *self._stop(now, CODE_REFUSED)]
+        elif code == EXIT_MASTER_UNREACHABLE:
+            slot.state = SlotState.DEAD
+            text = f"{worker} could not reach the master"
+            actions = [Say(text, "error", "master_unreachable", worker), *self._stop(now, CODE_UNREACHABLE)]
+        else:
+            actions = self._died(now, slot, status)
+        return [*actions, *self._end(now)]
+
+    def signalled(self, now: float, number: int) -> list[Action]:
+        """SIGTERM or SIGINT came to the agent: the first drains, the second kills."""
+        name = signal.Signals(number).name
+        self._signals += 1
+        if self._signals == 1:
+            text = f"{name}: workers drain and leave; once more kills them"
+            actions = [Say(text, "warning", "stopping"), *self._stop(now, 128 + number)]
+        else:
+            text = f"{name} again: workers are killed"
+            actions = [Say(text, "warning", "killing"), *self._kill(now)]
+        if self._view.phase == "succeeded":
+            self._code = CODE_OK
+        return [*actions, *self._end(now)]
+
+    def fatal(self, now: float, code: int, text: str) -> list[Action]:
+        """Something beside the workers failed for good (the master, the job's record)."""
+        if self._code is not None:
+            return self._end(now)
+        return [Say(text, "error", "failed"), *self._stop(now, code), *self._end(now)]
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed: start what is due, kill what overstays."""
+        actions: list[Action] = []
+        if self._kill_at is not None and now >= self._kill_at:
+            left = [slot.worker for slot in self._in(SlotState.RUNNING)]
+            if left:
+                actions.append(Say(f"{', '.join(left)} did not leave in time", "warning", "killing"))
+            actions.extend(self._kill(now))
+        if self._code is None:
+            for slot in self._in(SlotState.BACKOFF):
+                if now >= slot.due:
+                    slot.state = SlotState.IDLE
+                    actions.extend(self._fill())
+        return [*actions, *self._end(now)]
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do at the latest."""
+        dues = [slot.due for slot in self._in(SlotState.BACKOFF)] if self._code is None else []
+        dues += [time for time in (self._kill_at, self._phase_by) if time is not None]
+        return min(dues, default=None)
+
+    # ------------------------------------------------------------------ inside
+
+    def _in(self, *states: SlotState) -> list[_Slot]:
+        return [slot for slot in self._slots.values() if slot.state in states]
+
+    def _surplus(self) -> bool:
+        """Whether as many workers as the job wants are there without the one that just left."""
+        return len(self._in(SlotState.RUNNING)) - 1 >= self._view.workers_max
+
+    def _fill(self) -> list[Action]:
+        """Start idle workers while the job wants more."""
+        actions: list[Action] = []
+        for slot in self._in(SlotState.IDLE):
+            there = len(self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED))
+            if there >= self._view.workers_max:
+                break
+            slot.state = SlotState.RUNNING
+            actions.append(Spawn(slot.worker))
+        return actions
+
+    def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
+        how = _cause(status)
+        if status.returncode > 0 and status.returncode != EXIT_DRAINED:
+            slot.raises += 1
+            slot.state = SlotState.DEAD
+            if all(
+                other.raises >= RAISES_WITHOUT_STEP_MAX
+                for other in self._slots.values()
+                if other.state not in (SlotState.IDLE, SlotState.PARKED)
+            ):
+                text = f"{slot.worker} {how}: the script failed in every worker without a step between"
+                return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED)]
+        decision = self._budget.decide(now, self._restarts, slot.restarts)
+        if not decision.allowed:
+            slot.state = SlotState.DEAD
+            text = f"{slot.worker} {how}; {decision.reason}"
+            return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED)]
+        slot.state = SlotState.BACKOFF
+        slot.due = now + decision.delay_seconds
+        slot.restarts.append(now)
+        self._restarts.append(now)
+        return [Say(f"{slot.worker} {how}; {decision.reason}", "warning", "worker_died", slot.worker)]
+
+    def _over(self, now: float) -> list[Action]:
+        """The job is over: workers leave by themselves, within a grace time."""
+        view = self._view
+        kind = {"succeeded": "success", "failed": "error"}.get(view.phase, "warning")
+        self._code = CODE_FAILED if view.phase == "failed" else CODE_OK
+        self._kill_at = now + OVER_GRACE_SECONDS
+        self._drop(SlotState.BACKOFF)
+        text = f"job {view.phase}: {view.reason}" if view.reason else f"job {view.phase}"
+        return [Say(text, kind, f"job_{view.phase}")]
+
+    def _stop(self, now: float, code: int) -> list[Action]:
+        """Every worker is to drain and leave; the agent exits with `code` afterwards."""
+        self._code = code
+        self._kill_at = now + self._grace_seconds
+        self._phase_by = None
+        self._drop(SlotState.BACKOFF)
+        return [Terminate(slot.worker) for slot in self._in(SlotState.RUNNING)]
+
+    def _kill(self, now: float) -> list[Action]:
+        self._kill_at = None
+        return [Kill(slot.worker) for slot in self._in(SlotState.RUNNING)]
+
+    def _drop(self, state: SlotState) -> None:
+        for slot in self._in(state):
+            slot.state = SlotState.DEAD
+
+    def _end(self, now: float) -> list[Action]:
+        """Finish, if no worker runs and none will."""
+        if self._finished or self._in(SlotState.RUNNING, SlotState.BACKOFF):
+            return []
+        if self._code is not None:
+            return self._finish(self._code)
+        if not self._in(SlotState.FINISHED):
+            return self._finish(
+                CODE_OK, Say(f"all workers were drained; the job waits at step {self._view.step}", "warning")
+            )
+        if self._phase_by is None:
+            self._phase_by = now + PHASE_WAIT_SECONDS
+        if now < self._phase_by:
+            return []
+        return self._ended_early()
+
+    def _ended_early(self) -> list[Action]:
+        """All workers said they were finished, and the job is not over."""
+        view = self._view
+        if view.steps == 0:
+            text = "the script ended without joining the job: does it call elastane.init() and prepare()?"
+            return self._finish(CODE_OK, Say(text, "warning", "not_joined"))
+        if view.step < view.steps:
+            text = f"the script ended at step {view.step} of {view.steps}"
+            return self._finish(CODE_FAILED, Say(text, "error", "ended_early"))
+        return self._finish(CODE_OK, Say("this agent's workers are finished; the job goes on elsewhere"))
+
+    def _finish(self, code: int, *says: Action) -> list[Action]:
+        self._finished = True
+        return [*says, Finish(code)]
+
+
+def _cause(status: ExitStatus) -> str:
+    """How a worker died, in words: a preemption is named, so that nobody looks for a bug."""
+    if status.returncode == EXIT_DRAINED:
+        return "left on a preemption notice"
+    name = status.signal_name
+    if name in ("SIGTERM", "SIGINT", "SIGHUP"):
+        return f"was preempted ({name})"
+    if name == "SIGKILL":
+        return "was killed by SIGKILL (out of memory, preemption, or by hand)"
+    if name:
+        return f"crashed with {name}"
+    return f"failed with exit code {status.returncode}"
+
+

@@ -1,0 +1,453 @@
+"""The master's unary services, from a program that waits for the answer: agent, CLI, demo, tests.
+
+Every call is tried again with backoff, at the next of the master's addresses, until a stated time has
+passed; a master that is being restarted is a pause and not an error. Writes carry a request id, so a
+repeated one takes effect once. What the master refuses comes back as `RequestRefusedError` with its
+reason, facts and hint, decoded from google.rpc.Status; nothing at all as `MasterUnreachableError`.
+
+The watches are iterators that subscribe again after a break and go on where they were.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import tenacity
+from google.protobuf import duration_pb2
+from grpc_status import rpc_status
+
+from elastane.errors import MasterUnreachableError, RefusedError
+from elastane_proto.v1 import (
+    context_pb2,
+    context_pb2_grpc,
+    errors_pb2,
+    job_pb2,
+    job_pb2_grpc,
+    ring_pb2,
+    ring_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+)
+
+DEFAULT_MASTER = "127.0.0.1:50051"
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+#: One attempt of a call that the master answers at once.
+ATTEMPT_SECONDS = 10.0
+
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A restarted master is found within a second, not within gRPC's two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_TRANSIENT = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+Response = TypeVar("Response")
+
+
+class RequestRefusedError(RefusedError):
+    """The master refused a request. reason: an ErrorReason in lower case ("not_found", ...), or the
+    gRPC status where the master gave none."""
+
+    def __init__(self, message: str, *, reason: str, hint: str = "", **facts: object) -> None:
+        super().__init__(message, hint=hint, **facts)
+        self.reason = reason
+
+
+class _ClosedError(Exception):
+    """The client was closed while a call waited."""
+
+
+class _Call(Protocol):
+    """A unary or a streaming method of a stub."""
+
+    def __call__(self, request: Any, *, timeout: float | None = None) -> Any: ...
+
+
+def new_request_id() -> str:
+    """An id that makes a retried write take effect once."""
+    return uuid.uuid4().hex
+
+
+class MasterClient:
+    """A connection to a master, or to whichever of several is the one now.
+
+    addresses: "host:port", several separated by commas. timeout_seconds: how long a call waits for a
+    master that does not answer; infinite is allowed. on_wait(seconds, error): called before each wait
+    between two attempts. Thread-safe; `close` ends calls and watches that wait.
+    """
+
+    def __init__(
+        self,
+        addresses: str,
+        *,
+        timeout_seconds: float = 10.0,
+        on_wait: Callable[[float, str], None] | None = None,
+    ) -> None:
+        self.addresses = [address.strip() for address in addresses.split(",") if address.strip()]
+        if not self.addresses:
+            raise ValueError("no address of a master")
+        self._timeout_seconds = timeout_seconds
+        self._on_wait = on_wait
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._channels: dict[str, grpc.Channel] = {}
+        self._current = 0
+
+    def __enter__(self) -> MasterClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything that waits. Idempotent."""
+        self._closing.set()
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+
+    # ------------------------------------------------------------------ jobs
+
+    def create_job(
+        self, name: str, settings: job_pb2.JobSettings, request_id: str | None = None
+    ) -> tuple[job_pb2.Job, bool]:
+        """Creates a job, or finds the one of that name with equal settings; (job, created)."""
+        request = job_pb2.JobServiceCreateRequest(
+            name=name, settings=settings, request_id=request_id or new_request_id()
+        )
+        response = self._unary(job_pb2_grpc.JobServiceStub, "Create", request)
+        return response.job, response.created
+
+    def get_job(self, name: str) -> job_pb2.Job:
+        """One job with its workers."""
+        request = job_pb2.JobServiceGetRequest(name=name)
+        return self._unary(job_pb2_grpc.JobServiceStub, "Get", request).job
+
+    def list_jobs(self) -> list[job_pb2.Job]:
+        """All jobs of the master."""
+        response = self._unary(job_pb2_grpc.JobServiceStub, "List", job_pb2.JobServiceListRequest())
+        return list(response.jobs)
+
+    def only_job(self, name: str | None) -> str:
+        """`name`, or the name of the only job there is; refused when there are none or several."""
+        if name:
+            return name
+        names = sorted(job.name for job in self.list_jobs())
+        if len(names) == 1:
+            return names[0]
+        if not names:
+            raise RequestRefusedError(
+                "the master has no job", reason="not_found", hint="start one with `elastane run`"
+            )
+        raise RequestRefusedError(
+            f"the master has {len(names)} jobs", reason="not_found", hint=f"name one of: {', '.join(names)}"
+        )
+
+    def scale_job(
+        self, name: str, workers_min: int, workers_max: int, request_id: str | None = None
+    ) -> job_pb2.Job:
+        """Changes the least and the most workers; takes effect at a step boundary."""
+        request = job_pb2.JobServiceScaleRequest(
+            name=name,
+            workers_min=workers_min,
+            workers_max=workers_max,
+            request_id=request_id or new_request_id(),
+        )
+        return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request).job
+
+    def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
+        """Saves a checkpoint, then sends every worker away."""
+        request = job_pb2.JobServiceSuspendRequest(name=name, request_id=request_id or new_request_id())
+        return self._unary(job_pb2_grpc.JobServiceStub, "Suspend", request).job
+
+    def resume_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
+        """Lets a suspended job go on."""
+        request = job_pb2.JobServiceResumeRequest(name=name, request_id=request_id or new_request_id())
+        return self._unary(job_pb2_grpc.JobServiceStub, "Resume", request).job
+
+    def cancel_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
+        """Ends the job at once; its checkpoints stay."""
+        request = job_pb2.JobServiceCancelRequest(name=name, request_id=request_id or new_request_id())
+        return self._unary(job_pb2_grpc.JobServiceStub, "Cancel", request).job
+
+    def drain_worker(self, name: str, worker_id: str, request_id: str | None = None) -> job_pb2.Job:
+        """Asks one worker to leave at the next step boundary."""
+        request = job_pb2.JobServiceDrainWorkerRequest(
+            name=name, worker_id=worker_id, request_id=request_id or new_request_id()
+        )
+        return self._unary(job_pb2_grpc.JobServiceStub, "DrainWorker", request).job
+
+    def checkpoint_job(
+        self, name: str, request_id: str | None = None, *, wait_seconds: float = 600.0
+    ) -> job_pb2.JobServiceCheckpointResponse:
+        """Asks for a checkpoint; returns when it is complete, within `wait_seconds`."""
+        request = job_pb2.JobServiceCheckpointRequest(name=name, request_id=request_id or new_request_id())
+        return self._unary(
+            job_pb2_grpc.JobServiceStub, "Checkpoint", request, attempt_seconds=wait_seconds
+        )
+
+    def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
+        """The job now and at each change, until the client is closed."""
+        request = job_pb2.JobServiceWatchRequest(name=name)
+        for response in self._watch(job_pb2_grpc.JobServiceStub, "Watch", lambda: request):
+            yield response.job
+
+    # ------------------------------------------------------------------ the ring, events, contexts
+
+    def get_ring(self, job: str) -> ring_pb2.GetRingResponse:
+        """The ring as it stands."""
+        return self._unary(ring_pb2_grpc.RingServiceStub, "GetRing", ring_pb2.GetRingRequest(job=job))
+
+    def events(self, job: str, *, since: int = 0, follow: bool = False) -> Iterator[ring_pb2.Event]:
+        """Events from a sequence number on; with `follow` new ones too, until the client is closed."""
+        next_wanted = since
+
+        def request() -> ring_pb2.WatchEventsRequest:
+            return ring_pb2.WatchEventsRequest(job=job, since=next_wanted, follow=follow)
+
+        for response in self._watch(ring_pb2_grpc.RingServiceStub, "WatchEvents", request, endless=follow):
+            if response.event.sequence >= next_wanted:
+                next_wanted = response.event.sequence + 1
+                yield response.event
+
+    def list_contexts(self, job: str) -> list[context_pb2.ContextInfo]:
+        """The stored contexts, without their bytes."""
+        request = context_pb2.ContextServiceListRequest(job=job)
+        return list(self._unary(context_pb2_grpc.ContextServiceStub, "List", request).contexts)
+
+    def get_context(self, job: str, virtual_rank: int, step: int | None = None) -> Any:
+        """One EstContext with its bytes; step None: the newest."""
+        request = context_pb2.ContextServiceGetRequest(job=job, virtual_rank=virtual_rank, step=step)
+        return self._unary(context_pb2_grpc.ContextServiceStub, "Get", request).context
+
+    # ------------------------------------------------------------------ data
+
+    def create_dataset(
+        self,
+        job: str,
+        dataset: str,
+        settings: shard_pb2.DatasetSettings,
+        request_id: str | None = None,
+    ) -> tuple[shard_pb2.Progress, bool]:
+        """Creates a dynamic dataset, or finds it when its settings are equal; (progress, created)."""
+        request = shard_pb2.CreateDatasetRequest(
+            job=job, dataset=dataset, settings=settings, request_id=request_id or new_request_id()
+        )
+        response = self._unary(shard_pb2_grpc.ShardServiceStub, "CreateDataset", request)
+        return response.progress, response.created
+
+    def lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> shard_pb2.LeaseTasksResponse:
+        """Reports finished tasks and leases new ones; waits on the server as long as `request.wait` says."""
+        if not request.request_id:
+            request.request_id = new_request_id()
+        wait_seconds = request.wait.ToTimedelta().total_seconds() or 20.0
+        return self._unary(
+            shard_pb2_grpc.ShardServiceStub,
+            "LeaseTasks",
+            request,
+            attempt_seconds=ATTEMPT_SECONDS + wait_seconds,
+        )
+
+    def extend_dataset(
+        self,
+        job: str,
+        dataset: str,
+        *,
+        watermark: int,
+        closed: bool = False,
+        request_id: str | None = None,
+    ) -> shard_pb2.Progress:
+        """Grows or closes a stream source."""
+        request = shard_pb2.ExtendDatasetRequest(
+            job=job,
+            dataset=dataset,
+            watermark=watermark,
+            closed=closed,
+            request_id=request_id or new_request_id(),
+        )
+        return self._unary(shard_pb2_grpc.ShardServiceStub, "ExtendDataset", request).progress
+
+    def get_progress(self, job: str = "", dataset: str = "") -> list[shard_pb2.Progress]:
+        """Progress of one dataset, or of all of a job's."""
+        request = shard_pb2.GetProgressRequest(job=job, dataset=dataset)
+        return list(self._unary(shard_pb2_grpc.ShardServiceStub, "GetProgress", request).datasets)
+
+    def watch_progress(
+        self, job: str = "", dataset: str = "", *, interval_seconds: float = 0.5
+    ) -> Iterator[list[shard_pb2.Progress]]:
+        """Progress now and whenever it changes, until the client is closed."""
+        interval = duration_pb2.Duration()
+        interval.FromNanoseconds(int(interval_seconds * 1e9))
+        request = shard_pb2.WatchProgressRequest(job=job, dataset=dataset, interval=interval)
+        for response in self._watch(shard_pb2_grpc.ShardServiceStub, "WatchProgress", lambda: request):
+            yield list(response.datasets)
+
+    def list_tasks(
+        self, job: str, dataset: str, state: shard_pb2.TaskState | None = None
+    ) -> Iterator[shard_pb2.TaskInfo]:
+        """Tasks of a dataset, all pages."""
+        request = shard_pb2.ListTasksRequest(job=job, dataset=dataset, state=state, page_size=1000)
+        for page in self._pages("ListTasks", request):
+            yield from page.tasks
+
+    def audit_log(self, job: str, dataset: str = "") -> Iterator[shard_pb2.AuditEntry]:
+        """The committed history in the order of commits, all pages."""
+        request = shard_pb2.GetAuditLogRequest(job=job, dataset=dataset, page_size=1000)
+        for page in self._pages("GetAuditLog", request):
+            yield from page.entries
+
+    # ------------------------------------------------------------------ inside
+
+    def _pages(self, method: str, request: Any) -> Iterator[Any]:
+        while True:
+            page = self._unary(shard_pb2_grpc.ShardServiceStub, method, request)
+            yield page
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def _unary(
+        self,
+        stub: Callable[[grpc.Channel], Any],
+        method: str,
+        request: Any,
+        *,
+        attempt_seconds: float = ATTEMPT_SECONDS,
+    ) -> Any:
+        """One call with retries; raises RequestRefusedError or MasterUnreachableError."""
+        deadline = time.monotonic() + self._timeout_seconds + attempt_seconds - ATTEMPT_SECONDS
+        for attempt in self._retrying(deadline - time.monotonic()):
+            with attempt:
+                left = max(deadline - time.monotonic(), 0.05)
+                call: _Call = getattr(stub(self._channel()), method)
+                try:
+                    return call(request, timeout=min(left, attempt_seconds))
+                except (grpc.RpcError, ValueError) as error:
+                    raise self._translated(error) from None
+        raise AssertionError("tenacity returns or raises")
+
+    def _watch(
+        self,
+        stub: Callable[[grpc.Channel], Any],
+        method: str,
+        request: Callable[[], Any],
+        *,
+        endless: bool = True,
+    ) -> Iterator[Any]:
+        """Responses of a stream, subscribed again after a break; ends when the client is closed."""
+        while True:
+            got_any = False
+            for attempt in self._retrying(self._timeout_seconds):
+                with attempt:
+                    call: _Call = getattr(stub(self._channel()), method)
+                    try:
+                        for response in call(request()):
+                            got_any = True
+                            yield response
+                    except (grpc.RpcError, ValueError) as error:
+                        if self._closing.is_set():
+                            return
+                        translated = self._translated(error)
+                        if not (got_any and isinstance(translated, _TransientError)):
+                            raise translated from None
+            if not endless and not self._closing.is_set():
+                return
+            # The master ended the stream, or it broke after good service: a new count of attempts.
+            if self._closing.wait(0.1):
+                return
+
+    def _channel(self) -> grpc.Channel:
+        with self._lock:
+            if self._closing.is_set():
+                raise _ClosedError
+            address = self.addresses[self._current % len(self.addresses)]
+            if address not in self._channels:
+                self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+            return self._channels[address]
+
+    def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
+        def before_sleep(state: tenacity.RetryCallState) -> None:
+            self._current += 1
+            if self._on_wait is not None and state.outcome is not None and state.next_action is not None:
+                self._on_wait(state.next_action.sleep, str(state.outcome.exception()))
+
+        def give_up(state: tenacity.RetryCallState) -> Any:
+            assert state.outcome is not None
+            error = state.outcome.exception()
+            if isinstance(error, _TransientError):
+                raise self._unreachable(timeout_seconds, error)
+            assert error is not None
+            raise error
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_TransientError),
+            stop=tenacity.stop_any(
+                tenacity.stop_before_delay(timeout_seconds), tenacity.stop_when_event_set(self._closing)
+            ),
+            wait=tenacity.wait_exponential_jitter(initial=0.05, max=2.0, jitter=0.05),
+            sleep=tenacity.sleep_using_event(self._closing),
+            before_sleep=before_sleep,
+            retry_error_callback=give_up,
+        )
+
+    def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
+        return MasterUnreachableError(
+            f"no master answered at {', '.join(self.addresses)} within {timeout_seconds:.3g} s: {error}",
+            hint=error.hint or "is it running, and is its address right? Set --master or ELASTANE_MASTER",
+            last_error=str(error),
+        )
+
+    def _translated(self, error: Exception) -> Exception:
+        """Our error for one of gRPC's."""
+        if self._closing.is_set():
+            return _ClosedError()
+        if isinstance(error, ValueError):
+            if "closed channel" in str(error):
+                return _ClosedError()
+            return error
+        assert isinstance(error, grpc.RpcError)
+        detail = _detail(error)
+        text = error.details() or error.code().name.lower()
+        if detail is not None and not detail.retryable:
+            reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
+            return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
+        if detail is not None or error.code() in _TRANSIENT:
+            return _TransientError(text, detail.hint if detail is not None else "")
+        return RequestRefusedError(text, reason=error.code().name.lower())
+
+
+class _TransientError(Exception):
+    """An attempt failed in a way that the next one may not."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail | None:
+    """The ErrorDetail of a refused call, if it bears one."""
+    try:
+        status = rpc_status.from_call(error)
+    except ValueError:  # code or message differ between status and details: not ours
+        return None
+    for packed in status.details if status is not None else ():
+        detail = errors_pb2.ErrorDetail()
+        if packed.Unpack(detail):
+            return detail
+    return None

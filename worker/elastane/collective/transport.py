@@ -1,0 +1,364 @@
+"""Messages between the workers of one generation, every wait of which another thread can end.
+
+A worker that waits for a silent peer must leave the collective the moment the master announces a
+change of membership, and torch offers nothing for that: `ProcessGroupGloo.abort()` does not free a
+wait. What does: a receive that times out. gloo then reports the timeout to every pair of
+connections of the group, and whoever waits on one of them, to send or to receive, raises within
+milliseconds. So `RingTransport.abort` asks for a message that nobody will ever send, waits a
+millisecond for it, and the group is dead. Groups are cheap: the next generation forms its own.
+
+    RendezvousStore   one per worker; the group of a generation meets at its first member's
+    RingTransport     one per generation
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from elastane.errors import ElastaneError
+
+#: How long a message may take before the ring counts as broken, if no membership change ends it first.
+TIMEOUT_SECONDS: Final = 600.0
+#: Tags of the step's own messages lie below, those of a state hand-over from here on.
+HANDOVER_TAG: Final = 1 << 20
+#: A tag that carries no message: a receive on it can only time out.
+_SILENT_TAG: Final = (1 << 31) - 1
+#: How often a forming group looks whether it is still wanted.
+_CANCEL_POLL_SECONDS: Final = 0.002
+#: How long the end of the process waits for threads that still form an unwanted group.
+_EXIT_GRACE_SECONDS: Final = 0.5
+
+
+class RingError(ElastaneError):
+    """The ring of this generation no longer carries messages."""
+
+
+class RingAborted(RingError):  # noqa: N818 (a change that was ordered, not a failure)
+    """This worker has aborted the ring: its generation is over."""
+
+
+class RingBroken(RingError):  # noqa: N818
+    """A peer or its connection failed, or stayed silent for longer than the timeout."""
+
+
+class Cancel(Protocol):
+    """What ends the forming of a group; `threading.Event` is one."""
+
+    def is_set(self) -> bool:
+        """Whether the group is no longer wanted."""
+        ...
+
+
+class RendezvousStore:
+    """The store this worker hosts for the groups whose first member it is.
+
+    host: address or name under which the other workers reach this one. Listens on a free port.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server: dist.TCPStore | None = dist.TCPStore(
+            host, 0, is_master=True, wait_for_workers=False, use_libuv=True
+        )
+        bracketed = f"[{host}]" if ":" in host else host
+        self.address = f"{bracketed}:{self._server.port}"
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Stop listening; groups that still form here break. Idempotent."""
+        self._server = None
+        atexit.unregister(self.close)
+
+
+class Transfer:
+    """A message on its way; the tensor must stay as it is until `wait` has returned."""
+
+    __slots__ = ("_transport", "_work")
+
+    def __init__(self, transport: RingTransport, work: dist.Work) -> None:
+        self._transport = transport
+        self._work = work
+
+    def wait(self) -> None:
+        """Return when the message is sent or received (CUDA: when the current stream waits for it).
+
+        Raises RingAborted or RingBroken.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._transport._failed(error) from error
+
+
+class RingTransport:
+    """Point-to-point messages between the members of one generation.
+
+    Built by `form`. Messages between two members with the same tag arrive in the order of sending.
+    `send`, `recv` and `exchange` may be called from one thread at a time, `abort` from any.
+    """
+
+    def __init__(self, group: dist.ProcessGroupGloo | None, rank: int, size: int, backend: str) -> None:
+        assert (group is None) == (size == 1)
+        self.rank = rank
+        self.size = size
+        self.backend = backend
+        self._group = group
+        self._aborted = False
+        self._broken: RingBroken | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def form(
+        cls,
+        *,
+        store_address: str,
+        prefix: str,
+        rank: int,
+        size: int,
+        cancel: Cancel,
+        backend: str = "gloo",
+        timeout_seconds: float = TIMEOUT_SECONDS,
+    ) -> RingTransport:
+        """Meet the other members and connect to them; called by every member of a generation.
+
+        store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all
+        members, used for no other group. Raises RingAborted as soon as `cancel` is set, RingBroken
+        when the store or a peer is gone or does not come within the timeout.
+
+        The group is built in a thread of its own, because nothing can interrupt the building. A thread
+        that is no longer wanted is left behind and drops its group when it has one.
+        """
+        if cancel.is_set():
+            raise RingAborted("the group was cancelled before it formed")
+        if size == 1:
+            return cls(None, rank, size, backend)
+        forming = _Forming(store_address, prefix, rank, size, backend, timeout_seconds)
+        group = forming.result(cancel)
+        return cls(group, rank, size, backend)
+
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
+        """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
+        group = self._usable()
+        try:
+            return Transfer(self, group.send([tensor], peer, tag))
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def recv(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
+        """Start to receive into a contiguous tensor. Raises RingAborted or RingBroken."""
+        group = self._usable()
+        try:
+            return Transfer(self, group.recv([tensor], peer, tag))
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def exchange(
+        self, sends: Sequence[tuple[Tensor, int]], receives: Sequence[tuple[Tensor, int]], tag: int
+    ) -> list[Transfer]:
+        """Start messages of both directions, (tensor, peer) each, that must not wait for one another.
+
+        NCCL runs what two members send each other in one stream, one after the other, unless it is
+        told that they belong together; gloo needs no such thing.
+        """
+        if self.backend != "nccl":
+            received = [self.recv(tensor, peer, tag) for tensor, peer in receives]
+            return received + [self.send(tensor, peer, tag) for tensor, peer in sends]
+        if not sends and not receives:
+            return []
+        group = self._usable()
+        try:
+            group._start_coalescing()
+            for tensor, peer in sends:
+                group.send([tensor], peer, tag)
+            for tensor, peer in receives:
+                group.recv([tensor], peer, tag)
+            return [Transfer(self, group._end_coalescing())]
+        except RuntimeError as error:
+            raise self._failed(error) from error
+
+    def check(self) -> None:
+        """Raise if the ring is aborted or broken."""
+        if self._aborted:
+            raise RingAborted("the ring of this generation was aborted")
+        if self._broken is not None:
+            raise self._broken
+
+    @property
+    def aborted(self) -> bool:
+        """Whether `abort` was called."""
+        return self._aborted
+
+    def abort(self) -> None:
+        """End every wait of this ring at once, here and, by closing the connections, at its peers.
+
+        May be called from any thread, any number of times; returns when the waits are ended.
+        """
+        self._aborted = True
+        self._end_waits()
+
+    def close(self) -> None:
+        """Drop the group's connections; waits that are left are ended first. Idempotent."""
+        self.abort()
+        self._group = None
+
+    def _usable(self) -> dist.ProcessGroupGloo:
+        self.check()
+        group = self._group
+        assert group is not None, "a ring of one member sends no messages"
+        return group
+
+    def _failed(self, error: RuntimeError) -> RingError:
+        """The typed error for one of the group's. A break is passed on to the peers that do not see it."""
+        if self._aborted:
+            return RingAborted("the ring of this generation was aborted")
+        if self._broken is None:
+            self._broken = RingBroken(f"the ring broke: {_first_line(error)}", rank=self.rank, size=self.size)
+        self._end_waits()
+        return self._broken
+
+    def _end_waits(self) -> None:
+        with self._lock:
+            group = self._group
+            if group is None:
+                return
+            if self.backend == "nccl":
+                group.abort()
+                return
+            nothing = torch.empty(1, dtype=torch.uint8)
+            for peer in range(self.size):
+                # A connection that is closed already raises without telling the others: try them all.
+                if peer != self.rank and _times_out(group, nothing, peer):
+                    return
+
+
+def _times_out(group: dist.ProcessGroupGloo, nothing: Tensor, peer: int) -> bool:
+    """Whether a receive from `peer` got as far as timing out, which ends all waits of the group."""
+    try:
+        work = group.recv([nothing], peer, _SILENT_TAG)
+    except RuntimeError:
+        return False
+    try:
+        work.wait(timedelta(milliseconds=1))
+    except RuntimeError as error:
+        return "Timed out" in str(error)
+    raise AssertionError("a message came on the silent tag")
+
+
+class _Forming:
+    """One attempt to build a group, in a thread that is left behind when the group is not wanted."""
+
+    #: Threads that still form; the end of the process waits for them a little.
+    running: Final[set[threading.Thread]] = set()
+
+    def __init__(
+        self, store_address: str, prefix: str, rank: int, size: int, backend: str, timeout_seconds: float
+    ) -> None:
+        host, _, port = store_address.rpartition(":")
+        self._host, self._port = host.strip("[]"), int(port)
+        self._prefix, self._rank, self._size, self._backend = prefix, rank, size, backend
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._finished = threading.Event()
+        self._group: dist.ProcessGroupGloo | None = None
+        self._error: RuntimeError | OSError | None = None
+        thread = threading.Thread(target=self._run, name=f"elastane-form-{prefix}", daemon=True)
+        self.running.add(thread)
+        thread.start()
+
+    def result(self, cancel: Cancel) -> dist.ProcessGroupGloo:
+        """The group; raises RingAborted once `cancel` is set, RingBroken if it cannot be built."""
+        while not self._finished.wait(_CANCEL_POLL_SECONDS):
+            if cancel.is_set():
+                raise RingAborted(f"group {self._prefix} was cancelled while it formed")
+        if cancel.is_set():
+            raise RingAborted(f"group {self._prefix} was cancelled while it formed")
+        if self._group is None:
+            raise RingBroken(
+                f"group {self._prefix} did not form: {_first_line(self._error)}",
+                rank=self._rank,
+                size=self._size,
+            ) from self._error
+        return self._group
+
+    def _run(self) -> None:
+        try:
+            self._group = self._build()
+        except (RuntimeError, OSError) as error:
+            self._error = error
+        finally:
+            self._finished.set()
+            self.running.discard(threading.current_thread())
+
+    def _build(self) -> dist.ProcessGroupGloo:
+        client = dist.TCPStore(
+            self._host, self._port, is_master=False, wait_for_workers=False, timeout=self._timeout
+        )
+        store = dist.PrefixStore(self._prefix, client)
+        if self._backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+        return _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
+
+    def _own_address(self) -> str:
+        """The address of this host on the way to the store; sends nothing."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((self._host, self._port))
+            return str(probe.getsockname()[0])
+
+
+def _gloo_group(
+    store: dist.Store, rank: int, size: int, timeout: timedelta, address: str
+) -> dist.ProcessGroupGloo:
+    """A group whose connections bind to `address`, unless the user names an interface for gloo.
+
+    gloo's own choice is the address that the host's name resolves to, which in a container may be
+    anything.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    options._timeout = timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def warm_up() -> None:
+    """Pay now what the first group of a process costs (libraries, threads, name look-ups).
+
+    Called once, before the worker joins a ring: survivors of a change do not wait for a newcomer's.
+    """
+    store = dist.HashStore()
+    timeout = timedelta(seconds=30)
+    other: list[dist.ProcessGroupGloo] = []
+    thread = threading.Thread(
+        target=lambda: other.append(_gloo_group(store, 1, 2, timeout, "127.0.0.1")), daemon=True
+    )
+    thread.start()
+    mine = _gloo_group(store, 0, 2, timeout, "127.0.0.1")
+    thread.join()
+    token = torch.zeros(1)
+    received = other[0].recv([torch.zeros(1)], 0, 0)
+    mine.send([token], 1, 0).wait()
+    received.wait()
+
+
+def _first_line(error: BaseException | None) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@atexit.register
+def _join_forming() -> None:
+    """A thread that wakes in C++ while the interpreter is torn down would abort the process."""
+    for thread in list(_Forming.running):
+        thread.join(_EXIT_GRACE_SECONDS)

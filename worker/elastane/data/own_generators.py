@@ -1,0 +1,98 @@
+"""Generators that the dataset keeps for itself.
+
+A dataset that draws from its own `numpy.random.Generator` (or `random.Random`, `torch.Generator`) has
+randomness that is in no EST context: all ESTs of a worker would draw from one such generator, and after
+a change of the ring the draws would differ. That cannot give the stock result, so it is an error. To
+hold one is not: only one whose state moves while a batch is made is complained of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from elastane.errors import UnsupportedError
+from elastane.rng import HAS_NUMPY
+
+if HAS_NUMPY:
+    import numpy as np
+
+_OBJECTS_MAX = 2000
+_DEPTH_MAX = 4
+_ITEMS_MAX = 64  # of a list or dict: transforms are few, and the long ones are the data
+
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.Tensor, torch.nn.Module)
+
+
+class OwnGenerators:
+    """The generators found in the attributes of `dataset`, at a bounded depth."""
+
+    def __init__(self, dataset: object) -> None:
+        self._found = [
+            (path, state) for path, value in walk(dataset) if (state := _state_of(value)) is not None
+        ]
+        self._states = [state() for _, state in self._found]
+
+    def check(self) -> None:
+        """Raises UnsupportedError if one was drawn from since the last call. Nothing to do, mostly."""
+        for index, (path, state) in enumerate(self._found):
+            present = state()
+            if present != self._states[index]:
+                self._states[index] = present
+                raise UnsupportedError(
+                    f"the dataset draws from its own generator, {'.'.join(('dataset', *path))}, "
+                    "whose state no EST context holds",
+                    hint="draw from random, numpy.random or torch's global generator instead",
+                    generator=".".join(path),
+                )
+
+
+def walk(root: object) -> Iterator[tuple[tuple[str, ...], object]]:
+    """Everything reachable from the attributes of `root`, with its path, to a bounded depth and number.
+
+    Paths of attributes can be followed with getattr; elements of containers bear their key in brackets.
+    """
+    seen = {id(root)}
+    waiting: list[tuple[tuple[str, ...], object]] = [((), root)]
+    count = 0
+    while waiting and count < _OBJECTS_MAX:
+        path, value = waiting.pop(0)
+        if len(path) >= _DEPTH_MAX:
+            continue
+        for name, child in _children(value):
+            if not isinstance(child, _LEAVES):
+                if id(child) in seen:
+                    continue
+                seen.add(id(child))
+                waiting.append(((*path, name), child))
+            count += 1
+            yield (*path, name), child
+
+
+def _children(value: object) -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        pairs = list(value.items()) if len(value) <= _ITEMS_MAX else []
+        return [(f"[{key!r}]", child) for key, child in pairs]
+    if isinstance(value, (list, tuple)):
+        items = value if len(value) <= _ITEMS_MAX else ()
+        return [(f"[{index}]", child) for index, child in enumerate(items)]
+    attributes = getattr(value, "__dict__", None)
+    return list(attributes.items()) if isinstance(attributes, dict) else []
+
+
+def _state_of(value: object) -> Callable[[], Any] | None:
+    """How to read the state of a generator that is not one of the global ones; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return None if value is torch.default_generator else lambda: bytes(value.get_state().tolist())
+    if isinstance(value, random.Random):
+        return None if value is getattr(random, "_inst", None) else value.getstate
+    if HAS_NUMPY and isinstance(value, np.random.Generator):
+        return lambda: repr(value.bit_generator.state)
+    if HAS_NUMPY and isinstance(value, np.random.RandomState):
+        if value is np.random.mtrand._rand:
+            return None
+        return lambda: repr(value.get_state(legacy=False))
+    return None

@@ -1,0 +1,207 @@
+"""The random number generators of this process, as bytes.
+
+An EST goes on exactly where it stopped only if every generator its code may draw from stands where
+it stood. Those are four: Python's `random`, NumPy's legacy global generator, torch's CPU generator
+and, on a GPU, torch's device generator. They are switched with every EST at every mini-batch, and
+travel to the master with every step, so this module is on the hot path and never pickles.
+
+Layouts, all little-endian:
+
+    rng/python        uint32 version (3), 625 uint32 (624 words and the position), uint8 flag, float64
+                      2,513 bytes; the flag says whether a second gaussian is kept, the float is that value
+    rng/numpy         624 uint32 words, int32 position, int32 flag, float64 kept gaussian: 2,512 bytes
+    rng/torch_cpu     as `torch.get_rng_state()` gives it: 5,056 bytes
+    rng/torch_device  as the device generator gives it; for CUDA uint64 seed, int64 offset: 16 bytes
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from elastane.errors import ElastaneError
+
+try:
+    import numpy as np
+except ImportError:  # torch runs without NumPy, and then there is no generator of its to keep
+    HAS_NUMPY = False
+else:
+    HAS_NUMPY = True
+
+Parts = dict[str, bytes]
+
+PYTHON: Final = "rng/python"
+NUMPY: Final = "rng/numpy"
+TORCH_CPU: Final = "rng/torch_cpu"
+TORCH_DEVICE: Final = "rng/torch_device"
+
+_WORDS = 624
+_PYTHON_VERSION = 3
+_PYTHON_LAYOUT = struct.Struct("<626IBd")
+_NUMPY_TAIL = struct.Struct("<iid")
+_NUMPY_BYTES = 4 * _WORDS + _NUMPY_TAIL.size
+
+
+class RngStateError(ElastaneError):
+    """A stored generator state cannot be restored here: corrupted, missing, or of a generator not in use."""
+
+
+class Generators:
+    """Captures and restores the global generators of this process.
+
+    `device` is the device the script trains on: a CUDA device adds its default generator. Not
+    thread-safe, as the generators themselves are not: only the thread that trains calls it.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._known: Parts = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that every capture has and every restore needs."""
+        names = [PYTHON, TORCH_CPU]
+        if HAS_NUMPY:
+            names.append(NUMPY)
+        if self._device is not None:
+            names.append(TORCH_DEVICE)
+        return tuple(names)
+
+    def capture(self) -> Parts:
+        """The states as they are now.
+
+        A state equal to the one last captured or restored comes back as the same bytes object, so
+        that the comparisons that follow (deltas) cost nothing.
+        """
+        return {name: self._capture_one(name) for name in self.names}
+
+    def restore(self, parts: Mapping[str, bytes]) -> None:
+        """Sets every generator; other keys than "rng/..." are ignored. Raises RngStateError."""
+        self._check_names(parts)
+        for name in self.names:
+            self._restore_one(name, parts[name])
+
+    def exchange(self, parts: Mapping[str, bytes]) -> Parts:
+        """Captures the states as they are now, then restores `parts`: the switch from one EST to another.
+
+        A generator that already stands where it should is left alone. That is why this is a call of
+        its own: only the states captured in it are sure to be the present ones.
+        """
+        self._check_names(parts)
+        present = self.capture()
+        for name, state in present.items():
+            if state != parts[name]:
+                self._restore_one(name, parts[name])
+        return present
+
+    def _capture_one(self, name: str) -> bytes:
+        if name == PYTHON:
+            state = _capture_python()
+        elif name == NUMPY:
+            state = _capture_numpy()
+        elif name == TORCH_CPU:
+            state = _capture_torch(torch.default_generator)
+        else:
+            state = _capture_torch(self._device_generator())
+        known = self._known.get(name)
+        if known is not None and known == state:
+            return known
+        self._known[name] = state
+        return state
+
+    def _restore_one(self, name: str, state: bytes) -> None:
+        if name == PYTHON:
+            _restore_python(state)
+        elif name == NUMPY:
+            _restore_numpy(state)
+        elif name == TORCH_CPU:
+            _restore_torch(name, torch.default_generator, state)
+        else:
+            _restore_torch(name, self._device_generator(), state)
+        self._known[name] = state
+
+    def _device_generator(self) -> torch.Generator:
+        device = self._device
+        assert device is not None, "asked for the device generator without a device"
+        torch.cuda.init()  # fills default_generators; does nothing from the second time on
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        return torch.cuda.default_generators[index]
+
+    def _check_names(self, parts: Mapping[str, bytes]) -> None:
+        expected = set(self.names)
+        stored = {name for name in parts if name.startswith("rng/")}
+        if expected != stored:
+            raise RngStateError(
+                f"the stored RNG states are {sorted(stored)}, this process has {sorted(expected)}",
+                hint="all workers of a job need the same kind of device, and NumPy in all or in none",
+                stored=sorted(stored),
+                expected=sorted(expected),
+            )
+
+
+def seed_all(seed: int) -> None:
+    """Seeds Python, NumPy and torch (CPU and devices) as training scripts do."""
+    random.seed(seed)
+    if HAS_NUMPY:
+        np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _capture_python() -> bytes:
+    version, words, gaussian = random.getstate()
+    kept = gaussian is not None
+    return _PYTHON_LAYOUT.pack(version, *words, kept, gaussian if kept else 0.0)
+
+
+def _restore_python(state: bytes) -> None:
+    if len(state) != _PYTHON_LAYOUT.size:
+        raise _corrupted(PYTHON, f"{len(state)} bytes, expected {_PYTHON_LAYOUT.size}")
+    version, *words, flag, gaussian = _PYTHON_LAYOUT.unpack(state)
+    if version != _PYTHON_VERSION or words[_WORDS] > _WORDS or flag > 1:
+        raise _corrupted(PYTHON, f"version {version}, position {words[_WORDS]}, flag {flag}")
+    random.setstate((version, tuple(words), gaussian if flag else None))
+
+
+def _capture_numpy() -> bytes:
+    state = np.random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        raise RngStateError(
+            f"NumPy's global generator is {state['bit_generator']}, only MT19937 can be kept",
+            hint="do not call numpy.random.set_bit_generator",
+            bit_generator=state["bit_generator"],
+        )
+    inner = state["state"]
+    tail = _NUMPY_TAIL.pack(inner["pos"], state["has_gauss"], state["gauss"])
+    return inner["key"].astype("<u4", copy=False).tobytes() + tail
+
+
+def _restore_numpy(state: bytes) -> None:
+    if len(state) != _NUMPY_BYTES:
+        raise _corrupted(NUMPY, f"{len(state)} bytes, expected {_NUMPY_BYTES}")
+    key = np.frombuffer(state, "<u4", _WORDS)
+    position, flag, gaussian = _NUMPY_TAIL.unpack_from(state, 4 * _WORDS)
+    # NumPy does not check the position, and reads outside the words with a wrong one.
+    if not 0 <= position <= _WORDS or flag not in (0, 1):
+        raise _corrupted(NUMPY, f"position {position}, flag {flag}")
+    np.random.set_state(("MT19937", key, position, flag, gaussian))
+
+
+def _capture_torch(generator: torch.Generator) -> bytes:
+    state = generator.get_state()  # a uint8 CPU tensor, for device generators too
+    return ctypes.string_at(state.data_ptr(), state.numel())  # Tensor.numpy() would need NumPy
+
+
+def _restore_torch(name: str, generator: torch.Generator, state: bytes) -> None:
+    try:
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    except (RuntimeError, ValueError) as error:
+        raise _corrupted(name, f"{len(state)} bytes: {str(error).splitlines()[0]}") from error
+
+
+def _corrupted(name: str, what: str) -> RngStateError:
+    return RngStateError(f"the stored state {name} is corrupted: {what}", part=name)

@@ -1,0 +1,1 @@
+"""What runs inside a training script: the session with the master, the step, the job object."""

@@ -1,0 +1,122 @@
+"""The job of a worker that attends at a master."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from elastane.data.source import BatchSource
+from elastane.errors import ElastaneError, StepError
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.job import Job, Prepared
+from elastane.runtime.report import write_elastic_report
+from elastane.runtime.tasks import LeasedTask, lease_tasks
+from elastane.runtime.trainer import Trainer
+
+
+class ElasticLoader:
+    """What `prepare` returns for the DataLoader: each turn is one EST's mini-batch.
+
+    `len` is the number of steps in an epoch; a worker that hosts k ESTs sees k turns a step, and
+    more when a step is replayed. Other attributes are the DataLoader's.
+    """
+
+    def __init__(self, loader: DataLoader[Any], trainer: Trainer, steps_per_epoch: int) -> None:
+        self._loader = loader
+        self._trainer = trainer
+        self._steps_per_epoch = steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._trainer.turns()
+
+    def __len__(self) -> int:
+        return self._steps_per_epoch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class ElasticJob(Job):
+    """Training in the ring of a master."""
+
+    def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
+        super().__init__(environment, seed)
+        self.num_ests = environment.ests
+        self._trainer: Trainer | None = None
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """Virtual rank of the EST now running; 0 outside the loader loop."""
+        turn = self._trainer.turn if self._trainer is not None else None
+        return turn.rank if turn is not None else 0
+
+    @property
+    def is_leader(self) -> bool:  # type: ignore[override]
+        """Whether this worker hosts EST 0 now."""
+        return self._trainer is not None and self._trainer.is_leader
+
+    def prepare(self, *objects: Any) -> Any:
+        if self._trainer is not None:
+            raise StepError("prepare was called twice", hint="pass everything to one call")
+        try:
+            prepared = Prepared(objects)
+            source = BatchSource(prepared.loaders[0], self.num_ests)
+            # Data workers are forked here, before a gRPC channel exists: forking a process that
+            # has one can hang (gRPC's threads and locks do not survive it).
+            source.start()
+            trainer = Trainer(
+                self._environment,
+                prepared.models[0],
+                prepared.optimizers,
+                prepared.schedulers,
+                source,
+                seed=self._seed,
+            )
+        except ElastaneError as error:
+            sys.stderr.write(f"elastane: {error}\n")
+            raise SystemExit(error.exit_code) from error
+        for optimizer in prepared.optimizers:
+            _intercept(optimizer, trainer.optimizer_step)
+        for scheduler in prepared.schedulers:
+            _intercept(scheduler, trainer.scheduler_step)
+        loader = ElasticLoader(prepared.loaders[0], trainer, source.steps_per_epoch)
+        self._trainer = trainer
+        result = tuple(loader if o is prepared.loaders[0] else o for o in objects)
+        return result[0] if len(result) == 1 else result
+
+    def epochs(self, count: int) -> Iterator[int]:
+        if self._trainer is None:
+            raise StepError("job.epochs was called before job.prepare")
+        trainer = self._trainer
+        trainer.join(count)
+        while trainer.applied_step < trainer.total_steps:
+            trainer.epoch = trainer.current_epoch
+            yield trainer.epoch
+            trainer.close_epoch(trainer.epoch)
+        trainer.finish()
+        if self._environment.report_dir:
+            write_elastic_report(
+                self._environment, trainer.state, step=trainer.applied_step, is_leader=self.is_leader
+            )
+
+    def log(self, **values: Any) -> None:
+        if self._trainer is None:
+            raise StepError("job.log was called before job.prepare")
+        self._trainer.log(values)
+
+    def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LeasedTask]:
+        return lease_tasks(self._environment, dataset, size=size, task_size=task_size, **settings)
+
+
+def _intercept(owner: Any, replacement: Any) -> None:
+    """Let `replacement(original_step, ...)` decide what `owner.step(...)` does.
+
+    An instance attribute, so that the object keeps its class and the script its reference; `wraps`
+    carries over the mark by which schedulers know that the optimizer's step is watched.
+    """
+    original = owner.step
+    owner.step = functools.wraps(original)(functools.partial(replacement, original))

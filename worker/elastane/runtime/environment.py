@@ -1,0 +1,68 @@
+"""What the agent tells a worker process, as typed settings read from ELASTANE_* variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from elastane.errors import RefusedError
+
+
+class WorkerEnvironment(BaseSettings):
+    """Settings of one worker process; every one can be set as ELASTANE_<NAME>.
+
+    Read by `elastane.init`. Durations are seconds.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
+
+    mode: Literal["auto", "elastic", "ddp", "plain"] = "auto"
+    master: str = Field("", description="host:port of the master; several separated by commas")
+    job: str = "default"
+    worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}")
+    ests: int = Field(0, description="N; the agent passes the job's")
+    seed: int | None = None
+    torch_threads: int = Field(1, ge=1)
+    master_timeout_seconds: float = Field(600.0, gt=0)
+    notice_seconds: float = Field(30.0, gt=0, description="time to leave after SIGTERM")
+    drain_exit_code: int = 0
+    store_host: str = Field("", description="address other workers reach this one at; default: this host's")
+    report_dir: str = Field("", description="where fingerprints of the result are written, for comparisons")
+
+    def resolved_mode(self) -> Literal["elastic", "ddp", "plain"]:
+        """The mode asked for, or: elastic with a master, plain without."""
+        if self.mode != "auto":
+            return self.mode
+        return "elastic" if self.master else "plain"
+
+    def rendezvous_host(self) -> str:
+        """Where this worker's rendezvous store listens: loopback when the master is on loopback."""
+        if self.store_host:
+            return self.store_host
+        master_host = self.master.split(",")[0].rpartition(":")[0].strip("[]")
+        if master_host in ("localhost", "::1") or master_host.startswith("127."):
+            return "127.0.0.1"
+        return socket.gethostbyname(socket.gethostname())
+
+
+def read_environment() -> WorkerEnvironment:
+    """The process's settings; raises RefusedError naming every variable that is wrong."""
+    try:
+        environment = WorkerEnvironment()
+    except ValidationError as error:
+        wrong = "; ".join(
+            f"ELASTANE_{'_'.join(str(part) for part in item['loc']).upper()}: {item['msg']}"
+            for item in error.errors()
+        )
+        raise RefusedError(f"bad environment: {wrong}", hint="start workers with `elastane run`") from error
+    if environment.resolved_mode() == "elastic" and environment.ests < 1:
+        raise RefusedError(
+            f"ELASTANE_MASTER is set but ELASTANE_ESTS is {os.environ.get('ELASTANE_ESTS', 'not set')}",
+            hint="start workers with `elastane run`, which passes the job's number of logical workers",
+        )
+    return environment

@@ -1,0 +1,105 @@
+"""How a worker process ends: finished, drained, sent away, refused, raised; and SIGTERM.
+
+The master must learn how it ended (Bye says why; a stream that ends without Bye is a death), and
+the agent must too (the exit code). Both are decided here.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+import structlog
+
+from elastane.errors import EXIT_SCRIPT_RAISED, ElastaneError
+from elastane.runtime.environment import WorkerEnvironment
+from elastane_proto.v1 import ring_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+class WorkerExits:
+    """Watches over the end of the process. `install` once the worker attends.
+
+    leave: asks the master to be drained. close: ends the session with the given Bye.
+    """
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        leave: Callable[[str, float], None],
+        close: Callable[[ring_pb2.Bye | None], None],
+    ) -> None:
+        self._environment = environment
+        self._leave = leave
+        self._close = close
+        self._bye: ring_pb2.Bye | None = None
+        self._closed = False
+        self._leaving = False
+        self.finished = False
+        self.pid = os.getpid()
+
+    def install(self) -> None:
+        """Take over SIGTERM (drain; a second one ends at once) and the end of the interpreter."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._terminated)
+        previous = sys.excepthook
+
+        def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+            self._bye = ring_pb2.Bye(
+                reason=ring_pb2.BYE_REASON_FAILED, message=f"{kind.__name__}: {value}"[:1000]
+            )
+            previous(kind, value, trace)
+
+        sys.excepthook = excepthook
+        atexit.register(self._at_exit)
+
+    def sent_away(self, done: ring_pb2.Done | None, drain: ring_pb2.Drain | None) -> None:
+        """The master has no further use for this worker: end the script here, quietly."""
+        if done is not None and done.phase == "succeeded":
+            self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
+            raise SystemExit(0)
+        reason = done.reason if done is not None else drain.reason if drain is not None else ""
+        _log.info("leaving", reason=reason)
+        self._say(ring_pb2.BYE_REASON_DRAINED, reason)
+        raise SystemExit(self._environment.drain_exit_code)
+
+    def failed(self, error: ElastaneError) -> BaseException:
+        """What to raise in the script's thread for an error that ended the session."""
+        sys.stderr.write(f"elastane: {error}\n")
+        self._closed = True  # no session to say Bye on
+        exit_error = SystemExit(error.exit_code)
+        exit_error.__cause__ = error
+        return exit_error
+
+    def _say(self, reason: ring_pb2.ByeReason, message: str) -> None:
+        self._bye = ring_pb2.Bye(reason=reason, message=message)
+
+    def _at_exit(self) -> None:
+        if self._closed or os.getpid() != self.pid:  # a data worker that was forked
+            return
+        self._closed = True
+        bye = self._bye
+        if bye is None:
+            reason = ring_pb2.BYE_REASON_FINISHED if self.finished else ring_pb2.BYE_REASON_FAILED
+            message = "" if self.finished else "the script ended before its epochs did"
+            bye = ring_pb2.Bye(reason=reason, message=message)
+        self._close(bye)
+
+    def _terminated(self, signum: int, frame: FrameType | None) -> Any:
+        if self._leaving or self.finished:
+            os._exit(128 + signum)
+        self._leaving = True
+        notice = self._environment.notice_seconds
+        # The node goes away when the notice is over, drained or not; better to end by ourselves.
+        timer = threading.Timer(notice, os._exit, args=(EXIT_SCRIPT_RAISED,))
+        timer.daemon = True
+        timer.start()
+        # Not in the handler itself: it may have interrupted the holder of the trainer's lock.
+        threading.Thread(target=self._leave, args=("SIGTERM", notice), daemon=True).start()

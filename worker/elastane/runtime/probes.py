@@ -1,0 +1,29 @@
+"""Named points in the life of a step, where a test can stop, delay or kill the process.
+
+A failure is aimed at a step and a place, never at "after some seconds". In normal runs no
+function is installed and a point costs one comparison. Points, in the order of a step:
+
+    forward     a batch was handed to the script     all_reduce  contexts reported, gradients travel
+    prepared    the optimizer may step               applied     the step is in the weights
+    hand_over   state is about to be sent/received   formed      the group of a generation stands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Probe = Callable[[str, int], None]
+
+_installed: Probe | None = None
+
+
+def install(probe: Probe | None) -> None:
+    """Call `probe(point, step)` at every point from now on; None removes it."""
+    global _installed
+    _installed = probe
+
+
+def reached(point: str, step: int) -> None:
+    """Called by the runtime at each point."""
+    if _installed is not None:
+        _installed(point, step)

@@ -1,0 +1,230 @@
+"""The worker's side of the membership protocol: pure, one object per worker process.
+
+`WorkerProtocol` takes the master's messages and the trainer's progress and answers with what to
+send and whether the collective in flight must be aborted. It knows no thread, socket or tensor:
+`Trainer` calls it under its lock, `MasterSession` carries what it returns. The rule it guards is
+the fence: once Ready(g+1) is out, nothing of generation g is ever applied.
+
+    Prepare ──▶ Ready ──▶ (Load ──▶ Loaded) ──▶ Go ──▶ entered ─┐
+       ▲                                                        │ step: report ──▶ Prepared ──▶ apply
+       └────────────────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastane_proto.v1 import ring_pb2
+
+
+@dataclass
+class Outcome:
+    """What follows from a message: messages to send in order, and whether to abort the collective."""
+
+    send: list[ring_pb2.AttendRequest] = field(default_factory=list)
+    abort: bool = False
+
+
+@dataclass
+class WorkerProtocol:
+    """State of one worker in the ring protocol. Steps are global; `applied_step` = next step."""
+
+    applied_step: int = 0
+    holds_state: bool = False
+    #: The generation whose ring this worker runs in; 0: none.
+    generation: int = 0
+    #: The highest generation seen in a Prepare; above `generation` while the ring changes.
+    fenced: int = 0
+    #: Steps before this one are Prepared in `generation`.
+    prepared_until: int = 0
+    #: True from the start of the optimizer step until the body of the turn has ended.
+    applying: bool = False
+    #: The user's code runs between two epochs: no lease.
+    between_steps: bool = False
+    ready_order: list[int] = field(default_factory=list)
+    load: ring_pb2.Load | None = None
+    go: ring_pb2.Go | None = None
+    #: A planned change that came with Prepared: takes effect once the step is applied.
+    planned: ring_pb2.Prepare | None = None
+    checkpoint: ring_pb2.Checkpoint | None = None
+    drain: ring_pb2.Drain | None = None
+    done: ring_pb2.Done | None = None
+    leaving: ring_pb2.Leaving | None = None
+    _report: ring_pb2.AttendRequest | None = None
+    _loaded: ring_pb2.AttendRequest | None = None
+    _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
+
+    # ------------------------------------------------------------------ questions
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of membership is under way: the step in flight is lost or ended."""
+        return self.fenced > self.generation or self.done is not None or self.drain is not None
+
+    def may_apply(self, step: int) -> bool:
+        """Whether all contexts after `step` are durable and the ring still stands."""
+        return not self.changing and self.prepared_until > step
+
+    # ------------------------------------------------------------------ the master's messages
+
+    def prepare(self, message: ring_pb2.Prepare) -> Outcome:
+        """An unplanned change: fence at once, unless the optimizer is at work (then `end_apply` answers)."""
+        if message.generation < self.fenced:
+            return Outcome()
+        if message.generation == self.fenced:  # an echo, after a reconnect
+            in_ring = self.generation == self.fenced
+            return Outcome() if in_ring or self.applying else Outcome(send=[self._loaded or self._ready()])
+        self.fenced = message.generation
+        self.load = None
+        self.go = None
+        self.planned = None
+        self._loaded = None
+        if self.applying:
+            return Outcome(abort=True)
+        return Outcome(send=[self._ready()], abort=True)
+
+    def load_requested(self, message: ring_pb2.Load) -> Outcome:
+        """Nobody holds state: the trainer is to load a checkpoint or keep what the script built."""
+        if message.generation != self.fenced or self.generation == self.fenced:
+            return Outcome()
+        if self._loaded is not None:
+            return Outcome(send=[self._loaded])
+        self.load = message
+        return Outcome()
+
+    def go_ahead(self, message: ring_pb2.Go) -> Outcome:
+        """Everybody is ready: the trainer is to form the group."""
+        if message.generation == self.fenced and self.generation < self.fenced:
+            self.go = message
+        return Outcome()
+
+    def prepared(self, message: ring_pb2.Prepared) -> Outcome:
+        """All contexts after the step are durable."""
+        if message.generation != self.generation or self.changing:
+            return Outcome()
+        self.prepared_until = max(self.prepared_until, message.step + 1)
+        if message.HasField("extra") and message.extra.ready_order:
+            self.ready_order = list(message.extra.ready_order)
+        if message.HasField("then_checkpoint"):
+            self.checkpoint = message.then_checkpoint
+        if message.HasField("then_prepare"):
+            if self.applied_step > message.step and not self.applying:
+                return self._fence_planned(message.then_prepare)
+            self.planned = message.then_prepare
+        return Outcome()
+
+    def welcome(self, message: ring_pb2.Welcome) -> Outcome:
+        """(Re)connected. Still a member: say again what the master may not have heard."""
+        if not message.resumed:
+            # Put out, or new: whatever ring this worker was in is over for it.
+            self.generation = 0
+            self.load = self.go = self.planned = self.checkpoint = self._report = self._loaded = None
+            self._saved.clear()
+            self.prepared_until = 0
+            outcome = Outcome(abort=True)
+        else:
+            outcome = Outcome()
+            if self.fenced > self.generation and not self.applying:
+                outcome.send.append(self._loaded or self._ready())
+            elif self._report is not None:
+                outcome.send.append(self._report)
+            outcome.send.extend(self._saved)
+        if self.leaving is not None:
+            outcome.send.append(ring_pb2.AttendRequest(leaving=self.leaving))
+        return outcome
+
+    # ------------------------------------------------------------------ the trainer's progress
+
+    def entered(self, generation: int, step: int, ready_order: list[int]) -> None:
+        """The group of `generation` is formed and this worker holds the state at `step`."""
+        assert generation == self.fenced, (generation, self.fenced)
+        self.generation = generation
+        self.applied_step = step
+        self.prepared_until = step
+        self.holds_state = True
+        self.ready_order = ready_order
+        self.load = self.go = self._report = self._loaded = None
+
+    def report(self, message: ring_pb2.StepReport) -> Outcome:
+        """All ESTs of this worker have done the step."""
+        self._report = ring_pb2.AttendRequest(step_report=message)
+        return Outcome(send=[self._report])
+
+    def begin_apply(self, step: int) -> bool:
+        """Claim the right to apply `step`; False if the ring has changed meanwhile."""
+        if not self.may_apply(step):
+            return False
+        self.applying = True
+        return True
+
+    def end_apply(self, step: int) -> Outcome:
+        """The step is in the weights. A change that waited for it is answered now."""
+        self.applying = False
+        self.applied_step = step + 1
+        self._report = None
+        if self.fenced > self.generation:
+            return Outcome(send=[self._ready()])
+        if self.planned is not None:
+            return self._fence_planned(self.planned)
+        return Outcome()
+
+    def loaded(self, message: ring_pb2.Loaded) -> Outcome:
+        """The leader holds state now."""
+        self.load = None
+        if message.generation != self.fenced:
+            return Outcome()
+        self.applied_step = message.step
+        self.holds_state = True
+        self._loaded = ring_pb2.AttendRequest(loaded=message)
+        return Outcome(send=[self._loaded])
+
+    def saved(self, message: ring_pb2.Saved) -> Outcome:
+        """A shard or a manifest is written; repeated after a reconnect until the next checkpoint."""
+        request = ring_pb2.AttendRequest(saved=message)
+        self._saved = [
+            kept for kept in self._saved if kept.saved.checkpoint == message.checkpoint
+        ] + [request]
+        return Outcome(send=[request])
+
+    def broken(self, step: int, error: str) -> Outcome:
+        """The collective failed; tell the master unless a change is known already."""
+        if self.changing or self.generation == 0:
+            return Outcome()
+        message = ring_pb2.RingBroken(generation=self.generation, step=step, error=error[:500])
+        return Outcome(send=[ring_pb2.AttendRequest(ring_broken=message)])
+
+    def forming_failed(self, generation: int, error: str) -> Outcome:
+        """The group of `generation` could not be formed or filled."""
+        self.go = None
+        if generation != self.fenced:
+            return Outcome()
+        message = ring_pb2.RingBroken(generation=generation, step=self.applied_step, error=error[:500])
+        return Outcome(send=[ring_pb2.AttendRequest(ring_broken=message)])
+
+    def heartbeat(self) -> ring_pb2.AttendRequest:
+        """The heartbeat as of now."""
+        phase = ring_pb2.TRAINER_PHASE_BETWEEN if self.between_steps else ring_pb2.TRAINER_PHASE_STEP
+        return ring_pb2.AttendRequest(
+            heartbeat=ring_pb2.Heartbeat(
+                generation=self.generation, applied_step=self.applied_step, phase=phase
+            )
+        )
+
+    # ------------------------------------------------------------------ inside
+
+    def _ready(self) -> ring_pb2.AttendRequest:
+        return ring_pb2.AttendRequest(
+            ready=ring_pb2.Ready(
+                generation=self.fenced, applied_step=self.applied_step, holds_state=self.holds_state
+            )
+        )
+
+    def _fence_planned(self, prepare: ring_pb2.Prepare) -> Outcome:
+        self.planned = None
+        if prepare.generation <= self.fenced:
+            return Outcome()
+        self.fenced = prepare.generation
+        self.load = None
+        self.go = None
+        self._loaded = None
+        return Outcome(send=[self._ready()])

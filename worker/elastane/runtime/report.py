@@ -1,0 +1,37 @@
+"""Fingerprints of a finished run, written for comparisons (tests, `elastane demo`)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.state.train_state import TrainState, fingerprint
+
+
+def write_elastic_report(
+    environment: WorkerEnvironment, state: TrainState, *, step: int, is_leader: bool
+) -> None:
+    """Write `<report_dir>/elastic-<worker>.json`: sha256 of weights, optimizer and buffers at `step`."""
+    _write(
+        Path(environment.report_dir) / f"elastic-{environment.worker_id}.json",
+        {"worker": environment.worker_id, "leader": is_leader, "step": step, "fingerprint": state.fingerprint()},
+    )
+
+
+def write_stock_report(
+    directory: str, model: Any, optimizers: list[Any], *, rank: int, logged: list[dict[str, float]]
+) -> None:
+    """Write `<directory>/ddp-<rank>.json`: the same fingerprint, and what the script logged per step."""
+    _write(
+        Path(directory) / f"ddp-{rank}.json",
+        {"rank": rank, "step": len(logged), "fingerprint": fingerprint(model, optimizers), "logged": logged},
+    )
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1))
+    partial.replace(path)

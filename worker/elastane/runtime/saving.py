@@ -1,0 +1,151 @@
+"""Where a job's state starts from and goes to: initial contexts, loading, checkpoints behind the training."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastane.context import EstContext
+from elastane.errors import ElastaneError
+from elastane.rng import Generators, seed_all
+from elastane.state.checkpoint import load_newest, take_snapshot, write_manifest, write_shard
+from elastane.state.codec import Exported
+from elastane.state.train_state import TrainState
+from elastane_proto.contexts import Parts, context_to_proto
+from elastane_proto.v1 import ring_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+def initial_contexts(generators: Generators, num_ests: int, seed: int | None) -> dict[int, EstContext]:
+    """Contexts at the start of step 0: seeded seed + r, or all from the RNG state of now.
+
+    The process's own RNG state is as before afterwards.
+    """
+    before = generators.capture()
+    contexts = {}
+    for rank in range(num_ests):
+        if seed is not None:
+            seed_all(seed + rank)
+        contexts[rank] = EstContext.initial(rank, generators.capture())
+    generators.restore(before)
+    return contexts
+
+
+def load_state(
+    message: ring_pb2.Load,
+    state: TrainState,
+    initial: dict[int, EstContext],
+    *,
+    num_ests: int,
+    pristine: bool,
+) -> ring_pb2.Loaded:
+    """Load the newest usable checkpoint into `state`, or keep the script's initial state.
+
+    Called by the leader of a ring nobody holds state for. Ends the process (exit code 1, so that
+    the agent starts a fresh one) when there is no checkpoint and the weights are not initial any more.
+    """
+    checkpoint = load_newest(message.checkpoint_url) if message.checkpoint_url else None
+    if checkpoint is None:
+        if not pristine:
+            _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")
+            raise SystemExit(1)
+        loaded = ring_pb2.Loaded(generation=message.generation, step=0)
+        contexts = {rank: dict(context.parts) for rank, context in initial.items()}
+    else:
+        if sorted(checkpoint.contexts) != list(range(num_ests)):
+            raise ElastaneError(
+                f"checkpoint {checkpoint.name} holds {len(checkpoint.contexts)} ESTs, the job has {num_ests}",
+                hint="resume with the number of ESTs the job was started with",
+            )
+        state.load(checkpoint.exported)
+        loaded = ring_pb2.Loaded(
+            generation=message.generation, step=checkpoint.step, checkpoint=checkpoint.name,
+            rejected=checkpoint.rejected,
+        )
+        loaded.extra.ready_order.extend(checkpoint.ready_order)
+        contexts = checkpoint.contexts
+    for rank, parts in contexts.items():
+        loaded.contexts.append(context_to_proto(rank, loaded.step, parts))
+    return loaded
+
+
+class CheckpointSaver:
+    """Writes shards and manifests on a thread of its own. report: gets a Saved for each, errors included."""
+
+    def __init__(self, report: Callable[[ring_pb2.Saved], None]) -> None:
+        self._report = report
+        self._jobs: queue.SimpleQueue[Callable[[], ring_pb2.Saved] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="elastane-saver", daemon=True)
+        self._thread.start()
+
+    def write_shard(
+        self,
+        message: ring_pb2.Checkpoint,
+        exported: Exported,
+        *,
+        contexts: dict[int, Parts],
+        ready_order: list[int],
+        num_ests: int,
+    ) -> None:
+        """Copy this worker's stripe now, write it behind the training."""
+        snapshot = take_snapshot(
+            exported,
+            shard=message.shard,
+            shards=message.shards,
+            step=message.step,
+            contexts=contexts,
+            ready_order=ready_order,
+            num_ests=num_ests,
+        )
+
+        def job() -> ring_pb2.Saved:
+            info = write_shard(message.url, message.checkpoint, snapshot)
+            return ring_pb2.Saved(file=info.file, sha256=info.sha256, bytes=info.bytes)
+
+        self._jobs.put(self._guard(message, job))
+
+    def write_manifest(self, message: ring_pb2.Checkpoint, *, num_ests: int) -> None:
+        """As the leader: every shard is written, make the checkpoint exist."""
+
+        def job() -> ring_pb2.Saved:
+            write_manifest(
+                message.url,
+                message.checkpoint,
+                step=message.step,
+                num_ests=num_ests,
+                entries=list(message.manifest),
+                keep=message.keep,
+            )
+            return ring_pb2.Saved(complete=True)
+
+        self._jobs.put(self._guard(message, job))
+
+    def close(self) -> None:
+        """Finish what is queued, then end."""
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _guard(
+        self, message: ring_pb2.Checkpoint, job: Callable[[], ring_pb2.Saved]
+    ) -> Callable[[], ring_pb2.Saved]:
+        def guarded() -> ring_pb2.Saved:
+            try:
+                saved = job()
+            except (OSError, ElastaneError) as error:
+                # A checkpoint that cannot be written must not end the training; the master says so.
+                _log.warning("checkpoint failed", checkpoint=message.checkpoint, error=str(error))
+                saved = ring_pb2.Saved(error=str(error) or type(error).__name__)
+            saved.checkpoint, saved.step, saved.shard = message.checkpoint, message.step, message.shard
+            return saved
+
+        return guarded
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            self._report(job())
+
+

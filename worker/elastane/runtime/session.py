@@ -1,0 +1,192 @@
+"""The worker's bidirectional session with the master: one stream, kept alive, reconnected.
+
+A thread of its own reads the stream and hands every message to the trainer; another sends
+heartbeats. When the stream breaks, the session reconnects with backoff to the next of the
+master's addresses and says Hello again; what the old stream may have lost is repeated by the
+protocol (`WorkerProtocol.welcome`). A refusal that cannot change, or a master that stays away
+longer than `timeout_seconds`, ends the session with a typed error the trainer raises.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import grpc
+import structlog
+import tenacity
+from grpc_status import rpc_status
+
+from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
+
+_log = structlog.get_logger(__name__)
+
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+_CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # A silent master is noticed although nothing is sent: transport pings, answered by its C core.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+_PERMANENT = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+Handler = Callable[[ring_pb2.AttendResponse], None]
+
+
+class MasterSession:
+    """One worker's session. Thread-safe: `send` may be called from any thread.
+
+    hello: makes the Hello of the moment (it says where the worker stands). heartbeat: makes a
+    Heartbeat. handler: called on the reader thread with every message, in order. failed: called
+    once, on the reader thread, with the error that ended the session for good.
+    """
+
+    def __init__(
+        self,
+        addresses: list[str],
+        *,
+        hello: Callable[[], ring_pb2.Hello],
+        heartbeat: Callable[[], ring_pb2.AttendRequest],
+        handler: Handler,
+        failed: Callable[[ElastaneError], None],
+        timeout_seconds: float,
+    ) -> None:
+        self._addresses = addresses
+        self._hello = hello
+        self._heartbeat = heartbeat
+        self._handler = handler
+        self._failed = failed
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] | None = None
+        self._closing = threading.Event()
+        self._heartbeat_interval_seconds = 1.0
+        self._last_contact = time.monotonic()
+        self._reader = threading.Thread(target=self._run, name="elastane-session", daemon=True)
+        self._beater = threading.Thread(target=self._beat, name="elastane-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Connect in the background; answers arrive at the handler."""
+        self._reader.start()
+        self._beater.start()
+
+    def send(self, *messages: ring_pb2.AttendRequest) -> None:
+        """Queue messages in order; dropped while disconnected (the protocol repeats what counts)."""
+        with self._lock:
+            if self._outgoing is not None:
+                for message in messages:
+                    self._outgoing.put(message)
+
+    def close(self, bye: ring_pb2.Bye | None = None, *, timeout_seconds: float = 5.0) -> None:
+        """Say Bye, if the stream stands, and end the session."""
+        if bye is not None:
+            self.send(ring_pb2.AttendRequest(bye=bye))
+        self._closing.set()
+        with self._lock:
+            if self._outgoing is not None:
+                self._outgoing.put(None)
+        if threading.current_thread() is not self._reader and self._reader.is_alive():
+            self._reader.join(timeout_seconds)
+
+    # ------------------------------------------------------------------ reader thread
+
+    def _run(self) -> None:
+        try:
+            self._attend_until_closed()
+        except ElastaneError as error:
+            self._failed(error)
+
+    def _attend_until_closed(self) -> None:
+        attempt = 0
+        backoff = tenacity.wait_exponential_jitter(initial=0.05, max=2.0)
+        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
+        while not self._closing.is_set():
+            address = self._addresses[attempt % len(self._addresses)]
+            contact_before = self._last_contact
+            error = self._attend(address)
+            if self._closing.is_set():
+                return
+            if error is not None and error.code() in _PERMANENT:
+                raise _refusal(error)
+            attempt = 1 if self._last_contact > contact_before else attempt + 1
+            silent_seconds = time.monotonic() - self._last_contact
+            if silent_seconds > self._timeout_seconds:
+                raise MasterUnreachableError(
+                    f"no master answered at {', '.join(self._addresses)} for {silent_seconds:.0f} s",
+                    hint="is the master running, and is --master right? "
+                    "ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait",
+                    last_error=error.details() if error is not None else "stream closed",
+                )
+            state.attempt_number = attempt
+            self._closing.wait(backoff(state))
+
+    def _attend(self, address: str) -> grpc.RpcError | None:
+        """One stream, from Hello until it ends; returns the error that ended it."""
+        outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
+
+        def requests() -> Iterator[ring_pb2.AttendRequest]:
+            while (message := outgoing.get()) is not None:
+                yield message
+
+        outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
+        with grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+            stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
+            try:
+                for message in stream:
+                    if message.HasField("welcome"):
+                        self._connected(message.welcome, outgoing, address)
+                    self._last_contact = time.monotonic()
+                    self._handler(message)
+            except grpc.RpcError as error:
+                _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
+                return error
+            finally:
+                with self._lock:
+                    self._outgoing = None
+                outgoing.put(None)
+        return None
+
+    def _connected(
+        self,
+        welcome: ring_pb2.Welcome,
+        outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None],
+        address: str,
+    ) -> None:
+        _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
+        interval = welcome.heartbeat_interval.ToTimedelta().total_seconds()
+        self._heartbeat_interval_seconds = interval or 1.0
+        with self._lock:
+            self._outgoing = outgoing
+
+    # ------------------------------------------------------------------ heartbeat thread
+
+    def _beat(self) -> None:
+        while not self._closing.wait(self._heartbeat_interval_seconds):
+            self.send(self._heartbeat())
+
+
+def _refusal(error: grpc.RpcError) -> RefusedError:
+    """The typed error of a refused session, with the master's facts and hint."""
+    hint, facts = "", {}
+    status = rpc_status.from_call(error)
+    for detail in status.details if status is not None else ():
+        typed = errors_pb2.ErrorDetail()
+        if detail.Unpack(typed):
+            hint, facts = typed.hint, dict(typed.facts)
+    return RefusedError(f"the master refused this worker: {error.details()}", hint=hint, **facts)

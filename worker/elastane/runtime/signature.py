@@ -1,0 +1,33 @@
+"""What must be equal in all workers of a job; the master compares it at joining."""
+
+from __future__ import annotations
+
+import torch
+
+from elastane.data.source import BatchSource
+from elastane_proto.v1 import ring_pb2
+
+
+def script_signature(
+    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], source: BatchSource, epochs: int
+) -> ring_pb2.ScriptSignature:
+    """Names, shapes and dtypes of parameters and buffers, the data's size, and what decides the bits."""
+    signature = ring_pb2.ScriptSignature(
+        dataset_size=source.dataset_size,
+        batch_size=source.batch_size,
+        steps_per_epoch=source.steps_per_epoch,
+        epochs=epochs,
+    )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        signature.tensors.append(
+            ring_pb2.TensorSpec(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        )
+    environment = {
+        "torch": torch.__version__,
+        "threads": str(torch.get_num_threads()),
+        "optimizer": ",".join(type(optimizer).__name__ for optimizer in optimizers),
+        "data_workers": str(source.num_workers),
+        "dtype": str(torch.get_default_dtype()),
+    }
+    signature.environment.update(environment)
+    return signature

@@ -1,0 +1,47 @@
+"""The job's state in one worker: carried exactly, handed over, saved.
+
+`codec` turns nested state into JSON and tensors, `train_state` collects it from the script's
+objects and puts it back, `handover` moves it between workers, `checkpoint` keeps it in files.
+"""
+
+from elastane.state.checkpoint import (
+    Checkpoint,
+    CheckpointDamagedError,
+    CheckpointError,
+    LoadedCheckpoint,
+    ManifestEntry,
+    NoUsableCheckpointError,
+    checkpoint_name,
+    list_checkpoints,
+    load_newest,
+    take_snapshot,
+    write_manifest,
+    write_shard,
+)
+from elastane.state.codec import Exported, StateNotCarriedError
+from elastane.state.fingerprint import fingerprint
+from elastane.state.handover import HandoverError, receive_state, send_state
+from elastane.state.train_state import StateError, TrainState
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointDamagedError",
+    "CheckpointError",
+    "Exported",
+    "HandoverError",
+    "LoadedCheckpoint",
+    "ManifestEntry",
+    "NoUsableCheckpointError",
+    "StateError",
+    "StateNotCarriedError",
+    "TrainState",
+    "checkpoint_name",
+    "fingerprint",
+    "list_checkpoints",
+    "load_newest",
+    "receive_state",
+    "send_state",
+    "take_snapshot",
+    "write_manifest",
+    "write_shard",
+]

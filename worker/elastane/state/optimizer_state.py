@@ -1,0 +1,175 @@
+"""Optimizer state taken out and put back with the same bits.
+
+`torch.optim.Optimizer.load_state_dict` casts state to the dtype of its parameter (float32 moments of
+a bfloat16 parameter lose half their bits), copies everything aside and replaces `param_groups`.
+Here the state goes back as it was: dtype, stride, aliasing, Python floats as they are; and in place
+where that is possible, so that references which the script or a CUDA graph holds stay good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from elastane.errors import ElastaneError
+
+
+class StateError(ElastaneError):
+    """The state to load does not belong to these objects; nothing was changed."""
+
+
+class Placer:
+    """Gives loaded tensors a home of their own: a copy, or an existing tensor filled in place.
+
+    The loaded ones lie in staging memory that goes away. One Placer serves one load: two places that
+    shared a tensor share one again, and an existing tensor is filled for one place only.
+
+    kinds: kind of device that a loaded tensor (by id) came from. model_kind: that of the parameters.
+    device: where the parameters are here.
+    """
+
+    def __init__(self, kinds: Mapping[int, str], model_kind: str, device: torch.device) -> None:
+        self._kinds = kinds
+        self._model_kind = model_kind
+        self._device = device
+        self._placed: dict[int, torch.Tensor] = {}
+        self._filled: set[tuple[torch.device, int]] = set()
+
+    def came_from_cpu(self, source: torch.Tensor) -> bool:
+        return self._kinds.get(id(source), source.device.type) == "cpu"
+
+    def tensor(
+        self, source: torch.Tensor, existing: object = None, device: torch.device | None = None
+    ) -> torch.Tensor:
+        """The home of `source`.
+
+        device: where its owner is; a tensor kept on the CPU beside a model that is not stays on the
+        CPU. None: there is no such owner; what came from the CPU goes to the CPU, the rest to the model.
+        """
+        if id(source) in self._placed:
+            return self._placed[id(source)]
+        apart = self.came_from_cpu(source) and (device is None or self._model_kind != "cpu")
+        target = torch.device("cpu") if apart else device or self._device
+        if isinstance(existing, torch.Tensor) and self._fits(existing, source, target):
+            home = existing
+        else:
+            shape, stride = tuple(source.shape), tuple(source.stride())
+            home = torch.empty_strided(shape, stride, dtype=source.dtype, device=target)
+        with torch.no_grad():
+            home.copy_(source)
+        self._placed[id(source)] = home
+        self._filled.add((home.device, home.data_ptr()))
+        return home
+
+    def tree(self, value: Any, existing: Any = None, device: torch.device | None = None) -> Any:
+        """The same for every tensor of a nested value; containers are new."""
+        if isinstance(value, torch.Tensor):
+            return self.tensor(value, existing, device)
+        if isinstance(value, dict):
+            inner = existing if isinstance(existing, dict) else {}
+            copy = type(value)()
+            for key, item in value.items():
+                copy[key] = self.tree(item, inner.get(key), device)
+            return copy
+        if isinstance(value, list | tuple):
+            old = existing if isinstance(existing, list | tuple) and len(existing) == len(value) else None
+            items = [self.tree(item, old[i] if old else None, device) for i, item in enumerate(value)]
+            return type(value)(items)
+        return value
+
+    def _fits(self, existing: torch.Tensor, source: torch.Tensor, device: torch.device) -> bool:
+        return (
+            type(existing) is torch.Tensor
+            and existing.dtype == source.dtype
+            and existing.shape == source.shape
+            and existing.stride() == source.stride()
+            and existing.device == device
+            and not existing.requires_grad
+            and (existing.device, existing.data_ptr()) not in self._filled
+        )
+
+
+def check_optimizer(optimizer: Optimizer, state: Any, name: str) -> None:
+    """Raises StateError unless `state` (a decoded state_dict) fits the optimizer's parameter groups."""
+    groups, saved = optimizer.param_groups, state["param_groups"]
+    sizes, saved_sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
+    if sizes != saved_sizes:
+        raise StateError(
+            f"{name}: the state is of parameter groups of {saved_sizes} parameters, the script built {sizes}",
+            hint="every worker must build the same optimizer",
+            found=sizes,
+            expected=saved_sizes,
+        )
+
+
+def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
+    """Puts a decoded state_dict back, exactly; what the optimizer held before is gone.
+
+    A class that brings its own `load_state_dict` is given the state by that. Hooks run as torch runs
+    them. Per-parameter state goes to the device of its parameter, "step" as torch places it.
+    """
+    if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
+        optimizer.load_state_dict(placer.tree(state))
+        return
+    for hook in list(optimizer._optimizer_load_state_dict_pre_hooks.values()):
+        replaced = hook(optimizer, state)
+        state = state if replaced is None else replaced
+    old = dict(optimizer.state)
+    loaded: dict[Any, Any] = {}
+    seen: set[int] = set()
+    for group, index, parameter in _parameters(optimizer, state["param_groups"]):
+        if index in state["state"]:
+            entry = state["state"][index]
+            loaded[parameter] = _place_entry(entry, old.get(parameter, {}), parameter, group, placer)
+            seen.add(index)
+    for key, value in state["state"].items():
+        if key not in seen:
+            loaded[key] = placer.tree(value, old.get(key))
+    optimizer.state.clear()
+    optimizer.state.update(loaded)
+    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        _load_group(group, saved, placer)
+    for post_hook in list(optimizer._optimizer_load_state_dict_post_hooks.values()):
+        post_hook(optimizer)
+
+
+def _parameters(
+    optimizer: Optimizer, saved_groups: list[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], int, torch.Tensor]]:
+    """(saved group, index in the state_dict, the optimizer's parameter) of every parameter."""
+    for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
+        for parameter, index in zip(group["params"], saved["params"], strict=True):
+            yield saved, index, parameter
+
+
+def _place_entry(
+    entry: Any, old: Any, parameter: torch.Tensor, group: dict[str, Any], placer: Placer
+) -> Any:
+    if not isinstance(entry, dict):
+        return placer.tree(entry, old, parameter.device)
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    placed = type(entry)()
+    for key, value in entry.items():
+        before = old.get(key) if isinstance(old, dict) else None
+        is_host_step = key == "step" and isinstance(value, torch.Tensor) and placer.came_from_cpu(value)
+        device = torch.device("cpu") if is_host_step and not on_device else parameter.device
+        placed[key] = placer.tree(value, before, device)
+    return placed
+
+
+def _load_group(group: dict[str, Any], saved: dict[str, Any], placer: Placer) -> None:
+    """Options in place: the dict stays the same object, a tensor lr the same tensor."""
+    fresh = {}
+    for key, value in saved.items():
+        if key != "params":
+            old = group.get(key)
+            fresh[key] = placer.tree(value, old, old.device if isinstance(old, torch.Tensor) else None)
+    if "param_names" in group:
+        fresh.setdefault("param_names", group["param_names"])
+    parameters = group["params"]
+    group.clear()
+    group["params"] = parameters
+    group.update(fresh)

@@ -1,0 +1,185 @@
+"""All that a worker must hold, beside EST contexts, to go on training: out as values, in again in place.
+
+1. `export()` names every parameter, buffer, optimizer and scheduler state and extra object, by
+   reference: between two steps nothing changes them, so nothing needs to be copied.
+2. The export travels (hand-over) or is written (checkpoint).
+3. `load()` first compares it with the script's objects, then fills them in place: the script, the
+   reducer and the optimizer keep the very tensors they know.
+
+Gradients are no part of it: at a step boundary there are none that count. Neither are module flags
+(`requires_grad`, `training`): the script sets them, in every worker alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from elastane.state.codec import Exported, StateFormatError, decode, encode, is_dense
+from elastane.state.fingerprint import fingerprint
+from elastane.state.optimizer_state import Placer, StateError, check_optimizer, load_optimizer
+
+__all__ = ["StateError", "Stateful", "TrainState"]
+
+_SECTIONS = ("parameters", "buffers", "modules", "optimizers", "schedulers", "extras")
+
+
+class Stateful(Protocol):
+    """A scheduler, a GradScaler, an averaged model, a user's object."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
+
+
+class TrainState:
+    """The objects a script trains with, as one state.
+
+    model: the module itself, not a wrapper. optimizers: torch's, unwrapped. schedulers: in the order in
+    which every worker builds them. extras: by name, whatever has state_dict and load_state_dict.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer] = (),
+        schedulers: Sequence[Stateful] = (),
+        extras: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizers = list(optimizers)
+        self.schedulers = list(schedulers)
+        self.extras = dict(extras or {})
+
+    def export(self) -> Exported:
+        """The state by reference: good until the next step begins.
+
+        Raises StateNotCarriedError that names the item, e.g. "extras.tracker.file: object of type ...".
+        """
+        state = {
+            "parameters": dict(self.model.named_parameters(remove_duplicate=False)),
+            "buffers": dict(self.model.named_buffers(remove_duplicate=False)),
+            "modules": {name: module.get_extra_state() for name, module in self._modules_with_state()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
+            "extras": {name: extra.state_dict() for name, extra in self.extras.items()},
+        }
+        return encode(state)
+
+    def load(self, exported: Exported) -> None:
+        """Fills the objects in place with the exported state, bit for bit.
+
+        Parameters keep their identity and their memory (`data_ptr`). Raises StateError or
+        StateFormatError before anything is changed when the state is not of objects like these.
+        """
+        state = decode(exported)
+        self._check(state)
+        placer = self._placer(exported, state)
+        with torch.no_grad():
+            self._load_parameters(state["parameters"])
+            self._load_buffers(state["buffers"], placer)
+        modules = dict(self._modules_with_state())
+        for name, value in state["modules"].items():
+            modules[name].set_extra_state(placer.tree(value))
+        # Schedulers first: some write the learning rate into the optimizer when they are loaded.
+        for scheduler, value in zip(self.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(placer.tree(value))
+        for optimizer, value in zip(self.optimizers, state["optimizers"], strict=True):
+            load_optimizer(optimizer, value, placer)
+        for name, value in state["extras"].items():
+            self.extras[name].load_state_dict(placer.tree(value))
+
+    def fingerprint(self) -> dict[str, str]:
+        """sha256 of "weights", "optimizer" and "buffers"; see `elastane.state.fingerprint`."""
+        return fingerprint(self.model, self.optimizers)
+
+    # ------------------------------------------------------------------ before anything changes
+
+    def _check(self, state: Any) -> None:
+        if not isinstance(state, dict) or sorted(state) != sorted(_SECTIONS):
+            raise StateFormatError("this is not the state of a training run")
+        self._check_parameters(state["parameters"])
+        _same_names("module states", state["modules"], dict(self._modules_with_state()))
+        _same_names("extras", state["extras"], self.extras)
+        known = {f"{prefix}{name}" for prefix, module in self._modules() for name in module._buffers}
+        _same_names("buffers", known | set(state["buffers"]), known)
+        for kind, mine in (("optimizers", self.optimizers), ("schedulers", self.schedulers)):
+            if len(state[kind]) != len(mine):
+                raise StateError(
+                    f"the state has {len(state[kind])} {kind}, the script gave {len(mine)}",
+                    hint=f"every worker must prepare the same {kind}",
+                )
+        for index, (optimizer, value) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
+            if type(optimizer).load_state_dict is Optimizer.load_state_dict:
+                check_optimizer(optimizer, value, f"optimizer {index}")
+
+    def _check_parameters(self, saved: Mapping[str, torch.Tensor]) -> None:
+        mine = dict(self.model.named_parameters(remove_duplicate=False))
+        _same_names("parameters", saved, mine)
+        for name, parameter in mine.items():
+            expected, found = _describe(saved[name]), _describe(parameter)
+            if expected != found:
+                raise StateError(
+                    f"parameter {name} is {expected} in the state and {found} in the script",
+                    hint="every worker must build the same model",
+                    parameter=name,
+                )
+
+    # ------------------------------------------------------------------ in place
+
+    def _placer(self, exported: Exported, state: Any) -> Placer:
+        kinds = {id(t): spec.device for t, spec in zip(exported.tensors, exported.specs, strict=True)}
+        model_kind = next((kinds[id(value)] for value in state["parameters"].values()), "cpu")
+        return Placer(kinds, model_kind, self._device())
+
+    def _device(self) -> torch.device:
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def _load_parameters(self, saved: Mapping[str, torch.Tensor]) -> None:
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            value, stride = saved[name], parameter.stride()
+            if stride != value.stride() and is_dense(tuple(parameter.shape), tuple(stride)):
+                # The same memory, read in the order of dimensions (channels_last) that the ring trains with.
+                parameter.data = parameter.data.as_strided(value.shape, value.stride())
+            parameter.copy_(value)
+
+    def _load_buffers(self, saved: Mapping[str, torch.Tensor], placer: Placer) -> None:
+        for prefix, module in self._modules():
+            for name, buffer in module._buffers.items():
+                value = saved.get(prefix + name)
+                if value is None or buffer is None:
+                    module._buffers[name] = None if value is None else placer.tensor(value, None, self._device())
+                elif _describe(buffer) == _describe(value):
+                    buffer.copy_(value)
+                else:
+                    module._buffers[name] = placer.tensor(value, None, buffer.device)
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules(remove_duplicate=False):
+            yield (f"{name}." if name else ""), module
+
+    def _modules_with_state(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules():
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                yield name, module
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _same_names(kind: str, saved: object, mine: object) -> None:
+    expected, found = set(saved), set(mine)  # type: ignore[call-overload]
+    if expected == found:
+        return
+    missing, unknown = sorted(map(str, expected - found)), sorted(map(str, found - expected))
+    raise StateError(
+        f"{kind} differ: the state has {missing[:5] or 'nothing'} that the script lacks, "
+        f"the script has {unknown[:5] or 'nothing'} that the state lacks",
+        hint="every worker must build the same objects",
+        missing=missing,
+        unknown=unknown,
+    )

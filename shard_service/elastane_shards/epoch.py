@@ -1,8 +1,8 @@
 """The tasks of one epoch: a cursor, what is leased, what came back, what is DONE, what is FAILED.
 
-Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; all others
-wait behind it and take no memory. Knows neither time nor settings: `DynamicQueue` hands in
-deadlines and decides when a task has failed.
+Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; all others wait behind
+it and take no memory. Knows neither time nor settings: `DynamicQueue` hands in deadlines and decides when a
+task has failed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from elastane_shards.tasks import AttemptError, Parts, TaskState
 class Held(msgspec.Struct, gc=False):
     """A task that was leased at least once and is not finished.
 
-    worker, attempt, deadline: of the newest lease. rng: of the first lease, shared by all tasks of one
-    call and never changed. errors: of the attempts that ended badly, oldest first.
+    worker, attempt, deadline: of the newest lease. rng: of the first lease, shared by all tasks of one call
+    and never changed. errors: of the attempts that ended badly, oldest first.
     """
 
     worker: str
@@ -118,7 +118,10 @@ class EpochTasks:
             raise InvariantViolated("a task is in two states", known=sorted(known))
         if len(known) + self.done.count != self.counter:
             raise InvariantViolated(
-                "tasks below the cursor are in no state", counter=self.counter, known=len(known), done=self.done.count
+                "tasks below the cursor are in no state",
+                counter=self.counter,
+                known=len(known),
+                done=self.done.count,
             )
         if any(not 0 <= index < self.counter for index in known) or any(self.done.intervals(self.counter)):
             raise InvariantViolated("a task beyond the cursor has a state", counter=self.counter)

@@ -1,7 +1,7 @@
 """The Feistel permutation of `elastane_shards.permutation`, vectorised: for workers, which have numpy.
 
-Kept apart because the master imports this package and has no numpy. Positions are taken in blocks
-that stay in the cache with their temporaries; cycle walking repeats only what fell outside.
+Kept apart because the master imports this package and has no numpy. Positions are taken in blocks that stay
+in the cache with their temporaries; cycle walking repeats only what fell outside.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ BLOCK_POSITIONS = 65536
 Positions = NDArray[np.integer[Any]] | range
 
 
-def feistel(positions: Positions, size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> NDArray[np.int64]:
+def feistel(
+    positions: Positions, size: int, seed: int, epoch: int, rounds: int = ROUNDS
+) -> NDArray[np.int64]:
     """Where each position goes in the permutation of [0, size) keyed by (seed, epoch).
 
-    positions: 1-d array of integers, or a range; the result is int64 of the same shape. Called by
-    workers for the positions of a task. Raises InvalidRequest when one is outside [0, size), and what
-    `feistel_key` raises.
+    positions: 1-d array of integers, or a range; the result is int64 of the same shape. Called by workers
+    for the positions of a task. Raises InvalidRequest when one is outside [0, size), and what `feistel_key`
+    raises.
     """
     return _apply(positions, feistel_key(size, seed, epoch, rounds), backwards=False)
 
@@ -47,7 +49,9 @@ def _apply(positions: Positions, key: FeistelKey, *, backwards: bool) -> NDArray
             else part.astype(np.int64)
         )
         if block.min() < 0 or block.max() >= key.size:
-            raise InvalidRequest(f"positions must be in [0, {key.size})", lowest=block.min(), highest=block.max())
+            raise InvalidRequest(
+                f"positions must be in [0, {key.size})", lowest=block.min(), highest=block.max()
+            )
         _network(block, key, backwards=backwards)
         while (outside := np.flatnonzero(block >= key.size)).size:
             again = block[outside]

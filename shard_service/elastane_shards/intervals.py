@@ -1,17 +1,17 @@
 """Sets of non-negative integers that are mostly runs: which tasks are DONE.
 
-Tasks become DONE nearly in order, so the set is a few runs whatever the size of the dataset: that
-is why 10^9 samples cost kilobytes. Runs are kept as one sorted list of boundaries, start, end,
-start, end, ..., in which bisecting for a position says at once whether it is inside (an odd place)
-or outside (an even one). The list is cut into blocks, since inserting into one list of millions
-would move all of it: an `add` costs O(1) in order and O(log runs + block) anywhere else.
+Tasks become DONE nearly in order, so the set is a few runs whatever the size of the dataset: that is why
+10^9 samples cost kilobytes. Runs are kept as one sorted list of boundaries, start, end, start, end, ..., in
+which bisecting for a position says at once whether it is inside (an odd place) or outside (an even one).
+The list is cut into blocks, since inserting into one list of millions would move all of it: an `add` costs
+O(1) in order and O(log runs + block) anywhere else.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 
 from elastane_shards.errors import InvalidRequest, InvariantViolated
 
@@ -37,7 +37,9 @@ class IntervalSet:
     def add(self, start: int, end: int) -> int:
         """Adds [start, end); returns how many of its integers were new. Raises InvalidRequest."""
         if not 0 <= start <= end:
-            raise InvalidRequest(f"[{start}, {end}) is no range of non-negative integers", start=start, end=end)
+            raise InvalidRequest(
+                f"[{start}, {end}) is no range of non-negative integers", start=start, end=end
+            )
         if start == end:
             return 0
         if not self._blocks:
@@ -140,7 +142,7 @@ class IntervalSet:
     def validate(self) -> None:
         """Raises InvariantViolated unless the runs are non-empty, ascending and apart, and counted right."""
         flat = list(chain.from_iterable(self._blocks))
-        ascending = all(a < b for a, b in zip(flat, flat[1:], strict=False))
+        ascending = all(a < b for a, b in pairwise(flat))
         if not ascending or len(flat) % 2 or (flat and flat[0] < 0):
             raise InvariantViolated("the runs of an IntervalSet are not ascending", runs=len(flat) // 2)
         if sum(flat[1::2]) - sum(flat[::2]) != self._count:

@@ -1,14 +1,14 @@
 """A seeded permutation of [0, size) in O(1) memory: the definition, one position at a time.
 
 `torch.randperm(10**9)` costs 8 GB and a minute. A Feistel network is a bijection whatever its round
-function is, so six rounds of a cheap one give a permutation that needs no table, forwards and
-backwards (Luby and Rackoff, "How to construct pseudorandom permutations", SIAM J. Comput. 1988).
-It works on whole bits; a result outside [0, size) is put through again until it is inside, which
-keeps it a bijection (cycle walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002) and takes
-less than two turns on average, because the domain is below 2 * size.
+function is, so six rounds of a cheap one give a permutation that needs no table, forwards and backwards
+(Luby and Rackoff, "How to construct pseudorandom permutations", SIAM J. Comput. 1988). It works on whole
+bits; a result outside [0, size) is put through again until it is inside, which keeps it a bijection (cycle
+walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002) and takes less than two turns on
+average, because the domain is below 2 * size.
 
-The two parts may differ in width by one bit, so the rounds alternate: even rounds mix the
-low part into the high one, odd rounds the high part into the low one.
+The two parts may differ in width by one bit, so the rounds alternate: even rounds mix the low part into the
+high one, odd rounds the high part into the low one.
 
 Pure Python, for the master, which has no numpy; `elastane_shards.feistel` computes the same in blocks.
 """
@@ -31,8 +31,8 @@ MULTIPLIER_2 = 0xC2B2AE35
 class FeistelKey(msgspec.Struct, frozen=True):
     """What fixes one permutation.
 
-    size: of the domain. low_bits, high_bits: widths of the two parts, at most 31 bits each.
-    round_keys: 32 bits for each round.
+    size: of the domain. low_bits, high_bits: widths of the two parts, at most 31 bits each. round_keys: 32
+    bits for each round.
     """
 
     size: int

@@ -13,9 +13,9 @@ class Progress(msgspec.Struct, frozen=True):
     """Where a queue stands.
 
     todo, doing, done, failed: tasks of the current epoch; they add up to `total`, but `total` is 0 while a
-    stream is open. failed_before: FAILED tasks of earlier epochs. requeued, timed_out, samples_done: since the
-    beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None while
-    nobody can know.
+    stream is open. failed_before: FAILED tasks of earlier epochs. requeued, timed_out, samples_done: since
+    the beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None
+    while nobody can know.
     """
 
     epoch: int
@@ -38,8 +38,8 @@ class RateWindow(msgspec.Struct):
     """Samples per second over a sliding window, from times handed in.
 
     since: when counting began; None before. buckets: [whole second, samples], ascending, at most one a
-    second of the window. A clock that goes back a little counts on in the newest
-    bucket; one that goes back by more than the window begins anew.
+    second of the window. A clock that goes back a little counts on in the newest bucket; one that goes back
+    by more than the window begins anew.
     """
 
     since: float | None = None

@@ -1,11 +1,11 @@
 """Which samples an EST takes in a step: DistributedSampler's and DataLoader's rules as functions.
 
-The order of an epoch is a list of dataset indices, padded or cut to a multiple of N; EST r takes every N-th from
-r on, and its loader cuts that into batches. Nothing here imports torch: the one thing needed of it,
+The order of an epoch is a list of dataset indices, padded or cut to a multiple of N; EST r takes every N-th
+from r on, and its loader cuts that into batches. Nothing here imports torch: the one thing needed of it,
 `torch.randperm` of a seeded generator, is handed in.
 
-A step's samples are numbered twice. A *place in the order* is where DistributedSampler put a sample, strided over ESTs
-(`batch_places`). A *position* counts samples as they are consumed, step by step and in
+A step's samples are numbered twice. A *place in the order* is where DistributedSampler put a sample,
+strided over ESTs (`batch_places`). A *position* counts samples as they are consumed, step by step and in
 each step EST by EST, so each lockstep task is one range and the ranges of an epoch lie end to end
 (`task_bounds`): that is what the audit checks for holes and doubles.
 """
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from elastane_shards.errors import InvalidRequest, InvalidSettings, InvalidSource
 
 Randperm = Callable[[int, int], Sequence[int]]
-"""(n, seed) -> a permutation of 0..n-1 as plain integers, e.g. torch.randperm(n, generator=seeded).tolist()."""
+"""(n, seed) -> a permutation of 0..n-1 as plain integers: `torch.randperm(n, generator=seeded).tolist()`."""
 
 
 def samples_per_rank(size: int, num_replicas: int, *, drop_last: bool) -> int:
-    """What DistributedSampler.num_samples is for a dataset of `size`. Raises InvalidSource, InvalidSettings."""
+    """DistributedSampler.num_samples for a dataset of `size`. Raises InvalidSource, InvalidSettings."""
     if size < 1:
         raise InvalidSource(f"a dataset of {size} samples has no order", size=size)
     if num_replicas < 1:
@@ -41,8 +41,8 @@ def distributed_order(
 ) -> Sequence[int]:
     """The epoch's order of all replicas, exactly as torch.utils.data.DistributedSampler makes it.
 
-    Returns samples_per_rank * num_replicas dataset indices: cut at the end with drop_last, else padded
-    by repeating the order from its start. Raises InvalidSource and InvalidSettings, also when `randperm`
+    Returns samples_per_rank * num_replicas dataset indices: cut at the end with drop_last, else padded by
+    repeating the order from its start. Raises InvalidSource and InvalidSettings, also when `randperm`
     returns another number of indices.
     """
     total = samples_per_rank(size, num_replicas, drop_last=drop_last) * num_replicas
@@ -73,8 +73,8 @@ def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool) -> int:
 def batch_length(step: int, samples: int, batch_size: int, *, drop_last: bool) -> int:
     """Samples that each EST takes in a step of the epoch; the last batch may be short.
 
-    step: counted from the epoch's start. samples: of one EST in an epoch. Raises InvalidRequest when
-    the epoch has no such step.
+    step: counted from the epoch's start. samples: of one EST in an epoch. Raises InvalidRequest when the
+    epoch has no such step.
     """
     steps = steps_per_epoch(samples, batch_size, drop_last=drop_last)
     if not 0 <= step < steps:
@@ -87,8 +87,8 @@ def batch_places(
 ) -> range:
     """The places in the epoch's order of EST `rank`'s batch in a step.
 
-    `[order[place] for place in batch_places(...)]` are the batch's dataset indices. Arguments and
-    errors as for `batch_length`.
+    `[order[place] for place in batch_places(...)]` are the batch's dataset indices. Arguments and errors as
+    for `batch_length`.
     """
     _check_rank(rank, num_replicas)
     length = batch_length(step, samples, batch_size, drop_last=drop_last)
@@ -111,4 +111,6 @@ def task_bounds(
 
 def _check_rank(rank: int, num_replicas: int) -> None:
     if not 0 <= rank < num_replicas:
-        raise InvalidRequest(f"no virtual rank {rank} of {num_replicas}", rank=rank, num_replicas=num_replicas)
+        raise InvalidRequest(
+            f"no virtual rank {rank} of {num_replicas}", rank=rank, num_replicas=num_replicas
+        )

@@ -21,8 +21,8 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings of a `DynamicQueue`; exactly one source is set.
 
     task_size: positions in a task. size: of a range source. entries: of a list source. offsets: byte
-    offsets of records, and the end of the last one. watermark, closed: of a stream source. lease_seconds: how long
-    a task may be held. max_attempts: attempts that end in an error before a task is FAILED.
+    offsets of records, and the end of the last one. watermark, closed: of a stream source. lease_seconds:
+    how long a task may be held. max_attempts: attempts that end in an error before a task is FAILED.
     shuffle, seed: positions go through the Feistel permutation of (seed, epoch).
     """
 
@@ -41,9 +41,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     def source(self) -> Source:
         """The source they describe. Raises InvalidSource, or InvalidSettings unless there is exactly one."""
         given = [
-            name
-            for name in ("size", "entries", "offsets", "watermark")
-            if getattr(self, name) is not None
+            name for name in ("size", "entries", "offsets", "watermark") if getattr(self, name) is not None
         ]
         if len(given) != 1:
             raise InvalidSettings(
@@ -61,14 +59,34 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
             return offset_source(self.offsets)
         return stream_source(self.watermark or 0, self.closed)
 
+    def without_lists(self) -> QueueSettings:
+        """The same with empty lists: a queue keeps entries packed, eight bytes each, in its source."""
+        if self.entries is not None:
+            return msgspec.structs.replace(self, entries=())
+        if self.offsets is not None:
+            return msgspec.structs.replace(self, offsets=())
+        return self
+
+    def with_lists(self, entries: tuple[int, ...]) -> QueueSettings:
+        """Inverse of `without_lists`."""
+        if self.entries is not None:
+            return msgspec.structs.replace(self, entries=entries)
+        if self.offsets is not None:
+            return msgspec.structs.replace(self, offsets=entries)
+        return self
+
     def check(self) -> None:
         """Raises InvalidSettings when a number is out of range or the parts do not fit together."""
         if not 0 < self.task_size <= POSITION_MAX:
-            raise InvalidSettings(f"tasks of {self.task_size} samples are not possible", task_size=self.task_size)
+            raise InvalidSettings(
+                f"tasks of {self.task_size} samples are not possible", task_size=self.task_size
+            )
         if self.epochs < 1:
             raise InvalidSettings(f"{self.epochs} epochs", hint="at least 1", epochs=self.epochs)
         if self.max_attempts < 1:
-            raise InvalidSettings(f"{self.max_attempts} attempts", hint="at least 1", max_attempts=self.max_attempts)
+            raise InvalidSettings(
+                f"{self.max_attempts} attempts", hint="at least 1", max_attempts=self.max_attempts
+            )
         if not (isfinite(self.lease_seconds) and self.lease_seconds > 0):
             raise InvalidSettings(
                 f"a lease of {self.lease_seconds} s", hint="more than 0", lease_seconds=self.lease_seconds

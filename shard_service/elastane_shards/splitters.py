@@ -1,14 +1,15 @@
 """How a dataset becomes tasks: task t is positions [t * task_size, (t + 1) * task_size).
 
-A task is computed from its index and never stored, so a source costs what it must know anyway: two
-integers for a range or a growing stream, eight bytes an entry for a list. The last task of a
-dataset may be shorter; a stream deals it only once it is closed, because until then it may fill.
+A task is computed from its index and never stored, so a source costs what it must know anyway: two integers
+for a range or a growing stream, eight bytes an entry for a list. The last task of a dataset may be shorter;
+a stream deals it only once it is closed, because until then it may fill.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -79,7 +80,7 @@ def offset_source(offsets: Iterable[int]) -> OffsetSource:
             hint="give the offset of each record and the end of the last one",
             offsets=len(packed),
         )
-    for place, (begin, end) in enumerate(zip(packed, packed[1:], strict=False)):
+    for place, (begin, end) in enumerate(pairwise(packed)):
         if end < begin:
             raise InvalidSource(
                 f"byte offsets decrease at place {place + 1}: {begin}, then {end}", place=place + 1
@@ -97,9 +98,9 @@ def stream_source(watermark: int, closed: bool) -> StreamSource:
 def extended(source: Source, watermark: int, closed: bool) -> StreamSource:
     """The stream after it grew to `watermark`, and was closed if `closed`.
 
-    Saying again what holds already is allowed, so a retried request does no harm. Raises
-    InvalidSource when the watermark goes backwards, IllegalTransition when `source` is no stream,
-    or is closed and would change.
+    Saying again what holds already is allowed, so a retried request does no harm. Raises InvalidSource when
+    the watermark goes backwards, IllegalTransition when `source` is no stream, or is closed and would
+    change.
     """
     if not isinstance(source, StreamSource):
         raise IllegalTransition(
@@ -122,8 +123,8 @@ def extended(source: Source, watermark: int, closed: bool) -> StreamSource:
 class Splitter:
     """A source cut into tasks of `task_size` positions.
 
-    Immutable; a grown stream gets a new one. `size` is the number of positions that exist,
-    `num_tasks` that of the tasks that can be dealt now, `closed` whether both are final.
+    Immutable; a grown stream gets a new one. `size` is the number of positions that exist, `num_tasks` that
+    of the tasks that can be dealt now, `closed` whether both are final.
     """
 
     __slots__ = ("_entries", "closed", "num_tasks", "size", "source", "task_size")
@@ -141,10 +142,10 @@ class Splitter:
             case StreamSource(watermark):
                 self.size = watermark
             case ListSource(packed):
-                self._entries = array("q", packed)
+                self._entries = _unpack(packed)
                 self.size = len(self._entries)
             case OffsetSource(packed):
-                self._entries = array("q", packed)
+                self._entries = _unpack(packed)
                 self.size = len(self._entries) - 1
         whole, rest = divmod(self.size, task_size)
         self.num_tasks = whole + (1 if rest and self.closed else 0)
@@ -159,8 +160,8 @@ class Splitter:
     def entries(self, positions: Sequence[int]) -> tuple[int, ...]:
         """What the source lists for ascending or permuted positions; empty where it lists nothing.
 
-        For byte offsets the positions must be a run; one more offset than positions is returned, the
-        end of the last record.
+        For byte offsets the positions must be a run; one more offset than positions is returned, the end of
+        the last record.
         """
         if isinstance(self.source, OffsetSource):
             return tuple(self._entries[positions[0] : positions[-1] + 2]) if positions else ()
@@ -183,3 +184,12 @@ def _pack(entries: Iterable[int]) -> array[int]:
     if packed and min(packed) < 0:
         raise InvalidSource(f"entry {min(packed)} is negative", entry=min(packed))
     return packed
+
+
+def _unpack(packed: bytes) -> array[int]:
+    try:
+        return array("q", packed)
+    except ValueError as error:
+        raise InvalidSource(
+            f"{len(packed)} bytes are no list of 64-bit entries", bytes=len(packed)
+        ) from error

@@ -29,8 +29,8 @@ class Outcome(StrEnum):
 class QueueStatus(StrEnum):
     """What a worker that asks for tasks should do.
 
-    HAS_TODO: it gets some. WAIT: nothing now, but a task in DOING may come back, the next epoch may start or
-    the stream may grow, so it must not leave. COMPLETE: every task is DONE or FAILED.
+    HAS_TODO: it gets some. WAIT: nothing now, but a task in DOING may come back, the next epoch may start
+    or the stream may grow, so it must not leave. COMPLETE: every task is DONE or FAILED.
     """
 
     HAS_TODO = "has_todo"
@@ -50,9 +50,9 @@ class TaskLease(msgspec.Struct, frozen=True):
     """A task as handed to a worker.
 
     start, end: positions; with shuffle the worker permutes them. entries: what a list source says for the
-    task, in the order to be consumed (already permuted); for byte offsets one more, the end of the last record.
-    attempt: from 1. deadline: seconds, on the clock of `now`. rng: the states given
-    with the first lease of the task, so a replay draws the same augmentation.
+    task, in the order to be consumed (already permuted); for byte offsets one more, the end of the last
+    record. attempt: from 1. deadline: seconds, on the clock of `now`. rng: the states given with the first
+    lease of the task, so a replay draws the same augmentation.
     """
 
     epoch: int
@@ -80,8 +80,8 @@ class ReturnedTask(msgspec.Struct, frozen=True):
 class TaskInfo(msgspec.Struct, frozen=True):
     """A task as `list_tasks` shows it.
 
-    attempt, worker: of the lease in DOING; in TODO of the last lease (0 and "" before the first); of a DONE task
-    they are in the committed history, not here. deadline: only in DOING.
+    attempt, worker: of the lease in DOING; in TODO of the last lease (0 and "" before the first); of a DONE
+    task they are in the committed history, not here. deadline: only in DOING.
     """
 
     epoch: int

@@ -319,7 +319,7 @@ def _coverage(epoch: _Epoch, *, in_order: bool) -> _Coverage:
 
 
 def _some(noun: str, numbers: Sequence[int], count: int | None = None) -> str:
-    """"3 samples (4, 7, 9)", at most a few of them named; count: how many there are in all."""
+    """ "3 samples (4, 7, 9)", at most a few of them named; count: how many there are in all."""
     total = len(numbers) if count is None else count
     shown = ", ".join(str(number) for number in numbers[:8])
     more = ", ..." if total > 8 else ""

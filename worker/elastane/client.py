@@ -21,7 +21,7 @@ import tenacity
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
-from elastane.errors import MasterUnreachableError, RefusedError
+from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import (
     context_pb2,
     context_pb2_grpc,
@@ -47,13 +47,13 @@ _CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     # A restarted master is found within a second, not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    # This one is the time a connection may take to be made, whatever its name says.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 _TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 Response = TypeVar("Response")
@@ -68,7 +68,7 @@ class RequestRefusedError(RefusedError):
         self.reason = reason
 
 
-class _ClosedError(Exception):
+class ClientClosedError(ElastaneError):
     """The client was closed while a call waited."""
 
 
@@ -198,9 +198,7 @@ class MasterClient:
     ) -> job_pb2.JobServiceCheckpointResponse:
         """Asks for a checkpoint; returns when it is complete, within `wait_seconds`."""
         request = job_pb2.JobServiceCheckpointRequest(name=name, request_id=request_id or new_request_id())
-        return self._unary(
-            job_pb2_grpc.JobServiceStub, "Checkpoint", request, attempt_seconds=wait_seconds
-        )
+        return self._unary(job_pb2_grpc.JobServiceStub, "Checkpoint", request, attempt_seconds=wait_seconds)
 
     def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
         """The job now and at each change, until the client is closed."""
@@ -351,31 +349,38 @@ class MasterClient:
         endless: bool = True,
     ) -> Iterator[Any]:
         """Responses of a stream, subscribed again after a break; ends when the client is closed."""
-        while True:
-            got_any = False
-            for attempt in self._retrying(self._timeout_seconds):
-                with attempt:
-                    call: _Call = getattr(stub(self._channel()), method)
-                    try:
-                        for response in call(request()):
-                            got_any = True
-                            yield response
-                    except (grpc.RpcError, ValueError) as error:
-                        if self._closing.is_set():
-                            return
-                        translated = self._translated(error)
-                        if not (got_any and isinstance(translated, _TransientError)):
-                            raise translated from None
-            if not endless and not self._closing.is_set():
+        last_contact = time.monotonic()
+        failures = 0
+        while not self._closing.is_set():
+            served = False
+            try:
+                call: _Call = getattr(stub(self._channel()), method)
+                for response in call(request()):
+                    served = True
+                    yield response
+                if not endless:
+                    return
+                failures = 0
+            except (grpc.RpcError, ValueError) as error:
+                translated = self._translated(error)
+                if isinstance(translated, ClientClosedError):
+                    return
+                if not isinstance(translated, _TransientError):
+                    raise translated from None
+                if served:
+                    last_contact, failures = time.monotonic(), 0
+                elif time.monotonic() - last_contact > self._timeout_seconds:
+                    raise self._unreachable(self._timeout_seconds, translated) from None
+                self._current += 1
+                self._report_wait(_watch_pause_seconds(failures), str(translated))
+            if self._closing.wait(_watch_pause_seconds(failures)):
                 return
-            # The master ended the stream, or it broke after good service: a new count of attempts.
-            if self._closing.wait(0.1):
-                return
+            failures += 1
 
     def _channel(self) -> grpc.Channel:
         with self._lock:
             if self._closing.is_set():
-                raise _ClosedError
+                raise ClientClosedError("the connection to the master was closed")
             address = self.addresses[self._current % len(self.addresses)]
             if address not in self._channels:
                 self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
@@ -384,8 +389,8 @@ class MasterClient:
     def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
         def before_sleep(state: tenacity.RetryCallState) -> None:
             self._current += 1
-            if self._on_wait is not None and state.outcome is not None and state.next_action is not None:
-                self._on_wait(state.next_action.sleep, str(state.outcome.exception()))
+            assert state.outcome is not None and state.next_action is not None
+            self._report_wait(state.next_action.sleep, str(state.outcome.exception()))
 
         def give_up(state: tenacity.RetryCallState) -> Any:
             assert state.outcome is not None
@@ -406,6 +411,10 @@ class MasterClient:
             retry_error_callback=give_up,
         )
 
+    def _report_wait(self, seconds: float, error: str) -> None:
+        if self._on_wait is not None:
+            self._on_wait(seconds, error)
+
     def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
         return MasterUnreachableError(
             f"no master answered at {', '.join(self.addresses)} within {timeout_seconds:.3g} s: {error}",
@@ -416,12 +425,12 @@ class MasterClient:
     def _translated(self, error: Exception) -> Exception:
         """Our error for one of gRPC's."""
         if self._closing.is_set():
-            return _ClosedError()
+            return ClientClosedError("the connection to the master was closed")
         if isinstance(error, ValueError):
             if "closed channel" in str(error):
-                return _ClosedError()
+                return ClientClosedError("the connection to the master was closed")
             return error
-        assert isinstance(error, grpc.RpcError)
+        assert isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call)
         detail = _detail(error)
         text = error.details() or error.code().name.lower()
         if detail is not None and not detail.retryable:
@@ -440,7 +449,11 @@ class _TransientError(Exception):
         self.hint = hint
 
 
-def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail | None:
+def _watch_pause_seconds(failures: int) -> float:
+    return float(min(0.05 * 2.0 ** min(failures, 10), 2.0))
+
+
+def _detail(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
     """The ErrorDetail of a refused call, if it bears one."""
     try:
         status = rpc_status.from_call(error)

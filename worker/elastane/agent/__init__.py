@@ -1,10 +1,10 @@
 """The agent: starts workers of a job on this machine, and starts them again (`elastane run`).
 
-    budget.py           may a dead worker be started again, and when (pure)
-    policy.py           what follows from an exit, a change of the job, a signal (pure)
-    launch.py           a child's first act: ask the kernel to end with its parent
-    process.py          one child process: output line by line, exit, signals
-    output.py           lines of many processes on one terminal
-    master_process.py   a master on this machine, started again on the same port
-    agent.py            the supervisor that carries the policy out
+budget.py           may a dead worker be started again, and when (pure)
+policy.py           what follows from an exit, a change of the job, a signal (pure)
+launch.py           a child's first act: ask the kernel to end with its parent
+process.py          one child process: output line by line, exit, signals
+output.py           lines of many processes on one terminal
+master_process.py   a master on this machine, started again on the same port
+agent.py            the supervisor that carries the policy out
 """

@@ -52,7 +52,8 @@ class RestartBudget:
         return BudgetDecision(
             True,
             delay,
-            f"restart {used + 1} of {self.restarts_max} within {_span(self.window_seconds)}, in {delay:.3g} s",
+            f"restart {used + 1} of {self.restarts_max} within {_span(self.window_seconds)}, "
+            f"in {delay:.3g} s",
         )
 
     def _streak(self, now: float, own_restarts: Sequence[float]) -> int:
@@ -66,7 +67,7 @@ class RestartBudget:
 
 
 def _span(seconds: float) -> str:
-    """"1 h", "10 min", "30 s"."""
+    """ "1 h", "10 min", "30 s"."""
     if seconds >= 3600 and seconds % 3600 == 0:
         return f"{seconds / 3600:.0f} h"
     if seconds >= 60 and seconds % 60 == 0:

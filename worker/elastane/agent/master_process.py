@@ -61,7 +61,7 @@ class EmbeddedMaster:
 
     @property
     def address(self) -> str:
-        """"host:port"; the port is chosen at the first start and kept."""
+        """ "host:port"; the port is chosen at the first start and kept."""
         assert self._port, "not started yet"
         return f"{self._host}:{self._port}"
 
@@ -92,7 +92,7 @@ class EmbeddedMaster:
             "--port-file", str(port_file),
             *self._arguments,
         ]  # fmt: skip
-        self._process = ChildProcess(
+        process = ChildProcess(
             "master",
             command,
             log=self.log_path,
@@ -100,8 +100,9 @@ class EmbeddedMaster:
             death_signal=signal.SIGTERM,
             environment={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
-        self._process.start()
-        self._port = self._wait_for_port(self._process, port_file)
+        process.start()
+        self._process = process
+        self._port = self._wait_for_port(process, port_file)
         return self.address
 
     def stop(self, grace_seconds: float = 10.0) -> None:
@@ -150,7 +151,8 @@ class EmbeddedMaster:
         self._stopping = True
         process.kill_group()
         raise MasterStartError(
-            f"the embedded master did not listen within {self._start_timeout_seconds:g} s:\n{self.log_tail()}",
+            f"the embedded master did not listen within {self._start_timeout_seconds:g} s:\n"
+            f"{self.log_tail()}",
             hint=f"its whole log is {self.log_path}",
         )
 

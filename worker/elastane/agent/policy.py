@@ -122,9 +122,7 @@ class SupervisorPolicy:
     SIGKILL.
     """
 
-    def __init__(
-        self, workers: Sequence[str], budget: RestartBudget, *, grace_seconds: float = 30.0
-    ) -> None:
+    def __init__(self, workers: Sequence[str], budget: RestartBudget, *, grace_seconds: float = 30.0) -> None:
         assert workers, "an agent has at least one worker"
         self._slots = {worker: _Slot(worker) for worker in workers}
         self._budget = budget
@@ -348,5 +346,3 @@ def _cause(status: ExitStatus) -> str:
     if name:
         return f"crashed with {name}"
     return f"failed with exit code {status.returncode}"
-
-

@@ -37,7 +37,7 @@ class ExitStatus:
 
     @property
     def signal_name(self) -> str:
-        """"SIGKILL", or empty when no signal ended it."""
+        """ "SIGKILL", or empty when no signal ended it."""
         if self.returncode >= 0:
             return ""
         with contextlib.suppress(ValueError):

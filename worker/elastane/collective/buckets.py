@@ -24,8 +24,8 @@ from torch import Tensor
 
 #: Limit of the first bucket, bytes (`dist._DEFAULT_FIRST_BUCKET_BYTES`).
 FIRST_BUCKET_BYTES: Final = 1 << 20
-#: DDP's default for `bucket_cap_mb`.
-BUCKET_CAP_MIB: Final = 25.0
+#: DDP's `bucket_cap_mb` where none is given.
+BUCKET_CAP_MIB: Final = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +69,21 @@ def first_layout(params: Sequence[Tensor]) -> list[Bucket]:
 
 
 def rebuilt_layout(
-    params: Sequence[Tensor], ready_order: Sequence[int], bucket_cap_mib: float = BUCKET_CAP_MIB
+    params: Sequence[Tensor], ready_order: Sequence[int], bucket_cap_mb: float | None = None
 ) -> list[Bucket]:
     """The buckets of every later step, in the order in which they are all-reduced.
 
     ready_order: indices into params as EST 0's gradients became ready, each exactly once.
+    bucket_cap_mb: limit of a bucket in MiB, as DDP's argument: given, it holds for the first one too.
     """
     assert sorted(ready_order) == list(range(len(params))), "ready_order is not a permutation"
-    cap_bytes = int(bucket_cap_mib * 1024 * 1024)
-    first_bytes = FIRST_BUCKET_BYTES if bucket_cap_mib == BUCKET_CAP_MIB else cap_bytes
+    if bucket_cap_mb is None:
+        limits = [FIRST_BUCKET_BYTES, BUCKET_CAP_MIB << 20]
+    else:
+        limits = [int(bucket_cap_mb * 1024 * 1024)]
     groups, _ = dist._compute_bucket_assignment_by_size(
         [params[index] for index in ready_order],
-        [first_bytes, cap_bytes],
+        limits,
         [False] * len(params),
         list(ready_order),
     )

@@ -114,7 +114,9 @@ class RingOrder:
 
     def local_segments(self) -> list[Segment]:
         """Every chunk with its whole canonical order: what is added where all vectors are at hand."""
-        return list(self._segments((chunk, canonical_order(chunk, self.ranks)) for chunk in range(self.ranks)))
+        return list(
+            self._segments((chunk, canonical_order(chunk, self.ranks)) for chunk in range(self.ranks))
+        )
 
     def actions(self, host: int) -> list[Action]:
         """All that `host` does, in order: round 0 starts, rounds 1 .. P-1 pass partial sums on, round P

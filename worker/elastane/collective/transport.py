@@ -97,6 +97,7 @@ class Transfer:
             self._work.wait()
         except RuntimeError as error:
             raise self._transport._failed(error) from error
+        self._transport._in_flight -= 1
 
 
 class RingTransport:
@@ -114,6 +115,9 @@ class RingTransport:
         self._group = group
         self._aborted = False
         self._broken: RingBroken | None = None
+        #: Messages started and not yet waited for with success.
+        self._in_flight = 0
+        self._waits_ended = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -149,7 +153,7 @@ class RingTransport:
         """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
         group = self._usable()
         try:
-            return Transfer(self, group.send([tensor], peer, tag))
+            return self._started(group.send([tensor], peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -157,7 +161,7 @@ class RingTransport:
         """Start to receive into a contiguous tensor. Raises RingAborted or RingBroken."""
         group = self._usable()
         try:
-            return Transfer(self, group.recv([tensor], peer, tag))
+            return self._started(group.recv([tensor], peer, tag))
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -181,7 +185,7 @@ class RingTransport:
                 group.send([tensor], peer, tag)
             for tensor, peer in receives:
                 group.recv([tensor], peer, tag)
-            return [Transfer(self, group._end_coalescing())]
+            return [self._started(group._end_coalescing())]
         except RuntimeError as error:
             raise self._failed(error) from error
 
@@ -207,8 +211,14 @@ class RingTransport:
 
     def close(self) -> None:
         """Drop the group's connections; waits that are left are ended first. Idempotent."""
-        self.abort()
+        if self._in_flight:
+            self.abort()
+        self._aborted = True
         self._group = None
+
+    def _started(self, work: dist.Work) -> Transfer:
+        self._in_flight += 1
+        return Transfer(self, work)
 
     def _usable(self) -> dist.ProcessGroupGloo:
         self.check()
@@ -228,16 +238,16 @@ class RingTransport:
     def _end_waits(self) -> None:
         with self._lock:
             group = self._group
-            if group is None:
+            if group is None or self._waits_ended:
                 return
             if self.backend == "nccl":
                 group.abort()
-                return
-            nothing = torch.empty(1, dtype=torch.uint8)
-            for peer in range(self.size):
+            else:
+                nothing = torch.empty(1, dtype=torch.uint8)
                 # A connection that is closed already raises without telling the others: try them all.
-                if peer != self.rank and _times_out(group, nothing, peer):
-                    return
+                peers = (peer for peer in range(self.size) if peer != self.rank)
+                any(_times_out(group, nothing, peer) for peer in peers)
+            self._waits_ended = True
 
 
 def _times_out(group: dist.ProcessGroupGloo, nothing: Tensor, peer: int) -> bool:

@@ -17,7 +17,7 @@ import signal
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import WorkerInfo, _generate_state
 
 from elastane.data import transfer
+from elastane.data.dataset_attributes import Path, apply
 from elastane.data.own_generators import OwnGenerators
 from elastane.rng import HAS_NUMPY, Generators, Parts
 
@@ -67,7 +68,7 @@ class StreamTask:
 class AttributeChange:
     """The script changed plain attributes of the dataset: path of names -> new value."""
 
-    values: Mapping[tuple[str, ...], Any]
+    values: dict[Path, Any]
 
 
 class SessionCell:
@@ -76,7 +77,7 @@ class SessionCell:
     A task of an older session is not worth making; a data worker looks here before it starts one.
     """
 
-    _layout = struct.Struct("<q")
+    _layout = struct.Struct("@q")  # native: written and read in one piece
 
     def __init__(self, memory: Any) -> None:
         self._memory = memory
@@ -116,7 +117,7 @@ def run(
 
 
 def _prepare_process(trainer_pid: int, bind_to_thread: bool) -> None:
-    _utils.signal_handling._set_worker_signal_handlers()  # a message for SIGBUS and SIGSEGV, as stock
+    torch._C._set_worker_signal_handlers()  # a message for SIGBUS and SIGSEGV, as stock
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -180,11 +181,7 @@ class _BatchMaker:
         return batch, self._states[task.rank]
 
     def change_attributes(self, change: AttributeChange) -> None:
-        for path, value in change.values.items():
-            owner: Any = self._work.dataset
-            for name in path[:-1]:
-                owner = getattr(owner, name)
-            setattr(owner, path[-1], value)
+        apply(self._work.dataset, change.values)
 
     def _start(self, task: StreamTask) -> None:
         """Puts generators and worker info where the stream has them."""

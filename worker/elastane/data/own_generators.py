@@ -8,6 +8,7 @@ hold one is not: only one whose state moves while a batch is made is complained 
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,9 +91,9 @@ def _state_of(value: object) -> Callable[[], Any] | None:
     if isinstance(value, random.Random):
         return None if value is getattr(random, "_inst", None) else value.getstate
     if HAS_NUMPY and isinstance(value, np.random.Generator):
-        return lambda: repr(value.bit_generator.state)
+        return lambda: pickle.dumps(value.bit_generator.state)
     if HAS_NUMPY and isinstance(value, np.random.RandomState):
         if value is np.random.mtrand._rand:
             return None
-        return lambda: repr(value.get_state(legacy=False))
+        return lambda: pickle.dumps(value.get_state(legacy=False))
     return None

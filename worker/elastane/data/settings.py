@@ -100,7 +100,9 @@ def _check_dataset(loader: DataLoader[Any]) -> None:
             "give it __len__ and __getitem__, or go through it with a dynamic dataset of the task queue",
         )
     if isinstance(dataset, (MapDataPipe, _MapDataPipeSerializationWrapper)):
-        raise _unsupported("dataset", "is a MapDataPipe, which shards itself", "use a plain map-style Dataset")
+        raise _unsupported(
+            "dataset", "is a MapDataPipe, which shards itself", "use a plain map-style Dataset"
+        )
     if not isinstance(dataset, Sized):
         raise _unsupported("dataset", "has no length", "give it __len__")
     if len(dataset) == 0:

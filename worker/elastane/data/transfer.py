@@ -210,6 +210,8 @@ def _copied(slot: int, content: bytes) -> torch.UntypedStorage:
 def _shared(slot: int, index: int, size: int) -> torch.UntypedStorage:
     assert _attaching.slots is not None and _attaching.descriptors is not None
     # It duplicates the descriptor, so the message closes its own.
-    storage = torch.UntypedStorage._new_shared_fd_cpu(_attaching.descriptors[index], size)
+    storage = torch.UntypedStorage._new_shared_fd_cpu(  # type: ignore[attr-defined]
+        _attaching.descriptors[index], size
+    )
     _attaching.slots[slot] = storage
     return storage

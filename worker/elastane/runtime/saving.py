@@ -11,7 +11,7 @@ import structlog
 from elastane.context import EstContext
 from elastane.errors import ElastaneError
 from elastane.rng import Generators, seed_all
-from elastane.state.checkpoint import load_newest, take_snapshot, write_manifest, write_shard
+from elastane.state.checkpoint import ShardInfo, load_newest, take_snapshot, write_manifest, write_shard
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane_proto.contexts import Parts, context_to_proto
@@ -48,7 +48,8 @@ def load_state(
     Called by the leader of a ring nobody holds state for. Ends the process (exit code 1, so that
     the agent starts a fresh one) when there is no checkpoint and the weights are not initial any more.
     """
-    checkpoint = load_newest(message.checkpoint_url) if message.checkpoint_url else None
+    url = message.checkpoint_url
+    checkpoint = load_newest(url, num_ests=num_ests) if url else None
     if checkpoint is None:
         if not pristine:
             _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")
@@ -56,11 +57,6 @@ def load_state(
         loaded = ring_pb2.Loaded(generation=message.generation, step=0)
         contexts = {rank: dict(context.parts) for rank, context in initial.items()}
     else:
-        if sorted(checkpoint.contexts) != list(range(num_ests)):
-            raise ElastaneError(
-                f"checkpoint {checkpoint.name} holds {len(checkpoint.contexts)} ESTs, the job has {num_ests}",
-                hint="resume with the number of ESTs the job was started with",
-            )
         state.load(checkpoint.exported)
         loaded = ring_pb2.Loaded(
             generation=message.generation, step=checkpoint.step, checkpoint=checkpoint.name,
@@ -89,7 +85,6 @@ class CheckpointSaver:
         *,
         contexts: dict[int, Parts],
         ready_order: list[int],
-        num_ests: int,
     ) -> None:
         """Copy this worker's stripe now, write it behind the training."""
         snapshot = take_snapshot(
@@ -99,11 +94,10 @@ class CheckpointSaver:
             step=message.step,
             contexts=contexts,
             ready_order=ready_order,
-            num_ests=num_ests,
         )
 
         def job() -> ring_pb2.Saved:
-            info = write_shard(message.url, message.checkpoint, snapshot)
+            info = write_shard(message.url, message.checkpoint, message.shard, message.shards, snapshot)
             return ring_pb2.Saved(file=info.file, sha256=info.sha256, bytes=info.bytes)
 
         self._jobs.put(self._guard(message, job))
@@ -117,7 +111,7 @@ class CheckpointSaver:
                 message.checkpoint,
                 step=message.step,
                 num_ests=num_ests,
-                entries=list(message.manifest),
+                entries=[ShardInfo(e.shard, e.file, e.sha256, e.bytes) for e in message.manifest],
                 keep=message.keep,
             )
             return ring_pb2.Saved(complete=True)

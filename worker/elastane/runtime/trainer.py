@@ -42,6 +42,9 @@ from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
 
+#: Tags of the hand-over's messages; the all-reduce of a step uses those below.
+HAND_OVER_TAGS = 1 << 20
+
 
 @dataclass
 class Turn:
@@ -92,7 +95,10 @@ class Trainer:
         self._source = source
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
-        self._generators = Generators(self._device())
+        device = next(iter(model.parameters())).device
+        self._backend = "nccl" if device.type == "cuda" else "gloo"
+        self._transport_device = device if device.type == "cuda" else torch.device("cpu")
+        self._generators = Generators(device)
         self._state = TrainState(model, optimizers, schedulers, {"elastane.epochs": self._closed_epochs})
         self._optimizers = optimizers
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -465,6 +471,7 @@ class Trainer:
             rank=me,
             size=len(go.members),
             cancel=cancel,
+            backend=self._backend,
         )
         with self._changed:
             self._transport = transport
@@ -483,10 +490,14 @@ class Trainer:
                 donor_index=donors.index(me),
                 donors=donors,
                 receivers=receivers,
+                tag_base=HAND_OVER_TAGS,
+                device=self._transport_device,
             )
         elif me in receivers:
             probes.reached("hand_over", go.resume_step)
-            received = receive_state(transport, donors=donors, device=self._device())
+            received = receive_state(
+                transport, donors=donors, tag_base=HAND_OVER_TAGS, device=self._transport_device
+            )
             self._state.load(received)
             self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
             self._pristine = False
@@ -494,9 +505,6 @@ class Trainer:
                 # Whole from here on, even if the ring changes again before it is entered.
                 self._protocol.applied_step = go.resume_step
                 self._protocol.holds_state = True
-
-    def _device(self) -> torch.device:
-        return next(iter(self._model.parameters())).device
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -513,9 +521,8 @@ class Trainer:
         self._saver.write_shard(
             message,
             self._state.export(),
-            contexts={rank: context.parts for rank, context in self._contexts.items()},
+            contexts={rank: dict(context.parts) for rank, context in self._contexts.items()},
             ready_order=self._protocol.ready_order,
-            num_ests=self._num_ests,
         )
 
     def _saved(self, message: ring_pb2.Saved) -> None:

@@ -19,8 +19,9 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -33,7 +34,9 @@ _ARRAY_KINDS: Final = "biufc"
 _DICTS: Final[dict[str, type]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 _SEQUENCES: Final[dict[str, type]] = {"tuple": tuple, "size": torch.Size}
 _DTYPES: Final[dict[str, torch.dtype]] = {
-    str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
 }
 
 
@@ -187,8 +190,8 @@ class _Encoder:
                 return [self.node(item, f"{path}[{i}]") for i, item in enumerate(value)]
             for kind, sequence in _SEQUENCES.items():
                 if type(value) is sequence:
-                    items = enumerate(value)  # type: ignore[arg-type]
-                    return {kind: [self.node(item, f"{path}[{i}]") for i, item in items]}
+                    sequence_items: Iterable[object] = value  # type: ignore[assignment]
+                    return {kind: [self.node(item, f"{path}[{i}]") for i, item in enumerate(sequence_items)]}
             for kind, mapping in _DICTS.items():
                 if type(value) is mapping:
                     return {kind: self._items(value, path)}  # type: ignore[arg-type]
@@ -235,7 +238,7 @@ class _Encoder:
             raise _not_carried(value, path)
         if isinstance(value, np.generic):
             return {"scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]}
-        order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
+        order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
         # A copy: numpy and torch do not agree on read-only memory, and arrays in training state are small.
         memory = torch.frombuffer(bytearray(value.tobytes(order=order)) or bytearray(1), dtype=torch.uint8)
         index = self._tensor(memory[: value.nbytes], path)

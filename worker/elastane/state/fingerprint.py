@@ -68,7 +68,7 @@ def _add_tensor(digest: _Hash, path: str, tensor: torch.Tensor) -> None:
     _add_line(digest, "tensor", path, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
     rows = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if rows.numel():
-        digest.update(memoryview(rows.view(-1).view(torch.uint8).numpy()))
+        digest.update(rows.view(-1).view(torch.uint8).numpy().data)
 
 
 def _add_value(digest: _Hash, path: str, value: object) -> None:

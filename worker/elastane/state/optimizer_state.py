@@ -145,9 +145,7 @@ def _parameters(
             yield saved, index, parameter
 
 
-def _place_entry(
-    entry: Any, old: Any, parameter: torch.Tensor, group: dict[str, Any], placer: Placer
-) -> Any:
+def _place_entry(entry: Any, old: Any, parameter: torch.Tensor, group: dict[str, Any], placer: Placer) -> Any:
     if not isinstance(entry, dict):
         return placer.tree(entry, old, parameter.device)
     on_device = bool(group.get("capturable") or group.get("fused"))

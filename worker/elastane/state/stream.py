@@ -60,7 +60,20 @@ class StreamLayout:
             if low < high:
                 yield Segment(tensor, low, high, offset + low)
 
-    def gather(self, tensors: Sequence[torch.Tensor], start: int, end: int, out: torch.Tensor) -> torch.Tensor:
+    def view(
+        self, tensors: Sequence[torch.Tensor], start: int, end: int, device: torch.device
+    ) -> torch.Tensor | None:
+        """Bytes [start, end) as a view, when they all lie in one tensor on `device`; otherwise None."""
+        for segment in self.segments(start, end):
+            source = tensors[segment.tensor]
+            if segment.end - segment.start != end - start or source.device != device:
+                return None
+            return flat_bytes(source)[segment.start : segment.end]
+        return None
+
+    def gather(
+        self, tensors: Sequence[torch.Tensor], start: int, end: int, out: torch.Tensor
+    ) -> torch.Tensor:
         """Writes bytes [start, end) of the stream to the front of `out` (1-D uint8) and returns that part."""
         piece = out[: end - start]
         position = start
@@ -69,7 +82,7 @@ class StreamLayout:
                 piece[position - start : segment.position - start].zero_()
             position = segment.position + segment.end - segment.start
             source = flat_bytes(tensors[segment.tensor])[segment.start : segment.end]
-            piece[segment.position - start : position - start].copy_(source, non_blocking=True)
+            piece[segment.position - start : position - start].copy_(source)
         if position < end:
             piece[position - start :].zero_()
         return piece

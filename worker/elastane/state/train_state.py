@@ -151,7 +151,9 @@ class TrainState:
             for name, buffer in module._buffers.items():
                 value = saved.get(prefix + name)
                 if value is None or buffer is None:
-                    module._buffers[name] = None if value is None else placer.tensor(value, None, self._device())
+                    module._buffers[name] = (
+                        None if value is None else placer.tensor(value, None, self._device())
+                    )
                 elif _describe(buffer) == _describe(value):
                     buffer.copy_(value)
                 else:

@@ -1,0 +1,82 @@
+"""Who is in the ring, in which order, and which virtual ranks each hosts.
+
+A ring change should move as few ESTs and as little state as possible: survivors keep their
+order, newcomers come after them, ranges are contiguous and as even as possible. The last
+place where the job's weights are held is never left out of the next ring, also when that
+worker drains: it stays for one ring more and hands them over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from elastane_master.decisions.effects import Member
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """An attending ring worker, as far as the choice of members needs it.
+
+    place: its index in the ring before, None for a newcomer. joined_order: grows with each joining.
+    step: steps applied to the weights it holds, -1 when it holds none that can be gone on from.
+    """
+
+    worker: str
+    store_address: str
+    place: int | None
+    joined_order: int
+    step: int = -1
+    draining: bool = False
+
+
+def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
+    """Cuts virtual ranks 0..ests-1 into `places` contiguous ranges whose sizes differ by at most one."""
+    size, larger = divmod(ests, places)
+    ranges, start = [], 0
+    for place in range(places):
+        end = start + size + (place < larger)
+        ranges.append((start, end))
+        start = end
+    return ranges
+
+
+def choose_members(
+    candidates: Sequence[Candidate], *, ests: int, workers_min: int, workers_max: int
+) -> tuple[Member, ...]:
+    """The next ring, leader first; empty when fewer than `workers_min` can be in it.
+
+    At most min(workers_max or ests, ests) members, and one more where the only holder of the state
+    drains. With one EST that one more is not possible: the ring then has no holder, and the caller
+    saves a checkpoint first.
+    """
+    limit = min(workers_max or ests, ests)
+    ordered = sorted(candidates, key=_seniority)
+    staying = [candidate for candidate in ordered if not candidate.draining]
+    if len(staying) < workers_min:
+        return ()
+    chosen = staying[:limit]
+    if not any(candidate.step >= 0 for candidate in chosen):
+        chosen = _with_holder(chosen, ordered, ests)
+    chosen.sort(key=_seniority)
+    ranges = even_ranges(ests, len(chosen))
+    return tuple(
+        Member(candidate.worker, start, end, candidate.store_address)
+        for candidate, (start, end) in zip(chosen, ranges, strict=True)
+    )
+
+
+def _with_holder(chosen: list[Candidate], ordered: list[Candidate], ests: int) -> list[Candidate]:
+    holders = [candidate for candidate in ordered if candidate.step >= 0]
+    if not holders:
+        return chosen
+    donor = min(holders, key=lambda holder: (holder.draining, -holder.step))
+    if not donor.draining:
+        return [*chosen[:-1], donor]
+    if len(chosen) < ests:
+        return [*chosen, donor]
+    return [*chosen[:-1], donor] if ests > 1 else chosen
+
+
+def _seniority(candidate: Candidate) -> tuple[bool, int, int]:
+    return (candidate.place is None, candidate.place or 0, candidate.joined_order)

@@ -1,0 +1,220 @@
+"""The save protocol: shards of all members, then the leader's manifest, then it counts.
+
+    Prepared(s).then_checkpoint --> Saved(shard i) from each member --> Checkpoint(manifest) to the leader
+    --> Saved(complete)
+
+Training goes on meanwhile. An error, a lost member or a change of the ring ends a checkpoint; if
+somebody asked for it, it is asked for again. Weights never pass the master: it only keeps names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from elastane_master.decisions.effects import Checkpoint, ManifestEntry
+from elastane_master.decisions.events import Rejection, SavedReported
+
+if TYPE_CHECKING:
+    from elastane_master.decisions.state import JobState
+    from elastane_master.decisions.turn import Turn
+
+LISTED_MAX = 20
+RETRY_SECONDS = 5.0
+"""A checkpoint that must be saved before the ring ends is tried again after so long."""
+
+
+class CheckpointInFlight(msgspec.Struct):
+    """A checkpoint being written. workers: who writes shard 0, 1, ...; the first writes the manifest.
+
+    closing: the ring ends once it is saved.
+    """
+
+    checkpoint: str
+    step: int
+    workers: tuple[str, ...]
+    since: float
+    requests: tuple[str, ...] = ()
+    closing: bool = False
+    files: dict[int, ManifestEntry] = {}
+
+
+class SavedCheckpoint(msgspec.Struct, frozen=True):
+    """A complete checkpoint. step: first step that is not in it. requests: who asked for it."""
+
+    checkpoint: str
+    step: int
+    url: str
+    saved_at: float
+    requests: tuple[str, ...] = ()
+
+
+class FailedCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that could not be saved."""
+
+    checkpoint: str
+    step: int
+    error: str
+    requests: tuple[str, ...] = ()
+
+
+class CheckpointBook(msgspec.Struct):
+    """wanted: request ids of checkpoints asked for and not begun. saved: newest last. saved_step: -1 without any.
+
+    rejected: what a Load found unusable. not_before: a closing checkpoint failed and is tried again then.
+    """
+
+    wanted: tuple[str, ...] = ()
+    in_flight: CheckpointInFlight | None = None
+    saved: tuple[SavedCheckpoint, ...] = ()
+    failed: tuple[FailedCheckpoint, ...] = ()
+    rejected: tuple[str, ...] = ()
+    saved_step: int = -1
+    not_before: float = 0.0
+
+
+def due_reason(state: JobState, step: int) -> str:
+    """Why a checkpoint is taken at the start of `step`; empty when none is."""
+    book, interval = state.checkpoints, state.settings.checkpoint_interval_steps
+    if not state.settings.checkpoint_url or book.in_flight is not None or book.saved_step == step:
+        return ""
+    if book.wanted:
+        return "asked for by an operator"
+    if interval and step % interval == 0:
+        return f"every {interval} steps"
+    return ""
+
+
+def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
+    """The members save a checkpoint when they have applied the step before `step`."""
+    state, book = turn.state, turn.state.checkpoints
+    workers = tuple(record.worker for record in state.active_members())
+    name = f"step-{step:012d}-generation-{state.ring.generation}"
+    book.in_flight = CheckpointInFlight(name, step, workers, turn.now, book.wanted, closing)
+    book.wanted = ()
+    turn.touch()
+    turn.note("checkpoint_requested", reason, checkpoint=name, at_step=step, shards=len(workers))
+
+
+def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
+    """The Checkpoint for a member at the boundary before `step`, if one is being taken there."""
+    flight = state.checkpoints.in_flight
+    if flight is None or flight.step != step or worker not in flight.workers:
+        return None
+    return Checkpoint(
+        flight.checkpoint,
+        state.settings.checkpoint_url,
+        flight.step,
+        flight.workers.index(worker),
+        len(flight.workers),
+        state.settings.checkpoint_keep,
+    )
+
+
+def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
+    """A member's Saved; returns what became of the checkpoint, empty while it is being written.
+
+    Raises Rejection when the member reports a shard that is not its own.
+    """
+    book = turn.state.checkpoints
+    flight = book.in_flight
+    if flight is None or flight.checkpoint != event.checkpoint or event.worker not in flight.workers:
+        return ""  # of a checkpoint that was given up
+    shard = flight.workers.index(event.worker)
+    if event.shard != shard and not event.complete:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} reports shard {event.shard} of {event.checkpoint}, its own is {shard}",
+            shard=event.shard,
+            expected=shard,
+        )
+    if event.error:
+        turn.touch()
+        give_up(turn, f"{event.worker} could not write it: {event.error}", again=False)
+        return "failed"
+    if event.complete:
+        if shard != 0 or len(flight.files) < len(flight.workers):
+            raise Rejection("invalid_argument", f"{event.checkpoint} cannot be complete yet", worker=event.worker)
+        turn.touch()
+        _complete(turn, flight)
+        return "saved"
+    if shard not in flight.files:
+        turn.touch()
+        flight.files[shard] = ManifestEntry(shard, event.file, event.sha256, event.bytes)
+        if len(flight.files) == len(flight.workers):
+            _send_manifest(turn, flight)
+    return ""
+
+
+def give_up(turn: Turn, reason: str, *, again: bool) -> None:
+    """Ends the checkpoint in flight, if any. again: those who asked get the next one, else they get the error."""
+    book = turn.state.checkpoints
+    flight, book.in_flight = book.in_flight, None
+    if flight is None:
+        return
+    turn.touch()
+    if again:
+        book.wanted = (*flight.requests, *book.wanted)
+    else:
+        _failed(turn, flight.checkpoint, flight.step, reason, flight.requests)
+        if flight.closing:
+            book.not_before = turn.now + RETRY_SECONDS
+    turn.note("checkpoint_failed", reason, checkpoint=flight.checkpoint, at_step=flight.step, again=again)
+
+
+def refuse_wanted(turn: Turn, reason: str) -> None:
+    """The job is over: checkpoints asked for and not begun will never be taken."""
+    book = turn.state.checkpoints
+    if book.wanted:
+        _failed(turn, "", turn.state.steps.committed, reason, book.wanted)
+        book.wanted = ()
+
+
+def loaded(turn: Turn, checkpoint: str, step: int, rejected: tuple[str, ...]) -> None:
+    """The leader loaded `checkpoint` (empty: the initial state) and found `rejected` unusable."""
+    book = turn.state.checkpoints
+    for what in rejected:
+        turn.note("checkpoint_rejected", what)
+    book.rejected = (*book.rejected, *rejected)[-LISTED_MAX:]
+    book.saved = tuple(saved for saved in book.saved if checkpoint and saved.step <= step)
+    book.saved_step = step if checkpoint else -1
+
+
+def _send_manifest(turn: Turn, flight: CheckpointInFlight) -> None:
+    settings = turn.state.settings
+    turn.send(
+        flight.workers[0],
+        Checkpoint(
+            flight.checkpoint,
+            settings.checkpoint_url,
+            flight.step,
+            0,
+            len(flight.workers),
+            settings.checkpoint_keep,
+            tuple(flight.files[shard] for shard in sorted(flight.files)),
+        ),
+    )
+
+
+def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
+    book, settings = turn.state.checkpoints, turn.state.settings
+    saved = SavedCheckpoint(
+        flight.checkpoint, flight.step, settings.checkpoint_url, turn.now, flight.requests
+    )
+    book.saved = (*book.saved, saved)[-settings.checkpoint_keep :]
+    book.saved_step = flight.step
+    book.in_flight = None
+    size = sum(entry.bytes for entry in flight.files.values())
+    turn.note(
+        "checkpoint_saved",
+        f"all {len(flight.workers)} shards and the manifest are written",
+        checkpoint=flight.checkpoint,
+        at_step=flight.step,
+        bytes=size,
+    )
+
+
+def _failed(turn: Turn, checkpoint: str, step: int, error: str, requests: tuple[str, ...]) -> None:
+    book = turn.state.checkpoints
+    book.failed = (*book.failed, FailedCheckpoint(checkpoint, step, error, requests))[-LISTED_MAX:]

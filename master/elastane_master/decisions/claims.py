@@ -1,0 +1,67 @@
+"""Whose weights are believed to be the job's.
+
+A worker says "I hold the state after s steps". That is worth something only if it speaks of the
+history that stands. History is begun or rewound when a leader has Loaded; `history_generation` is
+the generation in which that happened last. A Hello of an earlier generation speaks of a history
+that is over. A worker that attended through the rewinding still has the old weights until the
+ring hands it the new ones, and its next Ready may name them: that one claim is remembered
+in `fenced_claims` and not believed until the worker shows, by a step, that it has the state.
+
+A believed claim is usable when the contexts of that step are there.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions.events import WorkerJoined
+from elastane_master.decisions.state import JobState, WorkerRecord
+
+FENCED_MAX = 1000
+
+
+def believe_hello(state: JobState, event: WorkerJoined) -> bool:
+    """Whether a joining worker holds the job's state; a claim that is not believed is remembered."""
+    if not event.holds_state:
+        return False
+    if event.generation < state.history_generation:
+        _fence(state, event.worker, event.applied_step)
+        return False
+    return state.fenced_claims.get(event.worker) != event.applied_step
+
+
+def believe_ready(state: JobState, record: WorkerRecord, applied_step: int, holds_state: bool) -> None:
+    """Takes over what a Ready says of the worker's weights."""
+    fenced = state.fenced_claims.get(record.worker)
+    record.applied_step = applied_step
+    record.holds_state = holds_state and fenced != applied_step
+    if fenced is not None and fenced != applied_step:
+        del state.fenced_claims[record.worker]
+
+
+def proven(state: JobState, record: WorkerRecord, applied_step: int) -> None:
+    """The worker took part in a step, or loaded: it holds the state after `applied_step` steps."""
+    record.applied_step = applied_step
+    record.holds_state = True
+    state.fenced_claims.pop(record.worker, None)
+
+
+def rewind(state: JobState, leader: str) -> None:
+    """History goes on from what `leader` loaded: what anybody else holds is of another history."""
+    state.history_generation = state.ring.generation
+    for record in state.workers.values():
+        if record.worker != leader and record.holds_state:
+            _fence(state, record.worker, record.applied_step)
+            record.holds_state = False
+
+
+def usable_step(state: JobState, record: WorkerRecord) -> int:
+    """The step the job can resume at with this worker's weights, -1 if it cannot."""
+    if record.holds_state and state.contexts.has(record.applied_step):
+        return record.applied_step
+    return -1
+
+
+def _fence(state: JobState, worker: str, applied_step: int) -> None:
+    state.fenced_claims.pop(worker, None)
+    state.fenced_claims[worker] = applied_step
+    while len(state.fenced_claims) > FENCED_MAX:
+        del state.fenced_claims[next(iter(state.fenced_claims))]

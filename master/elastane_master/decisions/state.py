@@ -1,0 +1,148 @@
+"""Everything the decisions of one job depend on, as plain values.
+
+The whole state is these structs and the task queues; a snapshot is their MessagePack form. Nothing here
+decides anything: the modules named in the comments do.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from elastane_master.decisions.checkpoints import CheckpointBook
+from elastane_master.decisions.contexts import ContextTable
+from elastane_master.decisions.datasets import DatasetBook
+from elastane_master.decisions.effects import Member
+from elastane_master.decisions.events import JobSettings, Signature
+from elastane_master.decisions.steps import StepBook
+
+Phase = Literal["waiting", "running", "suspended", "succeeded", "failed", "cancelled"]
+OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
+"""Phases in which no worker is wanted any more."""
+
+Stage = Literal["none", "preparing", "loading", "running"]
+
+
+class WorkerRecord(msgspec.Struct):
+    """A worker that attends, or is awaited after the master restarted.
+
+    joined_order: grows with each joining. applied_step, holds_state: its weights, as far as they are believed
+    (claims.py). ready_generation: the newest generation it answered Ready for. trainer_at: when its trainer last
+    showed life; None before its first ring. between_since: when it went into user code between two
+    steps; None inside a step.
+    """
+
+    worker: str
+    session: str
+    role: Literal["ring", "tasks"]
+    joined_at: float
+    joined_order: int
+    host: str = ""
+    pid: int = 0
+    store_address: str = ""
+    applied_step: int = 0
+    holds_state: bool = False
+    ready_generation: int = 0
+    trainer_at: float | None = None
+    between_since: float | None = None
+    draining: bool = False
+    drain_reason: str = ""
+    drain_sent: bool = False
+    awaited: bool = False
+    reason: str = ""
+
+
+class RingState(msgspec.Struct):
+    """The ring, and the change of membership in flight (ring.py).
+
+    stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running.
+    since: when the stage began. order: seats of the last ring that had members. planned_from: members of the ring
+    that a planned change in flight leaves, empty otherwise. rebuild_due: a member said that the
+    collective broke. put_off: why the ring must change once the return grace is over. stalled_since: the
+    first Go after which no step was prepared. unblocked_at: when a member last came back from user code.
+    """
+
+    generation: int = 0
+    stage: Stage = "none"
+    members: tuple[Member, ...] = ()
+    reason: str = ""
+    since: float = 0.0
+    order: tuple[str, ...] = ()
+    planned_from: tuple[str, ...] = ()
+    resume_step: int = 0
+    donors: tuple[int, ...] = ()
+    receivers: tuple[int, ...] = ()
+    rebuild_due: float | None = None
+    rebuild_reason: str = ""
+    breaks: int = 0
+    put_off: str = ""
+    stalled_since: float | None = None
+    unblocked_at: float = 0.0
+
+    def names(self) -> tuple[str, ...]:
+        """The members' worker ids in the ring's order."""
+        return tuple(member.worker for member in self.members)
+
+    def member(self, worker: str) -> Member | None:
+        """The worker's place, or None."""
+        return next((member for member in self.members if member.worker == worker), None)
+
+
+class JobState(msgspec.Struct):
+    """One job.
+
+    original: the settings as created; `settings` differ after a Scale. revision: counts every change.
+    join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
+    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at which each
+    member's script ended. failures, failed_step, failed_generation: script errors in a row at one step.
+    requests: operators' request ids that took effect, oldest first.
+    """
+
+    name: str
+    original: JobSettings
+    settings: JobSettings
+    created_at: float
+    phase: Phase = "waiting"
+    reason: str = "no worker has joined yet"
+    revision: int = 0
+    signature: Signature | None = None
+    workers: dict[str, WorkerRecord] = {}
+    joined_count: int = 0
+    ring: RingState = msgspec.field(default_factory=RingState)
+    steps: StepBook = msgspec.field(default_factory=StepBook)
+    contexts: ContextTable = msgspec.field(default_factory=ContextTable)
+    checkpoints: CheckpointBook = msgspec.field(default_factory=CheckpointBook)
+    datasets: DatasetBook = msgspec.field(default_factory=DatasetBook)
+    join_due: float | None = None
+    grace_until: float | None = None
+    suspending: bool = False
+    history_generation: int = 0
+    fenced_claims: dict[str, int] = {}
+    finished: dict[str, int] = {}
+    failures: int = 0
+    failed_step: int = -1
+    failed_generation: int = -1
+    requests: dict[str, str] = {}
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole training; 0 while the script has not said it."""
+        return self.signature.epochs * self.signature.steps_per_epoch if self.signature else 0
+
+    @property
+    def all_committed(self) -> bool:
+        """Every step of the training is committed: the members only have to end."""
+        return 0 < self.total_steps <= self.steps.committed
+
+    def ring_workers(self) -> list[WorkerRecord]:
+        """Workers that attend to train, in the order they joined."""
+        return [record for record in self.workers.values() if record.role == "ring" and not record.awaited]
+
+    def awaited(self) -> list[WorkerRecord]:
+        """Workers that may still return after the master's restart."""
+        return [record for record in self.workers.values() if record.awaited]
+
+    def active_members(self) -> list[WorkerRecord]:
+        """The ring's members that have not ended, in the ring's order."""
+        return [self.workers[name] for name in self.ring.names() if name in self.workers]

@@ -1,0 +1,120 @@
+"""Bookkeeping of the steps: reported, prepared, applied, committed.
+
+    reported    a member has done forward and backward of its ESTs
+    prepared    all N contexts after the step are in
+    committed   every member of the ring has applied it
+
+At any time one step is being reported, `prepared + 1`; a worker starts the one after it only once
+it has applied it, which it does only when it is prepared. What a prepared step consisted of is
+kept until it is committed, also across changes of the ring: whoever applied it holds a state
+from which the job may go on.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+
+from elastane_master.decisions.effects import Commit
+from elastane_master.decisions.events import Parts, StepTask
+
+DURATIONS_KEPT = 31
+UNKNOWN_LEASE_FACTOR = 4.0
+"""Until a step's duration is known, the lease is so many times its least."""
+
+
+class Report(msgspec.Struct):
+    """One member's part of the step being reported: contexts after it by virtual rank, and its tasks."""
+
+    contexts: dict[int, Parts]
+    tasks: tuple[StepTask, ...]
+
+
+class PreparedStep(msgspec.Struct):
+    """What a prepared step consisted of, until it is committed."""
+
+    epoch: int
+    generation: int
+    tasks: tuple[tuple[str, StepTask], ...]
+
+
+class StepBook(msgspec.Struct):
+    """Where the steps stand.
+
+    committed: the next step to commit. prepared: the newest prepared step of this generation, resume_step - 1
+    before the first. reports: of step prepared + 1, by worker. prepared_steps: by step, until committed.
+    hold: Prepared is held back until the checkpoint in flight is saved, because the ring ends with it.
+    durations_seconds: of the last steps, prepared to prepared. ready_order: gradient-ready order of EST 0.
+    """
+
+    committed: int = 0
+    prepared: int = -1
+    prepared_at: float = 0.0
+    timed: bool = False
+    epoch: int = 0
+    reports: dict[str, Report] = {}
+    prepared_steps: dict[int, PreparedStep] = {}
+    hold: bool = False
+    durations_seconds: list[float] = []
+    ready_order: tuple[int, ...] = ()
+
+    @property
+    def current(self) -> int:
+        """The step being reported."""
+        return self.prepared + 1
+
+    def start(self, resume_step: int, now: float) -> None:
+        """A ring goes on from `resume_step`."""
+        self.prepared = resume_step - 1
+        self.prepared_at = now
+        self.timed = False
+        self.hold = False
+        self.reports = {}
+
+    def drop_reports(self) -> None:
+        """The ring changes: what was not prepared is done again."""
+        self.reports = {}
+        self.hold = False
+
+    def reported_ranks(self) -> int:
+        """How many contexts of the current step are in."""
+        return sum(len(report.contexts) for report in self.reports.values())
+
+    def prepare(self, epoch: int, generation: int, now: float) -> list[Parts]:
+        """All contexts are in: the current step is prepared. Returns the contexts after it, by virtual rank."""
+        contexts: dict[int, Parts] = {}
+        tasks: list[tuple[str, StepTask]] = []
+        for worker, report in self.reports.items():
+            contexts |= report.contexts
+            tasks += [(worker, task) for task in report.tasks]
+        tasks.sort(key=lambda item: item[1].virtual_rank)
+        self.prepared += 1
+        self.prepared_steps[self.prepared] = PreparedStep(epoch, generation, tuple(tasks))
+        self.epoch = epoch
+        self.reports = {}
+        if self.timed:
+            self.durations_seconds = [*self.durations_seconds[1 - DURATIONS_KEPT :], now - self.prepared_at]
+        self.prepared_at, self.timed = now, True
+        return [contexts[rank] for rank in sorted(contexts)]
+
+    def commit(self, applied_step: int) -> list[Commit]:
+        """Every member has applied the steps below `applied_step`; returns those that this commits."""
+        commits = []
+        while self.committed < applied_step and self.committed in self.prepared_steps:
+            step = self.prepared_steps.pop(self.committed)
+            commits.append(Commit(self.committed, step.epoch, step.generation, step.tasks))
+            self.committed += 1
+        return commits
+
+    def rewind(self, step: int) -> None:
+        """History goes on from `step`, whose contexts came with a checkpoint or the initial state."""
+        self.committed = step
+        self.prepared_steps = {}
+        self.drop_reports()
+
+    def lease_seconds(self, lease_min_seconds: float, lease_factor: float) -> float:
+        """How long a member may take for a step."""
+        if not self.durations_seconds:
+            return lease_min_seconds * UNKNOWN_LEASE_FACTOR
+        return max(lease_min_seconds, lease_factor * median(self.durations_seconds))

@@ -1,0 +1,399 @@
+"""The queue of a dynamic dataset: workers lease tasks, each at its own pace, and report them.
+
+A task goes TODO -> DOING -> DONE. A lease that ends otherwise (its time is over, its worker is lost, an
+error is reported) puts the task back to the front of TODO, or parks it as FAILED once max_attempts of its
+attempts ended in an error. An epoch starts when all tasks of the one before are DONE or FAILED, so only one
+epoch has any state.
+
+Pure: time comes in as `now` (seconds; any origin, the same for all calls). A clock that goes back only
+shortens the leases that would now last too long. Whoever calls keeps requests idempotent, calls `expire`
+when `next_deadline` passes, and stores `snapshot`. All errors are raised before anything changed.
+"""
+
+from __future__ import annotations
+
+from elastane_shards.epoch import EpochTasks, Held
+from elastane_shards.errors import InvalidRequest, InvalidSnapshot, InvariantViolated, ShardsError
+from elastane_shards.permutation import feistel_key, permuted
+from elastane_shards.progress import Progress, RateWindow
+from elastane_shards.settings import QueueSettings
+from elastane_shards.snapshot import QueueSnapshot, decode_queue, encode_queue, tasks_of
+from elastane_shards.splitters import ListSource, Splitter, extended
+from elastane_shards.tasks import (
+    AttemptError,
+    Outcome,
+    Parts,
+    QueueStatus,
+    ReturnedTask,
+    TaskInfo,
+    TaskLease,
+    TaskState,
+)
+
+ERROR_CHARS_MAX = 4000
+"""An error's text is cut here: it is kept in memory and in each snapshot."""
+
+
+class DynamicQueue:
+    """State machine of one dynamic dataset. Raises InvalidSettings and InvalidSource when made."""
+
+    def __init__(self, settings: QueueSettings) -> None:
+        settings.check()
+        self._settings = settings.without_lists()
+        self._splitter = Splitter(settings.source(), settings.task_size)
+        self._tasks = EpochTasks()
+        self._epoch = 0
+        self._failed_before: list[tuple[int, int, tuple[AttemptError, ...]]] = []
+        self._now = float("-inf")
+        self._requeued = self._timed_out = 0
+        self._samples_done = 0  # since the beginning
+        self._epoch_samples = 0  # of DONE and FAILED tasks of this epoch
+        self._rate = RateWindow()
+        self._finish_epochs()
+
+    @property
+    def settings(self) -> QueueSettings:
+        """The settings as given at creation; a stream's later growth is in `watermark`."""
+        return self._settings.with_lists(self._splitter.all_entries())
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, from 0; the last one when all is complete."""
+        return self._epoch
+
+    @property
+    def num_tasks(self) -> int:
+        """Tasks of an epoch; of an open stream those that can be dealt so far."""
+        return self._splitter.num_tasks
+
+    @property
+    def watermark(self) -> int:
+        """Positions that exist: the size, or a stream's watermark."""
+        return self._splitter.size
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task of every epoch is DONE or FAILED and none can come."""
+        return (
+            self._epoch == self._settings.epochs - 1
+            and self._splitter.closed
+            and self._tasks.finished == self._splitter.num_tasks
+        )
+
+    # ------------------------------------------------------------------ transitions
+
+    def lease(self, worker: str, max_tasks: int, now: float, rng: Parts | None = None) -> list[TaskLease]:
+        """Leases up to `max_tasks` tasks to `worker` until now + lease_seconds; [] without TODO.
+
+        rng: the worker's RNG states, kept with tasks leased for the first time. Raises InvalidRequest.
+        """
+        if not worker or max_tasks < 0:
+            raise InvalidRequest(
+                "a lease needs a worker and a number of tasks", worker=worker, max_tasks=max_tasks
+            )
+        self._advance(now)
+        deadline = now + self._settings.lease_seconds
+        first_rng = dict(rng or {})
+        tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
+        for _ in range(max_tasks):
+            taken = tasks.take(worker, deadline, first_rng, num_tasks)
+            if taken is None:
+                break
+            leases.append(self._as_lease(*taken))
+        if leases:
+            self._rate.begin(now)
+        return leases
+
+    def check_report(self, epoch: int, index: int, attempt: int) -> None:
+        """Raises InvalidRequest when no worker can ever have held that task.
+
+        `report` does the same; a caller with several reports in one request checks all of them first.
+        """
+        never_leased = index >= (self._tasks.counter if epoch == self._epoch else self._splitter.num_tasks)
+        if not 0 <= epoch <= self._epoch or index < 0 or attempt < 1 or never_leased:
+            raise InvalidRequest(
+                f"task {index} of epoch {epoch} was never leased as attempt {attempt}",
+                hint="report epoch, index and attempt as they were leased",
+                epoch=epoch,
+                index=index,
+                attempt=attempt,
+            )
+
+    def report(self, worker: str, epoch: int, index: int, attempt: int, error: str, now: float) -> Outcome:
+        """A worker is through with a task; an empty error means done.
+
+        From the holder of the lease: the task is DONE, or with an error back at the front of TODO or
+        FAILED. A stale report counts only if it says done and the task is in TODO: then the work is kept.
+        Raises what `check_report` raises.
+        """
+        self.check_report(epoch, index, attempt)
+        self._advance(now)
+        if epoch < self._epoch:
+            return Outcome.STALE
+        held = self._tasks.doing.get(index)
+        if held is not None:
+            if held.attempt != attempt or held.worker != worker:
+                return Outcome.STALE
+            if error:
+                self._end_leases([index], error, counts=True)
+                return Outcome.ACCEPTED
+        else:
+            waiting = self._tasks.requeued.get(index)
+            if waiting is None or error or attempt > waiting.attempt:
+                return Outcome.STALE
+        self._tasks.finish(index)
+        start, end = self._splitter.bounds(index)
+        self._samples_done += end - start
+        self._epoch_samples += end - start
+        self._rate.add(now, end - start)
+        if not self._tasks.doing:
+            self._finish_epochs()
+        return Outcome.ACCEPTED
+
+    def abandon(
+        self, worker: str, now: float, error: str = "the worker was lost", *, counts: bool = True
+    ) -> list[ReturnedTask]:
+        """Ends all leases of a worker that is gone; its tasks go back in the order they were leased.
+
+        counts: False for a worker that was drained: its attempts are no errors of the tasks.
+        """
+        self._advance(now)
+        mine = [index for index, held in self._tasks.doing.items() if held.worker == worker]
+        return self._end_leases(mine, error, counts=counts)
+
+    def expire(self, now: float) -> list[ReturnedTask]:
+        """Ends the leases whose deadline has come; the earliest is leased again first."""
+        self._advance(now)
+        overdue = self._overdue(now)
+        self._timed_out += len(overdue)
+        return self._end_leases(overdue, f"timed out after {self._settings.lease_seconds:g} s", counts=True)
+
+    def extend(self, watermark: int, closed: bool = False) -> None:
+        """Grows or closes a stream. Raises what `splitters.extended` raises."""
+        source = extended(self._splitter.source, watermark, closed)
+        self._splitter = Splitter(source, self._settings.task_size)
+        self._finish_epochs()
+
+    # ------------------------------------------------------------------ queries
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called; None while nothing is leased."""
+        return next((held.deadline for held in self._tasks.doing.values()), None)
+
+    def status(self, now: float) -> QueueStatus:
+        """What a worker should do that asks at `now`; an overdue lease that will come back is TODO."""
+        tasks = self._tasks
+        if tasks.requeued or tasks.counter < self._splitter.num_tasks:
+            return QueueStatus.HAS_TODO
+        if self.complete:
+            return QueueStatus.COMPLETE
+        last = self._settings.max_attempts - 1
+        comes_back = any(len(tasks.doing[index].errors) < last for index in self._overdue(now))
+        return QueueStatus.HAS_TODO if comes_back else QueueStatus.WAIT
+
+    def progress(self, now: float) -> Progress:
+        """The queue in figures; changes nothing."""
+        tasks, splitter, complete = self._tasks, self._splitter, self.complete
+        rate = self._rate.rate(now)
+        later = (self._settings.epochs - 1 - self._epoch) * splitter.size
+        remaining = later + splitter.size - self._epoch_samples
+        eta = None
+        if complete:
+            eta = 0.0
+        elif rate > 0 and splitter.closed:
+            eta = remaining / rate
+        return Progress(
+            epoch=self._epoch,
+            epochs=self._settings.epochs,
+            todo=splitter.num_tasks - tasks.counter + len(tasks.requeued),
+            doing=len(tasks.doing),
+            done=tasks.done.count,
+            failed=len(tasks.failed),
+            failed_before=len(self._failed_before),
+            total=splitter.num_tasks if splitter.closed else 0,
+            requeued=self._requeued,
+            timed_out=self._timed_out,
+            samples_done=self._samples_done,
+            samples_per_second=rate,
+            eta_seconds=eta,
+            complete=complete,
+        )
+
+    def list_tasks(
+        self, state: TaskState | None = None, after: tuple[int, int] | None = None, limit: int = 100
+    ) -> list[TaskInfo]:
+        """Tasks of the current epoch in `state` (None: any), by (epoch, index), those behind `after`.
+
+        FAILED tasks of earlier epochs come first. At most `limit`; the last one's (epoch, index) is the
+        next page's `after`. Raises InvalidRequest when limit < 1.
+        """
+        if limit < 1:
+            raise InvalidRequest(f"a page of {limit} tasks", limit=limit)
+        found = []
+        if state in (None, TaskState.FAILED):
+            found = [
+                self._info(epoch, index, TaskState.FAILED, errors)
+                for epoch, index, errors in self._failed_before
+                if after is None or (epoch, index) > after
+            ][:limit]
+        epoch, last = after or (self._epoch, -1)
+        if limit > len(found) and epoch <= self._epoch:
+            start = last + 1 if epoch == self._epoch else 0
+            indices = self._tasks.indices(state, start, limit - len(found), self._splitter.num_tasks)
+            found += [self._current_info(index) for index in indices]
+        return found
+
+    def validate(self) -> None:
+        """Raises InvariantViolated when the state contradicts itself; for tests and after a restore."""
+        self._tasks.validate(self._splitter.num_tasks, self._settings.max_attempts)
+        if not 0 <= self._epoch < self._settings.epochs:
+            raise InvariantViolated("the epoch is outside the epochs", epoch=self._epoch)
+        size, task_size = self._splitter.size, self._settings.task_size
+        runs = [*self._tasks.done.intervals(), *((index, index + 1) for index in self._tasks.failed)]
+        samples = sum(min(end * task_size, size) - start * task_size for start, end in runs)
+        if samples != self._epoch_samples:
+            raise InvariantViolated("samples are counted wrong", counted=self._epoch_samples, found=samples)
+        all_finished = self._splitter.closed and self._tasks.finished == self._splitter.num_tasks
+        if all_finished and self._epoch < self._settings.epochs - 1:
+            raise InvariantViolated("a finished epoch was not left", epoch=self._epoch)
+        failed = [(epoch, index) for epoch, index, _ in self._failed_before]
+        if failed != sorted(set(failed)) or (failed and failed[-1][0] >= self._epoch):
+            raise InvariantViolated("FAILED tasks of earlier epochs are out of order", failed=failed)
+
+    # ------------------------------------------------------------------ durability
+
+    def snapshot(self, *, with_settings: bool = True) -> bytes:
+        """The whole state, compact; without settings and listed entries for a caller that keeps those."""
+        return encode_queue(
+            QueueSnapshot(
+                settings=self._settings if with_settings else None,
+                source=None if self._listed and not with_settings else self._splitter.source,
+                epoch=self._epoch,
+                tasks=tasks_of(self._tasks),
+                failed_before=self._failed_before,
+                now=self._now if self._now != float("-inf") else None,
+                requeued=self._requeued,
+                timed_out=self._timed_out,
+                samples_done=self._samples_done,
+                epoch_samples=self._epoch_samples,
+                rate=self._rate,
+            )
+        )
+
+    @classmethod
+    def restore(cls, snapshot: bytes, settings: QueueSettings | None = None) -> DynamicQueue:
+        """The queue as it was at `snapshot`. Raises InvalidSnapshot.
+
+        settings: needed, as given at creation, when the snapshot was made without them.
+        """
+        state = decode_queue(snapshot)
+        kept = state.settings or settings
+        if kept is None:
+            raise InvalidSnapshot("the snapshot was made without settings", hint="hand the settings in")
+        queue = cls.__new__(cls)
+        try:
+            queue._settings = kept.without_lists()
+            queue._splitter = Splitter(state.source or kept.source(), kept.task_size)
+            queue._tasks = state.tasks.restored()
+            queue._epoch = state.epoch
+            queue._failed_before = state.failed_before
+            queue._now = float("-inf") if state.now is None else state.now
+            queue._requeued, queue._timed_out = state.requeued, state.timed_out
+            queue._samples_done, queue._epoch_samples = state.samples_done, state.epoch_samples
+            queue._rate = state.rate
+            queue.validate()
+        except ShardsError as error:
+            raise InvalidSnapshot(f"the snapshot contradicts itself: {error}", **error.facts) from error
+        return queue
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _listed(self) -> bool:
+        return self._settings.entries is not None or self._settings.offsets is not None
+
+    def _advance(self, now: float) -> None:
+        """Notes the time. When it went back, no lease may last longer than one that is given now."""
+        if now < self._now:
+            longest = now + self._settings.lease_seconds
+            for held in reversed(self._tasks.doing.values()):
+                if held.deadline <= longest:
+                    break
+                held.deadline = longest
+        self._now = now
+
+    def _overdue(self, now: float) -> list[int]:
+        overdue = []
+        for index, held in self._tasks.doing.items():  # in the order of deadlines
+            if held.deadline > now:
+                break
+            overdue.append(index)
+        return overdue
+
+    def _end_leases(self, indices: list[int], error: str, *, counts: bool) -> list[ReturnedTask]:
+        """Puts leased tasks back, or parks them: the one place where a lease ends without DONE."""
+        tasks, back, ended = self._tasks, [], []
+        text = error[:ERROR_CHARS_MAX]
+        epoch = self._epoch
+        for index in indices:
+            held = tasks.doing[index]
+            if counts:
+                held.errors = (*held.errors, AttemptError(held.attempt, held.worker, text))
+            state = TaskState.TODO
+            if len(held.errors) >= self._settings.max_attempts:
+                state = TaskState.FAILED
+                tasks.park(index)
+                start, end = self._splitter.bounds(index)
+                self._epoch_samples += end - start
+            else:
+                back.append(index)
+            ended.append(ReturnedTask(epoch, index, held.worker, held.attempt, state, text))
+        tasks.put_back(back)
+        self._requeued += len(back)
+        if len(back) < len(ended):
+            self._finish_epochs()
+        return ended
+
+    def _finish_epochs(self) -> None:
+        """Leaves an epoch whose tasks are all DONE or FAILED, unless it is the last."""
+        splitter, tasks = self._splitter, self._tasks
+        if not splitter.closed or tasks.finished < splitter.num_tasks or self.complete:
+            return
+        self._failed_before += [(self._epoch, index, tasks.failed[index]) for index in sorted(tasks.failed)]
+        # A stream that was closed empty has nothing in any of its epochs.
+        self._epoch = self._epoch + 1 if splitter.num_tasks else self._settings.epochs - 1
+        self._tasks = EpochTasks()
+        self._epoch_samples = 0
+
+    def _as_lease(self, index: int, held: Held) -> TaskLease:
+        start, end = self._splitter.bounds(index)
+        entries = self._entries(start, end) if self._listed else ()
+        return TaskLease(
+            self._epoch, index, start, end, held.attempt, held.worker, held.deadline, entries, held.rng
+        )
+
+    def _entries(self, start: int, end: int) -> tuple[int, ...]:
+        if not self._settings.shuffle or not isinstance(self._splitter.source, ListSource):
+            return self._splitter.entries(range(start, end))
+        key = feistel_key(self._splitter.size, self._settings.seed, self._epoch)
+        return self._splitter.entries([permuted(position, key) for position in range(start, end)])
+
+    def _info(
+        self, epoch: int, index: int, state: TaskState, errors: tuple[AttemptError, ...] = ()
+    ) -> TaskInfo:
+        last = errors[-1] if errors else None
+        start, end = self._splitter.bounds(index)
+        if last is None:
+            return TaskInfo(epoch, index, start, end, state)
+        return TaskInfo(epoch, index, start, end, state, last.attempt, last.worker, None, errors)
+
+    def _current_info(self, index: int) -> TaskInfo:
+        state = self._tasks.state_of(index)
+        held = self._tasks.doing.get(index) or self._tasks.requeued.get(index)
+        if held is None:
+            return self._info(self._epoch, index, state, self._tasks.failed.get(index, ()))
+        start, end = self._splitter.bounds(index)
+        deadline = held.deadline if state is TaskState.DOING else None
+        return TaskInfo(
+            self._epoch, index, start, end, state, held.attempt, held.worker, deadline, held.errors
+        )

@@ -1,0 +1,358 @@
+"""The queue of all-reduce training: task (epoch, step, virtual rank), N of them in each step.
+
+The tasks of a step are leased to whoever hosts the ESTs, reported one by one, and become DONE all together
+when the step commits. Since a step commits only when every member of the ring has applied it, the next one
+has begun by then: a reported step and its successor may both be in DOING. A change of the ring puts all of
+them back to TODO.
+
+A lease is a multiple of the median step, so a task that outlives it means a hung worker. Between steps
+(evaluation, saving) a worker is paused and its leases do not run.
+
+Pure: time comes in as `now`, in seconds. Steps are global, from 0; epoch = step // steps_per_epoch. All
+errors are raised before anything changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+
+import msgspec
+
+from elastane_shards.errors import (
+    IllegalTransition,
+    InvalidRequest,
+    InvalidSettings,
+    InvalidSnapshot,
+    InvariantViolated,
+    NotHolder,
+)
+from elastane_shards.progress import Progress
+from elastane_shards.steps import (
+    DURATIONS_KEPT,
+    STEPS_IN_FLIGHT_MAX,
+    LockstepSettings,
+    LockstepState,
+    StepInFlight,
+    StepLease,
+)
+
+
+class LockstepQueue:
+    """State machine of the tasks of a ring. Raises InvalidSettings when made."""
+
+    def __init__(self, settings: LockstepSettings) -> None:
+        settings.check()
+        self._state = LockstepState(settings)
+
+    @property
+    def settings(self) -> LockstepSettings:
+        """As given at creation."""
+        return self._state.settings
+
+    @property
+    def committed(self) -> int:
+        """The next step to commit: all before it are DONE."""
+        return self._state.committed
+
+    @property
+    def step(self) -> int | None:
+        """The newest step in DOING; None when nothing is leased."""
+        return self._state.in_flight[-1].step if self._state.in_flight else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step to commit; the last one when all is complete."""
+        settings = self._state.settings
+        return min(self._state.committed // settings.steps_per_epoch, settings.epochs - 1)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step of every epoch is DONE."""
+        return self._state.committed == self._state.settings.steps
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every task of the newest step in DOING is reported; False when there is none."""
+        return bool(self._state.in_flight) and self._state.in_flight[-1].all_reported
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long a lease given now lasts."""
+        settings, durations = self._state.settings, self._state.durations
+        if not durations:
+            return settings.lease_min_seconds
+        return max(settings.lease_min_seconds, settings.lease_factor * median(durations))
+
+    # ------------------------------------------------------------------ transitions
+
+    def begin(self, step: int, holders: Mapping[int, str], now: float) -> int:
+        """Leases the N tasks of a step to `holders` (virtual rank -> worker); returns the attempt, from 1.
+
+        The step must be the next one: `committed` when nothing is in DOING, else the one after a step that
+        is reported in full. A step that was put back is begun again with a higher attempt. The time from
+        one begin to the next counts as the step's duration. Raises IllegalTransition, and InvalidRequest
+        unless every virtual rank has a holder.
+        """
+        state = self._state
+        expected = state.committed + len(state.in_flight)
+        if step != expected or step >= state.settings.steps:
+            raise IllegalTransition(
+                f"step {step} cannot begin; next is {expected}", step=step, expected=expected
+            )
+        if state.in_flight and not self.all_reported:
+            raise IllegalTransition(f"step {step - 1} is not reported in full", step=step)
+        if len(state.in_flight) == STEPS_IN_FLIGHT_MAX:
+            raise IllegalTransition(f"step {state.committed} is not committed", step=step)
+        if set(holders) != set(range(state.settings.ests)) or not all(holders.values()):
+            raise InvalidRequest(
+                f"step {step} needs a holder for each of {state.settings.ests} ESTs", ranks=sorted(holders)
+            )
+        self._time_newest(now)
+        state.paused &= set(holders.values())
+        deadline = now + self.lease_seconds
+        attempt = self._next_attempt(step)
+        leases = {
+            rank: StepLease(holders[rank], None if holders[rank] in state.paused else deadline)
+            for rank in sorted(holders)
+        }
+        state.in_flight.append(StepInFlight(step, attempt, now, not state.paused, leases))
+        state.rate.begin(now)
+        state.now = now
+        return attempt
+
+    def report(self, rank: int, worker: str) -> bool:
+        """The task of an EST in the newest step is through; False when it was reported before.
+
+        A worker that reports is not between steps. Raises IllegalTransition without a step in DOING,
+        NotHolder when the lease is another's.
+        """
+        if not self._state.in_flight:
+            raise IllegalTransition("no step is in DOING", rank=rank, worker=worker)
+        newest = self._state.in_flight[-1]
+        lease = newest.leases.get(rank)
+        if lease is None or lease.worker != worker:
+            raise NotHolder(
+                f"{worker} does not hold EST {rank} in step {newest.step}",
+                rank=rank,
+                worker=worker,
+                holder=lease.worker if lease else "",
+                step=newest.step,
+            )
+        self._state.paused.discard(worker)
+        if lease.reported:
+            return False
+        lease.reported, lease.deadline = True, None
+        return True
+
+    def commit(self, now: float | None = None) -> int:
+        """All N tasks of the oldest step in DOING are DONE; returns that step.
+
+        now: for samples per second; by default that of the last begin. Raises IllegalTransition unless they
+        are all reported.
+        """
+        state = self._state
+        if not state.in_flight or not state.in_flight[0].all_reported:
+            raise IllegalTransition(f"step {state.committed} is not reported in full", step=state.committed)
+        if len(state.in_flight) == 1:
+            self._time_newest(state.now if now is None else now)
+        done = state.in_flight.pop(0)
+        state.attempts.pop(done.step, None)
+        state.committed = done.step + 1
+        samples = state.settings.batch_length(done.step) * state.settings.ests
+        state.rate.add(state.now if now is None else now, samples)
+        return done.step
+
+    def requeue(self, *, timed_out: int = 0) -> list[tuple[int, int]]:
+        """The ring changes: every task in DOING goes back to TODO. Returns their (step, virtual rank).
+
+        Commit first what the resume step proves committed. timed_out: how many of them were overdue.
+        """
+        state = self._state
+        tasks = [(flight.step, rank) for flight in state.in_flight for rank in flight.leases]
+        state.in_flight.clear()
+        state.requeued += len(tasks)
+        state.timed_out += timed_out
+        return tasks
+
+    def rewind(self, step: int) -> list[tuple[int, int]]:
+        """History goes back to a saved step: `step` is the next to commit, what came after is TODO again.
+
+        Returns the (step, virtual rank) that were in DOING. Raises InvalidRequest unless 0 <= step <=
+        committed.
+        """
+        state = self._state
+        if not 0 <= step <= state.committed:
+            raise InvalidRequest(f"history at step {state.committed} cannot go back to {step}", step=step)
+        begun_until = max([state.committed, *(s + 1 for s in state.attempts)])
+        state.replayed_until = max(state.replayed_until, begun_until)
+        state.replay_attempt = state.attempt_highest
+        state.attempts.clear()
+        state.requeued += (state.committed - step) * state.settings.ests
+        tasks = self.requeue()
+        state.committed = step
+        return tasks
+
+    def pause(self, worker: str) -> None:
+        """The worker is between steps (evaluation, saving): it holds no lease that runs."""
+        self._state.paused.add(worker)
+        for flight in self._state.in_flight:
+            for lease in flight.leases.values():
+                if lease.worker == worker:
+                    lease.deadline = None
+                    flight.timed = False
+
+    def resume(self, worker: str, now: float) -> None:
+        """The worker is in a step again, or came back to a restarted master: its leases run from now."""
+        self._state.paused.discard(worker)
+        deadline = now + self.lease_seconds
+        for flight in self._state.in_flight:
+            for lease in flight.leases.values():
+                if lease.worker == worker and not lease.reported:
+                    lease.deadline = deadline
+
+    # ------------------------------------------------------------------ queries
+
+    def overdue(self, now: float) -> list[tuple[int, str]]:
+        """(virtual rank, worker) of tasks that outlived their lease: those workers hang."""
+        return [
+            (rank, lease.worker)
+            for flight in self._state.in_flight
+            for rank, lease in flight.leases.items()
+            if lease.deadline is not None and lease.deadline <= now
+        ]
+
+    def next_deadline(self) -> float | None:
+        """When `overdue` should be asked; None while no lease runs."""
+        deadlines = [
+            lease.deadline
+            for flight in self._state.in_flight
+            for lease in flight.leases.values()
+            if lease.deadline is not None
+        ]
+        return min(deadlines, default=None)
+
+    def holders(self, step: int) -> dict[int, str]:
+        """Virtual rank -> worker of a step in DOING; {} of any other."""
+        for flight in self._state.in_flight:
+            if flight.step == step:
+                return {rank: lease.worker for rank, lease in flight.leases.items()}
+        return {}
+
+    def unreported(self) -> list[tuple[int, str]]:
+        """(virtual rank, worker) of the tasks in DOING that are not reported."""
+        return [
+            (rank, lease.worker)
+            for flight in self._state.in_flight
+            for rank, lease in flight.leases.items()
+            if not lease.reported
+        ]
+
+    def attempt(self, step: int) -> int:
+        """How often the step was begun; 0: never, or it is committed."""
+        return self._state.attempts.get(step, 0)
+
+    def bounds(self, step: int, rank: int) -> tuple[int, int]:
+        """Positions [start, end) of a task in its epoch, in the order of consumption (see `samplers`).
+
+        Raises InvalidRequest when there is no such task.
+        """
+        settings = self._state.settings
+        if not (0 <= step < settings.steps and 0 <= rank < settings.ests):
+            raise InvalidRequest(f"no task of step {step}, EST {rank}", step=step, rank=rank)
+        length = settings.batch_length(step)
+        epoch_start = settings.samples_before(step - step % settings.steps_per_epoch)
+        start = settings.samples_before(step) - epoch_start + rank * length
+        return start, start + length
+
+    def progress(self, now: float) -> Progress:
+        """The queue in figures, in tasks of the current epoch; changes nothing."""
+        state, settings = self._state, self._state.settings
+        epoch_end = (self.epoch + 1) * settings.steps_per_epoch
+        done = settings.steps_per_epoch - (epoch_end - state.committed)
+        doing = sum(1 for flight in state.in_flight if flight.step < epoch_end)
+        samples_done = settings.samples_before(state.committed)
+        rate = state.rate.rate(now)
+        remaining = settings.samples_before(settings.steps) - samples_done
+        eta = 0.0 if self.complete else remaining / rate if rate > 0 else None
+        return Progress(
+            epoch=self.epoch,
+            epochs=settings.epochs,
+            todo=(settings.steps_per_epoch - done - doing) * settings.ests,
+            doing=doing * settings.ests,
+            done=done * settings.ests,
+            failed=0,
+            failed_before=0,
+            total=settings.steps_per_epoch * settings.ests,
+            requeued=state.requeued,
+            timed_out=state.timed_out,
+            samples_done=samples_done,
+            samples_per_second=rate,
+            eta_seconds=eta,
+            complete=self.complete,
+        )
+
+    def validate(self) -> None:
+        """Raises InvariantViolated when the state contradicts itself; for tests and after a restore."""
+        state, settings = self._state, self._state.settings
+        steps = [flight.step for flight in state.in_flight]
+        expected = list(range(state.committed, state.committed + len(steps)))
+        if (
+            not 0 <= state.committed <= settings.steps
+            or steps != expected
+            or len(steps) > STEPS_IN_FLIGHT_MAX
+        ):
+            raise InvariantViolated("the steps in DOING are not the next ones", steps=steps)
+        if steps and (steps[-1] >= settings.steps or not all(f.all_reported for f in state.in_flight[:-1])):
+            raise InvariantViolated("a step began before the one before it was reported", steps=steps)
+        for flight in state.in_flight:
+            if sorted(flight.leases) != list(range(settings.ests)):
+                raise InvariantViolated("a step in DOING has not N leases", step=flight.step)
+            if flight.attempt != state.attempts.get(flight.step):
+                raise InvariantViolated("a step in DOING has lost its attempt", step=flight.step)
+            for lease in flight.leases.values():
+                runs = lease.deadline is not None
+                if runs and (lease.reported or lease.worker in state.paused):
+                    raise InvariantViolated("a lease runs that should not", step=flight.step)
+        if any(step < state.committed for step in state.attempts) or len(state.durations) > DURATIONS_KEPT:
+            raise InvariantViolated("something is kept for too long", attempts=sorted(state.attempts))
+
+    # ------------------------------------------------------------------ durability
+
+    def snapshot(self) -> bytes:
+        """The whole state."""
+        return msgspec.msgpack.encode(self._state, order="deterministic")
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> LockstepQueue:
+        """The queue as it was at `snapshot`. Raises InvalidSnapshot."""
+        try:
+            state = msgspec.msgpack.decode(snapshot, type=LockstepState)
+            state.settings.check()
+            queue = cls.__new__(cls)
+            queue._state = state
+            queue.validate()
+        except (msgspec.MsgspecError, InvalidSettings, InvariantViolated) as error:
+            raise InvalidSnapshot(f"these bytes are no snapshot of a lockstep queue: {error}") from error
+        if state.version != LockstepState(state.settings).version:
+            raise InvalidSnapshot(f"a snapshot of version {state.version}", version=state.version)
+        return queue
+
+    # ------------------------------------------------------------------ inside
+
+    def _next_attempt(self, step: int) -> int:
+        state = self._state
+        before = state.replay_attempt if step < state.replayed_until else 0
+        attempt = max(state.attempts.get(step, 0), before) + 1
+        state.attempts[step] = attempt
+        state.attempt_highest = max(state.attempt_highest, attempt)
+        return attempt
+
+    def _time_newest(self, now: float) -> None:
+        """The newest step in DOING ends: its duration goes into the median, once."""
+        if not self._state.in_flight:
+            return
+        newest = self._state.in_flight[-1]
+        if newest.timed and now > newest.begun:
+            newest.timed = False
+            self._state.durations = [*self._state.durations[1 - DURATIONS_KEPT :], now - newest.begun]

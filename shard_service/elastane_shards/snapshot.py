@@ -1,0 +1,119 @@
+"""The durable form of a `DynamicQueue`: what is kept, how small, and how it is read back.
+
+DONE is stored as gaps between runs, mostly one byte each. The RNG states of leased tasks are some 10 KB
+each but shared by all tasks of one call, so they go into a table and tasks name a row of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_shards.epoch import EpochTasks, Held
+from elastane_shards.errors import InvalidSnapshot
+from elastane_shards.intervals import IntervalSet
+from elastane_shards.progress import RateWindow
+from elastane_shards.settings import QueueSettings
+from elastane_shards.splitters import Source
+from elastane_shards.tasks import AttemptError, Parts
+
+VERSION = 1
+
+
+class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """A `Held` of task `index`; rng is a row of the snapshot's table."""
+
+    index: int
+    worker: str
+    attempt: int
+    deadline: float
+    rng: int
+    errors: tuple[AttemptError, ...]
+
+    def restored(self, rng: list[Parts]) -> Held:
+        """The task again, sharing its row of the table. Raises InvalidSnapshot."""
+        if not 0 <= self.rng < len(rng):
+            raise InvalidSnapshot(f"task {self.index} names RNG states that are not there", row=self.rng)
+        return Held(self.worker, self.attempt, self.deadline, rng[self.rng], self.errors)
+
+
+class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """An `EpochTasks`: cursor, gaps of DONE, the leased, the re-queued, the failed, the RNG table."""
+
+    counter: int
+    done: list[int]
+    doing: list[HeldSnapshot]
+    requeued: list[HeldSnapshot]
+    failed: list[tuple[int, tuple[AttemptError, ...]]]
+    rng: list[Parts]
+
+    def restored(self) -> EpochTasks:
+        """The tasks again. Raises InvalidSnapshot, InvariantViolated."""
+        tasks = EpochTasks()
+        tasks.counter = self.counter
+        tasks.done = IntervalSet.from_gaps(self.done)
+        tasks.doing = {task.index: task.restored(self.rng) for task in self.doing}
+        tasks.requeued = {task.index: task.restored(self.rng) for task in self.requeued}
+        tasks.failed = dict(self.failed)
+        return tasks
+
+
+class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
+    """The whole state of a `DynamicQueue`; settings and source are None where the caller keeps them."""
+
+    version: int = VERSION
+    settings: QueueSettings | None
+    source: Source | None
+    epoch: int
+    tasks: TasksSnapshot
+    failed_before: list[tuple[int, int, tuple[AttemptError, ...]]]
+    now: float | None
+    requeued: int
+    timed_out: int
+    samples_done: int
+    epoch_samples: int
+    rate: RateWindow
+
+
+def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
+    """The snapshot of an epoch's tasks."""
+    rows: dict[int, int] = {}
+    table: list[Parts] = []
+
+    def row(rng: Parts) -> int:
+        if id(rng) not in rows:
+            rows[id(rng)] = len(table)
+            table.append(rng)
+        return rows[id(rng)]
+
+    def held(group: dict[int, Held]) -> list[HeldSnapshot]:
+        return [
+            HeldSnapshot(index, task.worker, task.attempt, task.deadline, row(task.rng), task.errors)
+            for index, task in group.items()
+        ]
+
+    return TasksSnapshot(
+        counter=tasks.counter,
+        done=tasks.done.to_gaps(),
+        doing=held(tasks.doing),
+        requeued=held(tasks.requeued),
+        failed=list(tasks.failed.items()),
+        rng=table,
+    )
+
+
+def encode_queue(state: QueueSnapshot) -> bytes:
+    """MessagePack."""
+    return msgspec.msgpack.encode(state)
+
+
+def decode_queue(snapshot: bytes) -> QueueSnapshot:
+    """Inverse of `encode_queue`. Raises InvalidSnapshot on other bytes, or those of another version."""
+    try:
+        state = msgspec.msgpack.decode(snapshot, type=QueueSnapshot)
+    except msgspec.MsgspecError as error:
+        raise InvalidSnapshot(f"these bytes are no snapshot of a dynamic queue: {error}") from error
+    if state.version != VERSION:
+        raise InvalidSnapshot(
+            f"a snapshot of version {state.version}; this program reads {VERSION}", version=state.version
+        )
+    return state

@@ -1,0 +1,117 @@
+"""What a `LockstepQueue` is made of: its settings, the steps in DOING, and the state that is stored."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import msgspec
+
+from elastane_shards.errors import InvalidSettings
+from elastane_shards.progress import RateWindow
+
+DURATIONS_KEPT = 32
+"""Step durations the median is taken of."""
+
+STEPS_IN_FLIGHT_MAX = 2
+"""A step that waits for its commit, and the one after it."""
+
+
+class LockstepSettings(msgspec.Struct, frozen=True):
+    """What fixes the tasks of a job, and how long they may take.
+
+    ests: N. batch_size: samples of one task. dataset_size: 0 when nobody knows; then every batch counts as
+    full. samples_per_rank: of one EST in an epoch; 0: dataset_size / N rounded up, as DistributedSampler
+    pads it (with its drop_last: rounded down). lease_min_seconds, lease_factor: a lease is the larger of
+    the first and lease_factor x the median of the last 32 steps.
+    """
+
+    ests: int
+    steps_per_epoch: int
+    epochs: int
+    batch_size: int = 1
+    dataset_size: int = 0
+    samples_per_rank: int = 0
+    lease_min_seconds: float = 30.0
+    lease_factor: float = 20.0
+
+    def check(self) -> None:
+        """Raises InvalidSettings when a number is out of range."""
+        for name in ("ests", "steps_per_epoch", "epochs", "batch_size"):
+            if getattr(self, name) < 1:
+                raise InvalidSettings(f"{name} is {getattr(self, name)}, must be at least 1", name=name)
+        if self.dataset_size < 0 or self.samples_per_rank < 0:
+            raise InvalidSettings("a number of samples is negative", dataset_size=self.dataset_size)
+        for name in ("lease_min_seconds", "lease_factor"):
+            if not (isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise InvalidSettings(f"{name} is {getattr(self, name)}, must be more than 0", name=name)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole job."""
+        return self.steps_per_epoch * self.epochs
+
+    @property
+    def samples_of_rank(self) -> int:
+        """Samples of one EST in an epoch, cut to what its steps can consume."""
+        all_full = self.steps_per_epoch * self.batch_size
+        samples = self.samples_per_rank or -(-self.dataset_size // self.ests) or all_full
+        return min(samples, all_full)
+
+    def batch_length(self, step: int) -> int:
+        """Samples of each task of a global step; the last of an epoch may be short."""
+        first = step % self.steps_per_epoch * self.batch_size
+        return max(0, min(self.batch_size, self.samples_of_rank - first))
+
+    def samples_before(self, step: int) -> int:
+        """Samples of all ESTs in the steps before a global step."""
+        epoch, in_epoch = divmod(step, self.steps_per_epoch)
+        of_rank = epoch * self.samples_of_rank + min(in_epoch * self.batch_size, self.samples_of_rank)
+        return of_rank * self.ests
+
+
+class StepLease(msgspec.Struct):
+    """One task in DOING. deadline None: reported, or its worker is between steps."""
+
+    worker: str
+    deadline: float | None
+    reported: bool = False
+
+
+class StepInFlight(msgspec.Struct):
+    """A step that has begun and is not committed: leases by virtual rank, and how often it was begun."""
+
+    step: int
+    attempt: int
+    begun: float
+    timed: bool  # whether its duration counts: no pause and no ring change in it
+    leases: dict[int, StepLease]
+
+    @property
+    def all_reported(self) -> bool:
+        """Whether every task of the step is reported."""
+        return all(lease.reported for lease in self.leases.values())
+
+
+class LockstepState(msgspec.Struct, tag="lockstep"):
+    """All that a `LockstepQueue` is; its snapshot.
+
+    committed: steps 0..committed-1 are DONE. in_flight: begun steps from `committed` on, in order.
+    attempts: of steps that were begun and put back. replayed_until, replay_attempt: a step below that bound
+    was begun before a rewind, so its first attempt after it is above this one. paused: workers between
+    steps.
+    """
+
+    settings: LockstepSettings
+    version: int = 1
+    committed: int = 0
+    in_flight: list[StepInFlight] = []
+    attempts: dict[int, int] = {}
+    attempt_highest: int = 0
+    replayed_until: int = 0
+    replay_attempt: int = 0
+    paused: set[str] = set()
+    durations: list[float] = []
+    requeued: int = 0
+    timed_out: int = 0
+    now: float = 0.0
+    rate: RateWindow = msgspec.field(default_factory=RateWindow)

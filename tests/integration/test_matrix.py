@@ -1,0 +1,176 @@
+"""Real DDP(gloo) against elastic runs under churn: every hash equal, every sample exactly once.
+
+Churn is aimed at steps and at points inside a step, never at times. A path like 4->1->3->2 is the
+number of workers as the run goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from elastane.agent.cluster import LocalCluster, local_cluster
+from elastane.agent.reference import run_stock_ddp
+from elastane.demo.compare import compare_runs
+from elastane_proto.v1 import job_pb2
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
+SIZE, BATCH = 200, 5
+
+
+@dataclass(frozen=True)
+class Config:
+    """What decides the bits."""
+
+    ests: int
+    optimizer: str = "adamw"
+    data_workers: int = 0
+    epochs: int = 3
+    seed: int | None = 3
+
+    @property
+    def arguments(self) -> list[str]:
+        found = [str(SCRIPT), "--optimizer", self.optimizer, "--epochs", str(self.epochs)]
+        found += ["--data-workers", str(self.data_workers), "--size", str(SIZE), "--batch-size", str(BATCH)]
+        return found + (["--seed", str(self.seed)] if self.seed is not None else [])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-(-(-SIZE // self.ests)) // BATCH)
+
+
+@functools.cache
+def reference(config: Config) -> Path:
+    """Reports of the fixed run, made once per configuration."""
+    folder = Path(tempfile.mkdtemp(prefix="elastane-reference-"))
+    return run_stock_ddp(folder, config.arguments, processes=config.ests)
+
+
+@dataclass
+class Churn:
+    """What happens to the run: (step, action), in order; kill: where the first worker dies, 'point:step'."""
+
+    start: int
+    acts: list[tuple[int, str]] = field(default_factory=list)
+    kill: str = ""
+    late_kill: str = ""  # for the first worker that is added
+
+
+def members(cluster: LocalCluster) -> list[str]:
+    return [member.worker_id for member in cluster.client.get_ring(cluster.job).members]
+
+
+def act(cluster: LocalCluster, action: str, churn: Churn) -> None:
+    verb, _, count = action.partition(" ")
+    for _ in range(int(count or 1)):
+        if verb == "add":
+            aim = {"ELASTANE_TEST_KILL": churn.late_kill} if churn.late_kill else {}
+            churn.late_kill = ""
+            cluster.add_worker(environment=aim)
+        elif verb == "drain":
+            running = [w for w in members(cluster) if cluster.workers[w].status is None]
+            cluster.client.drain_worker(cluster.job, running[-1])
+            cluster.wait_for(lambda job, gone=running[-1]: gone not in [w.worker_id for w in job.workers])
+        elif verb == "term":
+            cluster.workers[members(cluster)[-1]].signal(signal.SIGTERM)
+        elif verb == "kill":
+            cluster.workers[members(cluster)[0]].signal(signal.SIGKILL)
+        elif verb == "master":
+            cluster.restart_master()
+    if verb == "add":
+        wanted = len(cluster.workers)
+        cluster.wait_for(
+            lambda job: any(w.worker_id == f"w{wanted - 1}" for w in job.workers) or cluster.workers[f"w{wanted - 1}"].status
+        )
+
+
+def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluster:
+    settings = job_pb2.JobSettings(ests=config.ests, workers_min=1, workers_max=config.ests, audit_samples=True)
+    with local_cluster(tmp_path, settings, config.arguments) as cluster:
+        for index in range(churn.start):
+            aim = {"ELASTANE_TEST_KILL": churn.kill} if churn.kill and index == churn.start - 1 else {}
+            cluster.add_worker(environment=aim)
+        for step, action in churn.acts:
+            cluster.wait_for_step(step)
+            act(cluster, action, churn)
+        job = cluster.wait_for_end()
+        assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
+        history = list(cluster.client.audit_log(cluster.job))
+    comparison = compare_runs(
+        cluster.reports,
+        reference(config),
+        history,
+        ests=config.ests,
+        dataset_size=SIZE,
+        steps_per_epoch=config.steps_per_epoch,
+    )
+    assert comparison.losses == config.ests * config.steps_per_epoch * config.epochs
+    assert comparison.audit.ok, comparison.audit.violations
+    assert [row.name for row in comparison.rows if not row.equal] == []
+    return cluster
+
+
+PATHS = {
+    "4": Churn(4),
+    "1": Churn(1),
+    "4->1->3->2": Churn(4, [(4, "drain 3"), (9, "add 2"), (16, "kill")]),
+    "1->4": Churn(1, [(5, "add 3")]),
+    "2->3->2": Churn(2, [(4, "add"), (12, "term")]),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_path_with_four_ests(tmp_path: Path, path: str) -> None:
+    run_and_compare(tmp_path, Config(4), PATHS[path])
+
+
+@pytest.mark.parametrize("path", ["2->3->2", "4->1->3->2"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_path_with_data_workers(tmp_path: Path, path: str, optimizer: str) -> None:
+    run_and_compare(tmp_path, Config(4, optimizer, data_workers=2), PATHS[path])
+
+
+@pytest.mark.parametrize("data_workers", [0, 2])
+def test_three_ests_uneven(tmp_path: Path, data_workers: int) -> None:
+    churn = Churn(2, [(5, "add"), (11, "kill"), (20, "add")])
+    run_and_compare(tmp_path, Config(3, "sgd", data_workers), churn)
+
+
+def test_without_a_seed_every_est_starts_from_the_scripts_rng(tmp_path: Path) -> None:
+    run_and_compare(tmp_path, Config(4, seed=None), PATHS["2->3->2"])
+
+
+POINTS = ["forward", "all_reduce", "prepared", "applied"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("data_workers", [0, 2])
+def test_sigkill_inside_a_step(tmp_path: Path, point: str, data_workers: int) -> None:
+    cluster = run_and_compare(tmp_path, Config(4, data_workers=data_workers), Churn(3, kill=f"{point}:7"))
+    assert str(cluster.workers["w2"].status) == "ended by SIGKILL"
+
+
+@pytest.mark.parametrize("step", [9, 10, 11])
+def test_sigkill_around_the_end_of_an_epoch(tmp_path: Path, step: int) -> None:
+    run_and_compare(tmp_path, Config(4), Churn(2, kill=f"prepared:{step - 1}"))
+
+
+def test_sigkill_of_a_receiver_in_the_hand_over(tmp_path: Path) -> None:
+    churn = Churn(2, [(5, "add"), (12, "add")], late_kill="hand_over:0")
+    cluster = run_and_compare(tmp_path, Config(4), churn)
+    assert str(cluster.workers["w2"].status) == "ended by SIGKILL"
+
+
+def test_sigkill_of_a_donor_in_the_hand_over(tmp_path: Path) -> None:
+    churn = Churn(2, [(5, "add")], kill="hand_over:1")
+    cluster = run_and_compare(tmp_path, Config(4), churn)
+    assert str(cluster.workers["w1"].status) == "ended by SIGKILL"
+
+
+def test_master_killed_in_training(tmp_path: Path) -> None:
+    run_and_compare(tmp_path, Config(4), Churn(3, [(4, "master"), (9, "master"), (15, "master")]))

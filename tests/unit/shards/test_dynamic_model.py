@@ -1,0 +1,234 @@
+"""DynamicQueue against a second implementation that keeps every task as an object, under any calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from elastane_shards import DynamicQueue, Outcome, QueueSettings, QueueStatus, TaskState
+
+WORKERS = st.sampled_from(["a", "b", "c"])
+
+
+@dataclass
+class Task:
+    epoch: int
+    index: int
+    samples: int
+    state: TaskState = TaskState.TODO
+    worker: str = ""
+    attempt: int = 0
+    deadline: float = 0.0
+    rng: dict[str, bytes] | None = None
+    errors: list[tuple[int, str]] = field(default_factory=list)
+
+
+class Model:
+    """Lists and loops only; the order of TODO is the order of a list."""
+
+    def __init__(self, given: QueueSettings) -> None:
+        self.given = given
+        self.size = given.size if given.size is not None else given.watermark or 0
+        self.closed = given.closed or given.watermark is None
+        self.past: list[Task] = []
+        self.epoch = 0
+        self.todo: list[Task] = []
+        self.doing: list[Task] = []
+        self.tasks: list[Task] = []
+        self.grow()
+
+    def grow(self) -> None:
+        step = self.given.task_size
+        while len(self.tasks) * step + (1 if self.closed else step) <= self.size:
+            start = len(self.tasks) * step
+            task = Task(self.epoch, len(self.tasks), min(step, self.size - start))
+            self.tasks.append(task)
+            self.todo.append(task)
+
+    def turn(self) -> None:
+        while (
+            self.closed
+            and self.epoch < self.given.epochs - 1
+            and all(task.state in (TaskState.DONE, TaskState.FAILED) for task in self.tasks)
+        ):
+            self.past += self.tasks
+            self.tasks = []
+            self.epoch += 1
+            self.grow()
+
+    def lease(self, worker: str, most: int, now: float, rng: dict[str, bytes]) -> list[Task]:
+        taken, self.todo = self.todo[:most], self.todo[most:]
+        for task in taken:
+            task.state, task.worker, task.attempt = TaskState.DOING, worker, task.attempt + 1
+            task.deadline = now + self.given.lease_seconds
+            task.rng = rng if task.rng is None else task.rng
+        self.doing += taken
+        return taken
+
+    def end(self, ended: list[Task], counts: bool = True) -> None:
+        back = []
+        for task in ended:
+            self.doing.remove(task)
+            if counts:
+                task.errors.append((task.attempt, task.worker))
+            task.state = TaskState.TODO
+            if len(task.errors) == self.given.max_attempts:
+                task.state = TaskState.FAILED
+            else:
+                back.append(task)
+        self.todo = back + self.todo
+        self.turn()
+
+    def report(self, worker: str, task: Task, attempt: int, error: str) -> Outcome:
+        if task.state is TaskState.DOING and (task.worker, task.attempt) == (worker, attempt):
+            if error:
+                self.end([task])
+                return Outcome.ACCEPTED
+            self.doing.remove(task)
+        elif task.state is TaskState.TODO and attempt <= task.attempt and not error:
+            self.todo.remove(task)
+        else:
+            return Outcome.STALE
+        task.state = TaskState.DONE
+        self.turn()
+        return Outcome.ACCEPTED
+
+
+class QueueMachine(RuleBasedStateMachine):
+    @initialize(
+        task_size=st.integers(1, 3),
+        size=st.integers(1, 12),
+        stream=st.booleans(),
+        closed=st.booleans(),
+        epochs=st.integers(1, 3),
+        max_attempts=st.integers(1, 3),
+    )
+    def begin(
+        self, task_size: int, size: int, stream: bool, closed: bool, epochs: int, max_attempts: int
+    ) -> None:
+        self.given = QueueSettings(
+            task_size=task_size,
+            size=None if stream else size,
+            watermark=size // 2 if stream else None,
+            closed=stream and closed,
+            epochs=epochs,
+            lease_seconds=10.0,
+            max_attempts=max_attempts,
+        )
+        self.queue, self.model, self.now = DynamicQueue(self.given), Model(self.given), 0.0
+        self.model.turn()
+        self.leased: list[tuple[str, Task, int]] = []
+        self.requests = 0
+
+    @rule(worker=WORKERS, most=st.integers(0, 5))
+    def lease(self, worker: str, most: int) -> None:
+        self.requests += 1
+        rng = {"rng/python": str(self.requests).encode()}
+        real = self.queue.lease(worker, most, self.now, rng)
+        model = self.model.lease(worker, most, self.now, rng)
+        assert [(r.epoch, r.index, r.worker, r.attempt, r.deadline, r.rng) for r in real] == [
+            (m.epoch, m.index, worker, m.attempt, m.deadline, m.rng) for m in model
+        ]
+        assert [r.end - r.start for r in real] == [m.samples for m in model]
+        self.leased += [(worker, task, task.attempt) for task in model]
+
+    @rule(choice=st.integers(0, 10**6), newest=st.booleans(), error=st.sampled_from(["", "", "bad"]))
+    def report(self, choice: int, newest: bool, error: str) -> None:
+        """Of any lease ever given, as often as it likes."""
+        if not self.leased:
+            return
+        recent = self.leased[-4:] if newest else self.leased
+        worker, task, attempt = recent[choice % len(recent)]
+        real = self.queue.report(worker, task.epoch, task.index, attempt, error, self.now)
+        assert real is self.model.report(worker, task, attempt, error)
+
+    @rule(worker=WORKERS, counts=st.booleans())
+    def abandon(self, worker: str, counts: bool) -> None:
+        mine = [task for task in self.model.doing if task.worker == worker]
+        real = self.queue.abandon(worker, self.now, counts=counts)
+        self.model.end(mine, counts)
+        assert [(r.epoch, r.index, r.state) for r in real] == [(m.epoch, m.index, m.state) for m in mine]
+
+    @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        overdue = [task for task in self.model.doing if task.deadline <= self.now]
+        real = self.queue.expire(self.now)
+        self.model.end(overdue)
+        assert [(r.epoch, r.index, r.state) for r in real] == [(m.epoch, m.index, m.state) for m in overdue]
+
+    @rule()
+    def clock_goes_back(self) -> None:
+        self.now -= 3.0
+        self.queue.expire(self.now)
+        for task in self.model.doing:
+            task.deadline = min(task.deadline, self.now + 10.0)
+
+    @rule(more=st.integers(0, 5), close=st.sampled_from([False, False, True]))
+    def extend(self, more: int, close: bool) -> None:
+        if self.given.watermark is None or self.model.closed:
+            return
+        self.model.size += more
+        self.model.closed = close
+        self.model.grow()
+        self.model.turn()
+        self.queue.extend(self.model.size, close)
+
+    @rule(with_settings=st.booleans())
+    def restore(self, with_settings: bool) -> None:
+        """The master restarts: from here on a restored queue goes on in the old one's place."""
+        snapshot = self.queue.snapshot(with_settings=with_settings)
+        self.queue = DynamicQueue.restore(snapshot, None if with_settings else self.given)
+        assert self.queue.snapshot(with_settings=with_settings) == snapshot
+        assert self.queue.settings == self.given
+
+    @invariant()
+    def equal(self) -> None:
+        if not hasattr(self, "queue"):
+            return
+        queue, model = self.queue, self.model
+        queue.validate()
+        progress = queue.progress(self.now)
+        counted = {state: sum(task.state is state for task in model.tasks) for state in TaskState}
+        assert (progress.todo, progress.doing, progress.done, progress.failed) == (
+            counted[TaskState.TODO],
+            counted[TaskState.DOING],
+            counted[TaskState.DONE],
+            counted[TaskState.FAILED],
+        )
+        assert progress.total == (len(model.tasks) if model.closed else 0)
+        done = [task for task in model.past + model.tasks if task.state is TaskState.DONE]
+        assert progress.samples_done == sum(task.samples for task in done)
+        complete = model.closed and model.epoch == self.given.epochs - 1
+        complete = complete and counted[TaskState.TODO] + counted[TaskState.DOING] == 0
+        assert (progress.complete, progress.epoch) == (complete, model.epoch)
+        status = QueueStatus.HAS_TODO if model.todo else QueueStatus.WAIT
+        assert queue.status(self.now) is (QueueStatus.COMPLETE if complete else status)
+        assert queue.next_deadline() == min((task.deadline for task in model.doing), default=None)
+        for state in (None, *TaskState):
+            self.pages_equal(state)
+
+    def pages_equal(self, state: TaskState | None) -> None:
+        listed = [task for task in self.model.past if task.state is TaskState.FAILED]
+        listed = [
+            task for task in listed + self.model.tasks if state is None or task.state is state
+        ]
+        found, after = [], None
+        while page := self.queue.list_tasks(state, after, limit=3):
+            found += page
+            after = (page[-1].epoch, page[-1].index)
+        assert [(f.epoch, f.index, f.state) for f in found] == [(t.epoch, t.index, t.state) for t in listed]
+        held = (TaskState.DOING, TaskState.FAILED)
+        for info, task in zip(found, listed, strict=True):
+            assert info.end - info.start == task.samples
+            if task.state in held:
+                assert (info.worker, info.attempt) == (task.worker, task.attempt)
+            if task.state is not TaskState.DONE:
+                assert [(e.attempt, e.worker) for e in info.errors] == task.errors
+
+
+QueueMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+test_queue = QueueMachine.TestCase

@@ -1,0 +1,122 @@
+"""The worker's side of the protocol: the fence, planned changes, reconnects."""
+
+from __future__ import annotations
+
+from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane_proto.v1 import ring_pb2
+
+
+def in_ring(generation: int = 1, step: int = 0) -> WorkerProtocol:
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=generation))
+    protocol.go_ahead(ring_pb2.Go(generation=generation, resume_step=step))
+    protocol.entered(generation, step, [])
+    return protocol
+
+
+def kinds(outcome: Outcome) -> list[str]:
+    return [message.WhichOneof("message") for message in outcome.send]
+
+
+def test_prepare_fences_at_once_and_aborts_the_collective() -> None:
+    protocol = in_ring(step=5)
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert outcome.abort
+    ready = outcome.send[0].ready
+    assert (ready.generation, ready.applied_step, ready.holds_state) == (2, 5, True)
+
+
+def test_nothing_of_an_old_generation_is_applied_after_ready() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert not protocol.begin_apply(0)
+
+
+def test_prepare_during_the_optimizer_is_answered_after_it_with_the_step_counted() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
+    assert protocol.begin_apply(0)
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=2))) == []
+    outcome = protocol.end_apply(0)
+    assert kinds(outcome) == ["ready"]
+    assert outcome.send[0].ready.applied_step == 1
+
+
+def test_prepared_of_another_generation_does_not_count() -> None:
+    protocol = in_ring(generation=3)
+    protocol.prepared(ring_pb2.Prepared(generation=2, step=0))
+    assert not protocol.may_apply(0)
+
+
+def test_planned_change_waits_for_the_step() -> None:
+    protocol = in_ring()
+    planned = ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2))
+    outcome = protocol.prepared(planned)
+    assert kinds(outcome) == [] and not outcome.abort
+    assert protocol.begin_apply(0)
+    outcome = protocol.end_apply(0)
+    assert outcome.send[0].ready.applied_step == 1
+    assert protocol.changing
+
+
+def test_planned_change_that_comes_after_the_step_is_answered_at_once() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0))
+    protocol.begin_apply(0)
+    protocol.end_apply(0)
+    late = ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2))
+    assert kinds(protocol.prepared(late)) == ["ready"]
+
+
+def test_an_unplanned_change_supersedes_a_planned_one() -> None:
+    protocol = in_ring()
+    protocol.prepared(
+        ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2))
+    )
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=3))
+    assert outcome.send[0].ready.generation == 3
+    assert protocol.planned is None
+
+
+def test_go_of_an_overtaken_generation_is_ignored() -> None:
+    protocol = in_ring()
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.prepare(ring_pb2.Prepare(generation=3))
+    protocol.go_ahead(ring_pb2.Go(generation=2))
+    assert protocol.go is None
+
+
+def test_after_a_reconnect_the_last_report_is_repeated() -> None:
+    protocol = in_ring()
+    protocol.report(ring_pb2.StepReport(generation=1, step=0))
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == ["step_report"]
+
+
+def test_after_a_reconnect_ready_is_repeated_while_the_ring_changes() -> None:
+    protocol = in_ring()
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))) == ["ready"]
+
+
+def test_an_echo_of_prepare_does_not_undo_go() -> None:
+    protocol = in_ring()
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.go_ahead(ring_pb2.Go(generation=2))
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert protocol.go is not None and not outcome.abort
+
+
+def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
+    protocol = in_ring(step=7)
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=7))
+    outcome = protocol.welcome(ring_pb2.Welcome(generation=4, resumed=False))
+    assert outcome.abort
+    assert not protocol.begin_apply(7)
+
+
+def test_a_broken_collective_is_reported_once_a_change_is_not_known() -> None:
+    protocol = in_ring()
+    assert kinds(protocol.broken(0, "connection closed")) == ["ring_broken"]
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert kinds(protocol.broken(0, "connection closed")) == []

@@ -1,0 +1,373 @@
+"""The supervisor behind `elastane run`: carries out what `SupervisorPolicy` decides.
+
+One thread (the main one: signals and children belong to it) takes events from one queue: exits of
+workers and of the embedded master, news of the job, signals, the passing of time. Everything that waits
+for something else does so in a thread of its own and puts what it learned into the queue.
+
+    master (embedded or given) -> Create -> workers -> events until Finish -> workers gone -> master gone
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from elastane.agent import policy as policies
+from elastane.agent.budget import RestartBudget
+from elastane.agent.master_process import EmbeddedMaster, MasterStartError
+from elastane.agent.output import Output
+from elastane.agent.policy import Action, JobView, SupervisorPolicy
+from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.client import ClientClosedError, MasterClient
+from elastane.errors import ElastaneError, MasterUnreachableError
+from elastane_proto.v1 import job_pb2
+
+#: A master that dies again and again is broken; its workers wait for it meanwhile.
+MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
+#: How long the reason of a worker's leave is asked for.
+_ASK_SECONDS = 2.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What `elastane run` was asked for.
+
+    command: script and arguments, or "-m", module and arguments. local_workers: most workers on this
+    machine. master: "host:port"; empty: an embedded one, with its state in `state_dir` (empty: a
+    temporary folder). worker_prefix: worker k is called prefix + k.
+    """
+
+    command: tuple[str, ...]
+    job: str
+    settings: job_pb2.JobSettings
+    local_workers: int
+    master: str = ""
+    state_dir: Path | None = None
+    master_timeout_seconds: float = 600.0
+    grace_seconds: float = 30.0
+    budget: RestartBudget = field(default_factory=RestartBudget)
+    worker_prefix: str = "w"
+
+
+@dataclass(frozen=True)
+class _WorkerExited:
+    worker: str
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _MasterExited:
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _JobNews:
+    job: job_pb2.Job
+
+
+@dataclass(frozen=True)
+class _JobLost:
+    error: ElastaneError
+
+
+@dataclass(frozen=True)
+class _Signalled:
+    number: int
+
+
+_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled
+
+
+class _StoppedEarlyError(Exception):
+    """A signal came before there were workers."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Agent:
+    """One `elastane run`. `run` from the main thread, once."""
+
+    def __init__(self, settings: AgentSettings, output: Output) -> None:
+        self._settings = settings
+        self._output = output
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._workers: dict[str, ChildProcess] = {}
+        self._master: EmbeddedMaster | None = None
+        self._master_deaths: list[float] = []
+        self._master_due: float | None = None
+        self._temporary_dir: Path | None = None
+        self._watch_client: MasterClient | None = None
+        self._address = ""
+        self._job = job_pb2.Job()
+        self._starting = True
+        self._code: int | None = None
+        ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
+        self._policy = SupervisorPolicy(ids, settings.budget, grace_seconds=settings.grace_seconds)
+
+    def run(self) -> int:
+        """Supervise until the job is over for this agent; returns the exit code.
+
+        Raises ElastaneError when the master cannot be started or reached, or refuses the job.
+        """
+        with self._signal_handlers():
+            try:
+                self._open_master()
+                view = self._create_job()
+                self._starting = False
+                self._watch_job()
+                self._perform(self._policy.start(time.monotonic(), view))
+                while self._code is None:
+                    self._turn()
+            except _StoppedEarlyError as stopped:
+                self._code = 128 + stopped.number
+            finally:
+                self._starting = False
+                self._close()
+        assert self._code is not None
+        return self._code
+
+    # ------------------------------------------------------------------ the start
+
+    def _open_master(self) -> None:
+        if self._settings.master:
+            self._address = self._settings.master
+            return
+        state_dir = self._settings.state_dir
+        if state_dir is None:
+            state_dir = self._temporary_dir = Path(tempfile.mkdtemp(prefix="elastane-"))
+        self._master = EmbeddedMaster(
+            state_dir, on_exit=lambda status: self._events.put(_MasterExited(status))
+        )
+        self._address = self._master.start()
+        self._output.say(
+            f"embedded master at {self._address}, state in {state_dir}",
+            event="master_started",
+            address=self._address,
+            state_dir=str(state_dir),
+        )
+
+    def _create_job(self) -> JobView:
+        settings = self._settings
+        timeout = settings.master_timeout_seconds
+        with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
+            job, created = client.create_job(settings.job, settings.settings)
+            if not created and self._master is not None and job.phase == job_pb2.JOB_PHASE_SUSPENDED:
+                # Nobody else could resume a job whose master lives in this command.
+                job = client.resume_job(settings.job)
+        self._job = job
+        view = job_view(job)
+        limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
+        how = "new" if created else f"{view.phase} at step {view.step}"
+        self._output.say(
+            f"job {job.name} ({how}): {job.settings.ests} ESTs on {limits} workers; "
+            f"look with: elastane status --master {self._address}",
+            event="job_created" if created else "job_found",
+            job=job.name,
+        )
+        return view
+
+    def _waiting(self, seconds: float, error: str) -> None:
+        if self._watch_client is None:
+            self._output.say(f"the master does not answer: {error}; again in {seconds:.1f} s", "warning")
+
+    def _watch_job(self) -> None:
+        client = self._watch_client = MasterClient(self._address, timeout_seconds=float("inf"))
+
+        def watch() -> None:
+            try:
+                for job in client.watch_job(self._settings.job):
+                    self._events.put(_JobNews(job))
+            except ElastaneError as error:
+                self._events.put(_JobLost(error))
+
+        threading.Thread(target=watch, name="watch job", daemon=True).start()
+
+    # ------------------------------------------------------------------ events
+
+    def _turn(self) -> None:
+        """Wait for one event, or for time to pass, and act."""
+        dues = [due for due in (self._policy.next_due(), self._master_due) if due is not None]
+        timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            event = None
+        now = time.monotonic()
+        if event is not None:
+            self._perform(self._handle(now, event))
+        if self._master_due is not None and now >= self._master_due and self._code is None:
+            self._perform(self._restart_master())
+        self._perform(self._policy.tick(time.monotonic()))
+
+    def _handle(self, now: float, event: _Event) -> list[Action]:
+        match event:
+            case _WorkerExited(worker, status):
+                drained = status.returncode == policies.EXIT_DRAINED
+                asked = drained and self._was_asked_to_leave(worker)
+                return self._policy.worker_exited(now, worker, status, asked_to_leave=asked)
+            case _JobNews(job):
+                self._job = job
+                return self._policy.job_changed(now, job_view(job))
+            case _Signalled(number):
+                return self._policy.signalled(now, number)
+            case _MasterExited(status):
+                return self._master_died(now, f"the embedded master {status}")
+            case _JobLost(error):
+                if isinstance(error, ClientClosedError):
+                    return []
+                return self._policy.fatal(now, policies.CODE_REFUSED, f"the job is lost: {error}")
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case policies.Spawn(worker):
+                    self._spawn(worker)
+                case policies.Terminate(worker):
+                    self._workers[worker].signal(signal.SIGTERM)
+                case policies.Kill(worker):
+                    self._workers[worker].kill_group()
+                case policies.Say(text, kind, event, worker):
+                    facts = {"worker": worker} if worker else {}
+                    self._output.say(text, kind, event, **facts)
+                case policies.Finish(code):
+                    self._code = code
+
+    # ------------------------------------------------------------------ workers
+
+    def _spawn(self, worker: str) -> None:
+        child = ChildProcess(
+            worker,
+            [sys.executable, "-u", *self._settings.command],
+            environment=self._worker_environment(worker),
+            on_line=self._output.line,
+            on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
+        )
+        child.start()
+        self._workers[worker] = child
+        self._output.say(
+            f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
+        )
+
+    def _worker_environment(self, worker: str) -> dict[str, str]:
+        settings = self._job.settings
+        threads = str(max(1, settings.torch_threads))
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            # As torchrun: libraries read it at import, before the script could set their threads.
+            "OMP_NUM_THREADS": threads,
+            "ELASTANE_MODE": "elastic",
+            "ELASTANE_MASTER": self._address,
+            "ELASTANE_JOB": self._settings.job,
+            "ELASTANE_WORKER_ID": worker,
+            "ELASTANE_ESTS": str(settings.ests),
+            "ELASTANE_TORCH_THREADS": threads,
+            "ELASTANE_MASTER_TIMEOUT_SECONDS": str(self._settings.master_timeout_seconds),
+            "ELASTANE_NOTICE_SECONDS": str(self._settings.grace_seconds),
+            "ELASTANE_DRAIN_EXIT_CODE": str(policies.EXIT_DRAINED),
+        }
+        environment.pop("ELASTANE_SEED", None)
+        if settings.HasField("seed"):
+            environment["ELASTANE_SEED"] = str(settings.seed)
+        return environment
+
+    def _was_asked_to_leave(self, worker: str) -> bool:
+        """Whether the master sent the worker away for a reason other than the worker's own notice."""
+        try:
+            with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                own = [event for event in client.events(self._settings.job) if event.worker_id == worker]
+        except (ElastaneError, MasterUnreachableError):
+            return False
+        return any(event.kind == "drain_requested" for event in own[-3:])
+
+    # ------------------------------------------------------------------ the embedded master
+
+    def _master_died(self, now: float, what: str) -> list[Action]:
+        decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
+        self._master_deaths.append(now)
+        if not decision.allowed:
+            return self._policy.fatal(now, policies.CODE_FAILED, f"{what}; {decision.reason}")
+        self._master_due = now + decision.delay_seconds
+        return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
+
+    def _restart_master(self) -> list[Action]:
+        assert self._master is not None
+        self._master_due = None
+        try:
+            self._master.start()
+        except MasterStartError as error:
+            return self._master_died(time.monotonic(), str(error))
+        return [policies.Say(f"embedded master is back at {self._address}", event="master_restarted")]
+
+    # ------------------------------------------------------------------ the end
+
+    def _close(self) -> None:
+        for child in self._workers.values():
+            child.kill_group()
+        for child in self._workers.values():
+            child.wait()
+        if self._watch_client is not None:
+            self._watch_client.close()
+        if self._master is not None:
+            self._master.stop()
+        self._dispose_of_state()
+
+    def _dispose_of_state(self) -> None:
+        """Remove the temporary state directory, unless somebody may want it."""
+        if self._temporary_dir is None:
+            return
+        resumable = bool(self._settings.settings.checkpoint_url) and self._job.phase not in (
+            job_pb2.JOB_PHASE_SUCCEEDED,
+            job_pb2.JOB_PHASE_CANCELLED,
+        )
+        if self._code in (policies.CODE_FAILED, policies.CODE_UNREACHABLE, None) or resumable:
+            self._output.say(
+                f"state kept: go on with --state-dir {self._temporary_dir}",
+                event="state_kept",
+                state_dir=str(self._temporary_dir),
+            )
+            return
+        shutil.rmtree(self._temporary_dir, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        def handler(number: int, frame: FrameType | None) -> None:
+            if self._starting:
+                raise _StoppedEarlyError(number)
+            self._events.put(_Signalled(number))
+
+        before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
+        for number, previous in before.items():
+            if previous is not signal.SIG_IGN:  # nohup
+                signal.signal(number, handler)
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
+
+
+def job_view(job: job_pb2.Job) -> JobView:
+    """What the policy sees of a job."""
+    phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+    return JobView(
+        phase=phase,  # type: ignore[arg-type]
+        reason=job.reason,
+        workers_max=job.settings.workers_max or job.settings.ests,
+        step=job.step,
+        steps=job.steps_per_epoch * job.epochs,
+    )

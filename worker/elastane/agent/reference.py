@@ -1,0 +1,73 @@
+"""The reference: a script under stock DistributedDataParallel on a fixed number of processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from elastane.agent.process import ChildProcess
+from elastane.errors import ElastaneError
+
+
+class StockRunError(ElastaneError):
+    """The reference run failed; the text holds its last lines."""
+
+
+def run_stock_ddp(
+    folder: Path,
+    script: Sequence[str],
+    *,
+    processes: int,
+    environment: Mapping[str, str] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    timeout_seconds: float = 600.0,
+) -> Path:
+    """Run `script` with ELASTANE_MODE=ddp in `processes` ranks, as torchrun would.
+
+    Returns the folder of its reports (`ddp-<rank>.json`). Raises StockRunError when a rank fails or
+    the timeout passes; no rank is left running either way.
+    """
+    reports = folder / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    lines: list[str] = []
+
+    def hear(name: str, stream: str, text: str) -> None:
+        lines.append(f"{name}: {text}")
+        if on_line is not None and stream == "stdout":
+            on_line(text)
+
+    ranks = []
+    for rank in range(processes):
+        variables = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "ELASTANE_MODE": "ddp",
+            "ELASTANE_REPORT_DIR": str(reports),
+            **(environment or {}),
+        }
+        ranks.append(
+            ChildProcess(f"rank{rank}", [sys.executable, *script], environment=variables, on_line=hear)
+        )
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            status = process.wait(timeout_seconds)
+            if status is None or status.returncode != 0:
+                said = "\n".join(lines[-20:])
+                raise StockRunError(f"stock DDP: {process.name} {status or 'did not end in time'}\n{said}")
+    finally:
+        for process in ranks:
+            process.kill_group()
+            process.wait()
+    return reports

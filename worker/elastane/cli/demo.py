@@ -1,0 +1,53 @@
+"""`elastane demo`: the main job under real faults on this machine, compared with stock DDP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from elastane.cli.common import CODE_FAILED, command, console
+
+
+def register(app: typer.Typer) -> None:
+    app.command("demo", rich_help_panel="Run")(demo)
+
+
+@command
+def demo(
+    ests: Annotated[int, typer.Option("--ests", min=3, help="Logical workers, and processes of stock DDP.")] = 4,
+    epochs: Annotated[int, typer.Option("--epochs", min=4, help="Epochs of the digits.")] = 20,
+    data_workers: Annotated[
+        int, typer.Option("--data-workers", min=0, help="Data workers of each process.")
+    ] = 1,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file too.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Keep logs and reports in this new folder.", show_default="a temporary folder")
+    ] = None,
+) -> None:
+    """Train digits elastically while workers and master are killed, and compare with stock DDP.
+
+    Three workers; one is killed, two join, one is drained, the master is killed and started again,
+    another worker is killed. Then the same script runs under stock DDP(gloo) with a process for every
+    logical worker. Exits with 0 only if weights, optimizer, buffers and losses are equal bit for bit
+    and every sample counted exactly once per epoch.
+    """
+    from elastane.demo.run import print_result, run_demo
+
+    out = console()
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-demo-")))
+        else:
+            folder = keep
+            folder.mkdir(parents=True)
+        result = run_demo(folder, out, ests=ests, epochs=epochs, data_workers=data_workers)
+    print_result(out, result)
+    if json_file is not None:
+        json_file.write_text(json.dumps(result.as_json(), indent=1) + "\n")
+    if not result.comparison.equal:
+        raise typer.Exit(CODE_FAILED)

@@ -1,0 +1,79 @@
+"""`elastane events`: every decision of the master with its reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from elastane_proto.v1 import ring_pb2
+
+_ALARMING = ("lost", "died", "evicted", "failed", "broken", "rejected", "stuck", "refused", "unusable")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("events", rich_help_panel="Look")(events)
+
+
+@command
+def events(
+    job: JobArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
+    since: Annotated[int, typer.Option("--since", min=0, help="First sequence number wanted.")] = 0,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened to a job and why: joins, deaths, ring changes, checkpoints.
+
+    Examples: elastane events; elastane events train --follow; elastane events --json | jq .reason
+    """
+    from elastane.cli.plain import to_plain
+
+    out = console()
+    with connect(master, timeout) as client:
+        for event in client.events(client.only_job(job), since=since, follow=follow):
+            if as_json:
+                print_json(to_plain(event))
+            else:
+                out.print(event_line(event), soft_wrap=True)
+
+
+def event_line(event: ring_pb2.Event) -> Text:
+    """One event on one line: number, local time, kind, generation and step, worker, reason."""
+    from rich.text import Text
+
+    alarming = any(word in event.kind for word in _ALARMING)
+    line = Text()
+    line.append(f"{event.sequence:>5} ", style="dim")
+    line.append(f"{_local_time(event)} ", style="cyan")
+    line.append(f"{event.kind:<20} ", style="bold red" if alarming else "bold")
+    line.append(f"g{event.generation} s{event.step} ", style="dim")
+    if event.worker_id:
+        line.append(f"{event.worker_id}  ", style="green")
+    line.append(event.reason)
+    return line
+
+
+def _local_time(event: ring_pb2.Event) -> str:
+    """Local time of day with milliseconds."""
+    import datetime
+
+    moment = event.time.ToDatetime(tzinfo=datetime.UTC).astimezone()
+    return moment.strftime("%H:%M:%S.%f")[:-3]

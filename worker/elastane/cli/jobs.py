@@ -1,0 +1,172 @@
+"""`elastane status`, `jobs`: what a job does, and who does it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from elastane_proto.v1 import job_pb2
+
+_PHASE_STYLES = {
+    "waiting": "yellow",
+    "running": "green",
+    "suspended": "yellow",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "cancelled": "red",
+}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status", rich_help_panel="Look")(status)
+    app.command("jobs", rich_help_panel="Look")(jobs)
+    app.command("list", hidden=True)(jobs)
+
+
+@command
+def status(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a job: phase and reason, step, generation, and its workers.
+
+    Examples: elastane status; elastane status train --json
+    """
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        found = client.get_job(client.only_job(job))
+    if as_json:
+        print_json(to_plain(found))
+        return
+    out = console()
+    out.print(_headline(found))
+    if found.workers:
+        out.print(worker_table(found, time.time()))
+    else:
+        out.print("no workers")
+
+
+@command
+def jobs(
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """List all jobs of the master.
+
+    Example: elastane jobs --master 10.0.0.5:50051
+    """
+    from rich.table import Table
+
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        found = client.list_jobs()
+    if as_json:
+        print_json([to_plain(job) for job in found])
+        return
+    if not found:
+        typer.echo("no jobs")
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("JOB", "PHASE", "STEP", "EPOCH", "WORKERS", "ESTS", "REASON"):
+        table.add_column(column, no_wrap=column != "REASON")
+    for job in found:
+        table.add_row(
+            job.name, _phase(job), _step(job), _epoch(job), _workers(job), str(job.settings.ests), job.reason
+        )
+    console().print(table)
+
+
+def worker_table(job: job_pb2.Job, now: float) -> Table:
+    """One row per worker. now: seconds since the Unix epoch, for ages."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from elastane.cli.plain import enum_name
+    from elastane_proto.v1 import job_pb2
+
+    table = Table(box=None, header_style="bold")
+    for column in ("WORKER", "STATE", "ESTS", "APPLIED", "HEARD", "HOST", "PID", "REASON"):
+        table.add_column(column, no_wrap=column != "REASON")
+    for worker in job.workers:
+        state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
+        heard = now - worker.last_heard.seconds - worker.last_heard.nanos / 1e9
+        table.add_row(
+            Text(worker.worker_id),
+            state,
+            ests_text(worker.ests.start, worker.ests.end),
+            str(worker.applied_step),
+            f"{max(heard, 0.0):.1f} s ago" if worker.HasField("last_heard") else "-",
+            Text(worker.host),
+            str(worker.pid or "-"),
+            Text(worker.reason),
+        )
+    return table
+
+
+def ests_text(start: int, end: int) -> str:
+    """ "0-3", "2", or "-" for none."""
+    if end <= start:
+        return "-"
+    return str(start) if end == start + 1 else f"{start}-{end - 1}"
+
+
+def _headline(job: job_pb2.Job) -> str:
+    from rich.markup import escape
+
+    reason = f": {escape(job.reason)}" if job.reason else ""
+    limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
+    saved = f", saved at step {job.saved_step}" if job.saved_step >= 0 else ""
+    return (
+        f"[bold]{escape(job.name)}[/]  {_phase(job)}{reason}\n"
+        f"step {_step(job)}, epoch {_epoch(job)}, generation {job.generation}{saved}\n"
+        f"{job.settings.ests} ESTs on {_workers(job)} workers (wanted: {limits})"
+    )
+
+
+def phase_name(job: job_pb2.Job) -> str:
+    """ "running", ..."""
+    from elastane.cli.plain import enum_name
+    from elastane_proto.v1 import job_pb2
+
+    return enum_name(job_pb2.JobPhase.DESCRIPTOR, job.phase)
+
+
+def _phase(job: job_pb2.Job) -> str:
+    phase = phase_name(job)
+    return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase}[/]"
+
+
+def _step(job: job_pb2.Job) -> str:
+    total = job.steps_per_epoch * job.epochs
+    return f"{job.step}/{total}" if total else str(job.step)
+
+
+def _epoch(job: job_pb2.Job) -> str:
+    return f"{job.epoch}/{job.epochs}" if job.epochs else str(job.epoch)
+
+
+def _workers(job: job_pb2.Job) -> str:
+    return str(sum(1 for worker in job.workers if worker.ests.end > worker.ests.start))

@@ -1,0 +1,86 @@
+"""The console script `elastane`: gathers the groups of commands and turns errors into exit codes.
+
+Each module in `GROUPS` has `register(app)`. To add a command, write a module with such a function and
+name it there. Modules import at their top only what is quick (typer); gRPC, rich's tables and the
+agent are imported inside the commands that need them, so that `elastane --help` answers at once.
+
+Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+GROUPS: Final = (
+    "elastane.cli.run",
+    "elastane.cli.master",
+    "elastane.cli.jobs",
+    "elastane.cli.operate",
+    "elastane.cli.progress",
+    "elastane.cli.events",
+    "elastane.cli.audit",
+    "elastane.cli.demo",
+)
+
+EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
+
+
+def build_app() -> typer.Typer:
+    """The application with all commands."""
+    app = typer.Typer(
+        name="elastane",
+        help="Elastic PyTorch training whose result is bit for bit that of stock DistributedDataParallel.",
+        epilog=EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for group in GROUPS:
+        importlib.import_module(group).register(app)
+    return app
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as installed_version
+
+        try:
+            typer.echo(installed_version("elastane"))
+        except PackageNotFoundError:
+            typer.echo("not installed")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command; does not return. Called by the console script."""
+    try:
+        build_app()(args=list(arguments) if arguments is not None else None, prog_name="elastane")
+    except KeyboardInterrupt:
+        _leave(130)
+    except BrokenPipeError:
+        _leave(141)
+
+
+def _leave(code: int) -> None:
+    """Exit without the traceback that a flush of a broken stdout would print."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`elastane master`: becomes the master's own program, with the same arguments.
+
+By exec and not by import: the worker's package never imports the control plane, and the master's process
+must not carry this one's modules.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "master",
+        help="Start a master (all options: elastane master --help).\n\n"
+        "Example: elastane master --listen :50051 --http :8080 --store redis://...",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+        rich_help_panel="Run",
+    )(master)
+
+
+def master(context: typer.Context) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "elastane_master", *context.args])

@@ -1,0 +1,163 @@
+"""`elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`: what an operator asks of a job.
+
+Each makes one write with a request id made here, so that a call repeated over a broken connection takes
+effect once. The positional argument in front is the job and may be left out; the command sorts that out by
+the number of arguments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    print_json,
+    worker_limits,
+)
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import job_pb2
+
+
+def register(app: typer.Typer) -> None:
+    for function in (scale, drain, checkpoint, suspend, resume, cancel):
+        app.command(function.__name__, rich_help_panel="Operate")(function)
+
+
+@command
+def scale(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="[JOB] MIN:MAX", help="The job, and the limits.", show_default=False),
+    ],
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the fewest and the most workers of a job; takes effect at a step boundary.
+
+    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (the same as 4:4)
+    """
+    job, limits_text = _job_and(arguments, "MIN:MAX")
+    limits = worker_limits(limits_text)
+    with connect(master, timeout) as client:
+        changed = client.scale_job(client.only_job(job), *limits)
+    _report(changed, as_json, f"scaled to {limits[0]}:{limits[1]} workers")
+
+
+@command
+def drain(
+    arguments: Annotated[
+        list[str], typer.Argument(metavar="[JOB] WORKER", help="The job, and the worker.", show_default=False)
+    ],
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask one worker to leave at the next step boundary; no step is lost.
+
+    Examples: elastane drain w2; elastane drain train w2
+    """
+    job, worker = _job_and(arguments, "WORKER")
+    with connect(master, timeout) as client:
+        changed = client.drain_worker(client.only_job(job), worker)
+    _report(changed, as_json, f"{worker} leaves at the next step boundary")
+
+
+@command
+def checkpoint(
+    job: JobArgument = None,
+    wait: Annotated[float, typer.Option("--wait", min=1.0, help="How long it may take, in seconds.")] = 600.0,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a checkpoint at the next step boundary, and wait until it is complete.
+
+    Example: elastane checkpoint train
+    """
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        saved = client.checkpoint_job(client.only_job(job), wait_seconds=wait)
+    if as_json:
+        print_json(to_plain(saved))
+    else:
+        typer.echo(f"saved at step {saved.step}: {saved.url}")
+
+
+@command
+def suspend(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Save a checkpoint, then send every worker away; `elastane resume` goes on.
+
+    Example: elastane suspend train
+    """
+    with connect(master, timeout) as client:
+        changed = client.suspend_job(client.only_job(job))
+    _report(changed, as_json, "to be suspended")
+
+
+@command
+def resume(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a suspended job go on as soon as workers are there.
+
+    Example: elastane resume train
+    """
+    with connect(master, timeout) as client:
+        changed = client.resume_job(client.only_job(job))
+    _report(changed, as_json, "resumed")
+
+
+@command
+def cancel(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """End a job at once; its checkpoints stay.
+
+    Example: elastane cancel train
+    """
+    with connect(master, timeout) as client:
+        changed = client.cancel_job(client.only_job(job))
+    _report(changed, as_json, "cancelled")
+
+
+def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:
+    """The optional job in front, and the other argument."""
+    if len(arguments) == 1:
+        return None, arguments[0]
+    if len(arguments) == 2:
+        return arguments[0], arguments[1]
+    raise typer.BadParameter(f"expected [JOB] {what}, got {len(arguments)} arguments")
+
+
+def _report(job: job_pb2.Job, as_json: bool, text: str) -> None:
+    from elastane.cli.jobs import phase_name
+    from elastane.cli.plain import to_plain
+
+    if as_json:
+        print_json(to_plain(job))
+        return
+    reason = f": {job.reason}" if job.reason else ""
+    typer.echo(f"{job.name}: {text}; now {phase_name(job)}{reason}")

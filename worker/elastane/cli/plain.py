@@ -1,0 +1,55 @@
+"""Messages as plain values for JSON: numbers as numbers, times in ISO 8601, durations in seconds.
+
+protobuf's own JSON writes int64 as strings and enums by their long names; what `--json` prints is for
+jq and pandas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+
+
+def to_plain(message: Message) -> dict[str, Any]:
+    """A message as a dict of all its fields; absent messages and optional fields are None."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def enum_name(enum: EnumDescriptor, number: int) -> str:
+    """The short name in lower case: JOB_PHASE_RUNNING -> "running"."""
+    value = enum.values_by_number.get(number)
+    if value is None:
+        return str(number)
+    prefix = "".join(f"_{char}" if char.isupper() else char.upper() for char in enum.name).lstrip("_")
+    return value.name.removeprefix(f"{prefix}_").lower()
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            kind = entry.fields_by_name["value"]
+            return {str(key): _scalar(kind, item) for key, item in value.items()}
+        return [_scalar(field, item) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _scalar(field, value)
+
+
+def _scalar(field: Any, value: Any) -> Any:
+    if isinstance(value, Timestamp):
+        return value.ToJsonString()
+    if isinstance(value, Duration):
+        return value.ToTimedelta().total_seconds()
+    if isinstance(value, Message):
+        return to_plain(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if field.enum_type is not None:
+        return enum_name(field.enum_type, value)
+    return value

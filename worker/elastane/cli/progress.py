@@ -1,0 +1,154 @@
+"""`elastane progress`: how far the data is, once or live.
+
+Live on a terminal: a bar per dataset. Not on a terminal: one line per dataset and change. With --json:
+one document per change. It follows until every dataset is complete, or the job is over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import shard_pb2
+
+
+def register(app: typer.Typer) -> None:
+    app.command("progress", rich_help_panel="Look")(progress)
+
+
+@command
+def progress(
+    job: JobArgument = None,
+    dataset: Annotated[str, typer.Option("--dataset", "-d", help="One dataset.", show_default="all")] = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until complete.")] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", min=0.05, help="Least time between two updates, seconds.")
+    ] = 0.5,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show how far the data is: tasks to do, doing, done, re-queued; samples/s and what is left.
+
+    Examples: elastane progress; elastane progress train --watch; elastane progress --watch --json
+    """
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        name = client.only_job(job)
+        updates: Iterable[list[shard_pb2.Progress]]
+        if watch:
+            updates = until_complete(client.watch_progress(name, dataset, interval_seconds=interval))
+        else:
+            updates = [client.get_progress(name, dataset)]
+        if as_json:
+            for datasets in updates:
+                print_json({"job": name, "datasets": [to_plain(item) for item in datasets]})
+        elif watch and sys.stdout.isatty():
+            _show_live(updates)
+        else:
+            _show_lines(updates)
+
+
+def until_complete(updates: Iterable[list[shard_pb2.Progress]]) -> Iterator[list[shard_pb2.Progress]]:
+    """The updates up to the one in which every dataset is complete."""
+    for datasets in updates:
+        yield datasets
+        if datasets and all(item.complete for item in datasets):
+            return
+
+
+def progress_line(item: shard_pb2.Progress) -> str:
+    """One dataset on one line."""
+    parts = [
+        item.dataset or "(job)",
+        f"epoch {item.epoch + 1}/{item.epochs}" if item.epochs else f"epoch {item.epoch + 1}",
+        f"todo {item.todo}",
+        f"doing {item.doing}",
+        f"done {item.done}" + (f"/{item.total}" if item.total else ""),
+    ]
+    if item.failed:
+        parts.append(f"FAILED {item.failed}")
+    parts += [
+        f"re-queued {item.requeued}",
+        f"{item.samples_done} samples",
+        f"{item.samples_per_second:,.1f}/s",
+    ]
+    parts.append("complete" if item.complete else f"left {duration_text(item)}")
+    return "  ".join(parts)
+
+
+def duration_text(item: shard_pb2.Progress) -> str:
+    """What is left, "1:02:03" or "0:42"; "?" when the master cannot say."""
+    if not item.HasField("eta"):
+        return "?"
+    seconds = round(item.eta.seconds + item.eta.nanos / 1e9)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _show_lines(updates: Iterable[Sequence[shard_pb2.Progress]]) -> None:
+    last: dict[str, str] = {}
+    for datasets in updates:
+        if not datasets:
+            typer.echo("no dataset yet")
+        for item in datasets:
+            line = progress_line(item)
+            if last.get(item.dataset) != line:
+                last[item.dataset] = line
+                typer.echo(line)
+        sys.stdout.flush()
+
+
+def _show_live(updates: Iterable[Sequence[shard_pb2.Progress]]) -> None:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    with Progress(
+        TextColumn("[bold]{task.fields[name]}"),
+        TextColumn("epoch {task.fields[epoch]}"),
+        BarColumn(bar_width=None),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[counts]}"),
+        TextColumn("[cyan]{task.fields[rate]}"),
+        TextColumn("[magenta]{task.fields[left]}"),
+        refresh_per_second=8,
+    ) as bars:
+        tasks: dict[str, Any] = {}
+        for datasets in updates:
+            for item in datasets:
+                fields = _live_fields(item)
+                if item.dataset not in tasks:
+                    tasks[item.dataset] = bars.add_task("", total=None, **fields)
+                bars.update(tasks[item.dataset], total=item.total or None, completed=item.done, **fields)
+
+
+def _live_fields(item: shard_pb2.Progress) -> dict[str, Any]:
+    counts = f"todo {item.todo} doing {item.doing} done {item.done}"
+    if item.requeued:
+        counts += f" [yellow]re-queued {item.requeued}[/]"
+    if item.failed:
+        counts += f" [red]failed {item.failed}[/]"
+    return {
+        "name": item.dataset or "(job)",
+        "epoch": f"{min(item.epoch + 1, item.epochs or item.epoch + 1)}/{item.epochs or '?'}",
+        "counts": counts,
+        "rate": f"{item.samples_per_second:,.1f} samples/s",
+        "left": "complete" if item.complete else f"left {duration_text(item)}",
+    }

@@ -1,0 +1,206 @@
+"""`elastane run`: what torchrun is to stock DDP. Checks the options, then hands over to the agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastane.cli.common import command, worker_limits
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import job_pb2
+
+#: rich keeps line ends, so a paragraph is one line of text.
+HELP = "\n\n".join(
+    (
+        "Run a script on this machine's workers, elastically.",
+        "Without --master a master is started, embedded in this command, and ends with it. "
+        "The first Ctrl-C (or SIGTERM) lets the workers drain and leave, the second kills them.",
+        "Examples:",
+        "  elastane run --ests 4 train.py --epochs 10",
+        "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
+        "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
+        "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
+        "was refused, 4 when the master was unreachable, 130 or 143 when a signal ended it.",
+    )
+)
+
+
+def _job(name: str, metavar: str | None, text: str, **options: Any) -> Any:
+    """An option that fixes the job; equal in all agents of one job."""
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="The job", **options)
+
+
+def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
+    """An option of this agent alone."""
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="This machine", **options)
+
+
+def _limit(name: str, text: str, **options: Any) -> Any:
+    """A time limit of the job."""
+    return typer.Option(
+        name, metavar="SECONDS", help=text, rich_help_panel="Time limits of the job", **options
+    )
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "run",
+        help=HELP,
+        rich_help_panel="Run",
+        # Everything after the script belongs to the script.
+        context_settings={"allow_interspersed_args": False},
+    )(run)
+
+
+@command
+def run(
+    script: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
+    ],
+    ests: Annotated[
+        int,
+        _job("--ests", "N", "Number of logical workers; decides the result.", min=1, show_default=False),
+    ],
+    module: Annotated[bool, _agent("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    workers: Annotated[
+        str | None, _job("--workers", "MIN:MAX", "Fewest and most workers.", show_default="1:N")
+    ] = None,
+    seed: Annotated[
+        int | None, _job("--seed", "S", "EST r starts from S + r.", show_default="the script's RNG state")
+    ] = None,
+    threads: Annotated[int, _job("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    checkpoint: Annotated[
+        str, _job("--checkpoint", "URL", "Folder for checkpoints, any fsspec URL.", show_default="none")
+    ] = "",
+    checkpoint_steps: Annotated[
+        int, _job("--checkpoint-steps", "STEPS", "One every so many steps; 0: on demand.", min=0)
+    ] = 0,
+    keep: Annotated[int, _job("--keep", "COUNT", "Checkpoints kept.", min=1)] = 3,
+    no_audit_samples: Annotated[
+        bool, _job("--no-audit-samples", None, "Do not record which samples a task had.")
+    ] = False,
+    job: Annotated[
+        str | None, _agent("--job", "NAME", "Name of the job.", show_default="the script's name")
+    ] = None,
+    local_workers: Annotated[
+        int | None, _agent("--local-workers", "K", "Most workers on this machine.", min=1, show_default="MAX")
+    ] = None,
+    master: Annotated[
+        str,
+        _agent(
+            "--master", "HOST:PORT", "A master that runs.", envvar="ELASTANE_MASTER", show_default="embedded"
+        ),
+    ] = "",
+    state_dir: Annotated[
+        Path | None,
+        _agent(
+            "--state-dir",
+            "DIR",
+            "State of the embedded master; given again, the job goes on.",
+            show_default="a temporary folder",
+        ),
+    ] = None,
+    max_restarts: Annotated[
+        int, _agent("--max-restarts", "R", "Restarts of dead workers in any hour.", min=0)
+    ] = 10,
+    grace: Annotated[
+        float, _agent("--grace", "SECONDS", "Time to drain after the first signal.", min=0.1)
+    ] = 30.0,
+    master_timeout: Annotated[
+        float, _agent("--master-timeout", "SECONDS", "How long workers wait for a lost master.", min=1.0)
+    ] = 600.0,
+    as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
+    heartbeat_timeout: Annotated[
+        float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
+    ] = 3.0,
+    lease_min: Annotated[
+        float, _limit("--lease", "Least lease of a step; beyond it a worker hangs.", min=0.1)
+    ] = 30.0,
+    idle_max: Annotated[
+        float, _limit("--idle", "Longest time between steps (evaluation).", min=1.0)
+    ] = 3600.0,
+    join_window: Annotated[float, _limit("--join-window", "Joins are gathered for so long.", min=0.0)] = 0.2,
+    return_grace: Annotated[
+        float, _limit("--return-grace", "A restarted master waits so long for its ring.", min=0.0)
+    ] = 10.0,
+) -> None:
+    limits = worker_limits(workers) if workers is not None else (1, ests)
+    if limits[1] > ests:
+        raise typer.BadParameter(
+            f"{limits[1]} workers for {ests} ESTs: a worker hosts at least one", param_hint="--workers"
+        )
+    target = Path(script[0])
+    if not module and not target.is_file():
+        raise typer.BadParameter(f"{target} is not a file", param_hint="SCRIPT")
+    name = job or default_job_name(script[0], module=module)
+
+    from elastane.agent.agent import Agent, AgentSettings
+    from elastane.agent.budget import RestartBudget
+    from elastane.agent.output import Output
+
+    settings = AgentSettings(
+        command=("-m", *script) if module else tuple(script),
+        job=name,
+        settings=job_settings(
+            ests=ests, limits=limits, seed=seed, checkpoint=checkpoint, checkpoint_steps=checkpoint_steps,
+            keep=keep, threads=threads, audit_samples=not no_audit_samples,
+            durations={
+                "heartbeat_timeout": heartbeat_timeout, "lease_min": lease_min,
+                "idle_max": idle_max,
+                "return_grace": return_grace, "join_window": join_window,
+            },
+        ),
+        local_workers=local_workers or limits[1],
+        master=master,
+        state_dir=state_dir,
+        master_timeout_seconds=master_timeout,
+        grace_seconds=grace,
+        budget=RestartBudget(restarts_max=max_restarts),
+        # Workers of several machines meet at one master: their ids must differ.
+        worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
+    )  # fmt: skip
+    raise typer.Exit(Agent(settings, Output(as_json=as_json)).run())
+
+
+def job_settings(
+    *,
+    ests: int,
+    limits: tuple[int, int],
+    seed: int | None,
+    checkpoint: str,
+    checkpoint_steps: int,
+    keep: int,
+    threads: int,
+    audit_samples: bool,
+    durations: dict[str, float],
+) -> job_pb2.JobSettings:
+    """The message for Create. durations: fields of JobSettings in seconds."""
+    from elastane_proto.v1 import job_pb2
+
+    settings = job_pb2.JobSettings(
+        ests=ests,
+        workers_min=limits[0],
+        workers_max=limits[1],
+        seed=seed,
+        checkpoint_url=checkpoint,
+        checkpoint_interval_steps=checkpoint_steps,
+        checkpoint_keep=keep,
+        torch_threads=threads,
+        audit_samples=audit_samples,
+    )
+    for name, seconds in durations.items():
+        getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
+    return settings
+
+
+def default_job_name(script: str, *, module: bool) -> str:
+    """The script's name without folder and ending, in the characters a job's name may have."""
+    name = script.rpartition(".")[2] if module else Path(script).stem
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "job"

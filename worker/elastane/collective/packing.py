@@ -1,0 +1,42 @@
+"""Module buffers as one message: tensors of any dtype laid out in a flat run of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+import torch
+from torch import Tensor
+
+#: Every tensor starts at a multiple of this, so that views of any dtype are allowed.
+ALIGNMENT_BYTES: Final = 16
+
+
+class Packing:
+    """Where each of `tensors` lies in the message; every worker builds it from its own module's."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._metas = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        self._sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
+        aligned = [-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in self._sizes]
+        *self._offsets, self.total_bytes = accumulate(aligned, initial=0)
+        self.device = tensors[0].device if tensors else torch.device("cpu")
+
+    def empty(self) -> Tensor:
+        """A message to receive into: 1-d, uint8."""
+        return torch.zeros(self.total_bytes, dtype=torch.uint8, device=self.device)
+
+    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+        """A message that holds copies of the tensors."""
+        message = self.empty()
+        for view, tensor in zip(self.unpack(message), tensors, strict=True):
+            view.copy_(tensor.detach())
+        return message
+
+    def unpack(self, message: Tensor) -> list[Tensor]:
+        """The tensors, as views of the message."""
+        return [
+            message[offset : offset + size].view(dtype).view(shape)
+            for (shape, dtype), size, offset in zip(self._metas, self._sizes, self._offsets, strict=True)
+        ]

@@ -1,0 +1,66 @@
+"""What the script sets on its dataset between epochs.
+
+Stock forks its data workers anew at every epoch, so `dataset.epoch = e` in the loop reaches them. Ours
+are forked once. Plain values that changed are therefore sent to them at the start of an epoch; any
+other attribute that was replaced is an error, because going on would silently give other batches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastane.data.own_generators import walk
+from elastane.errors import UnsupportedError
+
+_PLAIN = (int, float, str, bytes, bool, type(None))
+_PLAIN_LENGTH_MAX = 4096
+
+Path = tuple[str, ...]
+
+
+class DatasetAttributes:
+    """The attributes of `dataset`, and of the objects in them, as the data workers have them."""
+
+    def __init__(self, dataset: object) -> None:
+        self._dataset = dataset
+        self._known = _attributes(dataset)
+
+    def changes(self) -> dict[Path, Any]:
+        """Plain values that differ since the last call. Raises UnsupportedError if an object was replaced."""
+        present = _attributes(self._dataset)
+        changed: dict[Path, Any] = {}
+        for path, value in present.items():
+            known = self._known.get(path, value)
+            if _is_plain(value):
+                if path not in self._known or not _is_plain(known) or known != value:
+                    changed[path] = value
+            elif known is not value and not _is_plain(known):
+                name = ".".join(("dataset", *path))
+                raise UnsupportedError(
+                    f"{name} was replaced after the data workers were started, and they have the old one",
+                    hint="set it before prepare, change only plain values in it, or use num_workers=0",
+                    attribute=name,
+                )
+        self._known = present
+        return changed
+
+
+def apply(dataset: object, changes: dict[Path, Any]) -> None:
+    """In a data worker: sets the values. What is not there (made by the trainer since) is left out."""
+    for path, value in changes.items():
+        owner: Any = dataset
+        for name in path[:-1]:
+            owner = getattr(owner, name, None)
+        attributes = getattr(owner, "__dict__", None)
+        if isinstance(attributes, dict):
+            attributes[path[-1]] = value  # not setattr: a frozen dataclass would refuse it
+
+
+def _attributes(dataset: object) -> dict[Path, Any]:
+    return {path: value for path, value in walk(dataset) if not any(name.startswith("[") for name in path)}
+
+
+def _is_plain(value: object) -> bool:
+    if type(value) not in _PLAIN:
+        return False
+    return not isinstance(value, (str, bytes)) or len(value) <= _PLAIN_LENGTH_MAX

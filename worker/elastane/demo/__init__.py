@@ -1,0 +1,1 @@
+"""`elastane demo`: the main job under real faults beside stock DDP, compared bit for bit."""

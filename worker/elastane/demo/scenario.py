@@ -1,0 +1,152 @@
+"""The demo's story: which fault strikes at which step, and what it cost.
+
+Every fault waits for a step of the job, never for a time, so the story is the same on a slow machine.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from elastane.agent.cluster import LocalCluster
+from elastane.client import MasterClient
+from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
+
+
+@dataclass
+class Fault:
+    """One act of the story. at: share of all steps. act: does it and returns when, in Unix seconds.
+
+    kills: what it kills. struck_at: when it did, 0 before.
+    """
+
+    at: float
+    text: str
+    act: Callable[[LocalCluster], float]
+    kills: Literal["", "worker", "master"] = ""
+    struck_at: float = 0.0
+    step: int = 0
+
+
+def kill_worker(cluster: LocalCluster) -> float:
+    """kill -9 a worker in the middle of the ring."""
+    members = cluster.client.get_ring(cluster.job).members
+    victim = cluster.workers[members[len(members) // 2].worker_id]
+    struck_at = time.time()
+    victim.signal(signal.SIGKILL)
+    return struck_at
+
+
+def add_two(cluster: LocalCluster) -> float:
+    """Two newcomers; goes on when both are in the ring."""
+    struck_at = time.time()
+    names = {cluster.add_worker(), cluster.add_worker()}
+
+    def both_in(job: job_pb2.Job) -> bool:
+        return names <= {w.worker_id for w in job.workers if w.state == job_pb2.WORKER_STATE_MEMBER}
+
+    cluster.wait_for(both_in, what="the newcomers in the ring")
+    return struck_at
+
+
+def drain_one(cluster: LocalCluster) -> float:
+    """Ask the ring's last worker to leave."""
+    members = cluster.client.get_ring(cluster.job).members
+    cluster.client.drain_worker(cluster.job, members[-1].worker_id)
+    return time.time()
+
+
+def kill_master(cluster: LocalCluster) -> float:
+    """kill -9 the master and start it again."""
+    struck_at = time.time()
+    cluster.restart_master()
+    return struck_at
+
+
+def story() -> list[Fault]:
+    """The acts in order."""
+    return [
+        Fault(0.15, "kill -9 a worker in the middle of a step", kill_worker, kills="worker"),
+        Fault(0.30, "add two workers", add_two),
+        Fault(0.55, "drain a worker", drain_one),
+        Fault(0.65, "kill -9 the master, start it again", kill_master, kills="master"),
+        Fault(0.80, "kill -9 another worker", kill_worker, kills="worker"),
+    ]
+
+
+@dataclass
+class Recovery:
+    """What a kill cost: seconds from the signal to the next committed step."""
+
+    text: str
+    step: int
+    seconds: float
+
+
+@dataclass
+class Play:
+    """Runs the story on a started cluster. on_job, on_event: called from other threads with news."""
+
+    cluster: LocalCluster
+    total_steps: int
+    on_job: Callable[[job_pb2.Job], None]
+    on_event: Callable[[ring_pb2.Event], None]
+    on_fault: Callable[[Fault], None]
+    faults: list[Fault] = field(default_factory=story)
+
+    def run(self) -> job_pb2.Job:
+        """From the first worker to the end of the job; raises ClusterError if it does not get there."""
+        cluster = self.cluster
+        threading.Thread(target=self._follow_events, daemon=True).start()
+        for fault in self.faults:
+            target = int(fault.at * self.total_steps)
+            self._watch_until(target)
+            fault.step = target
+            self.on_fault(fault)
+            fault.struck_at = fault.act(cluster)
+        self._watch_until(self.total_steps)
+        return cluster.wait_for_end()
+
+    def _watch_until(self, step: int) -> None:
+        def reached(job: job_pb2.Job) -> bool:
+            self.on_job(job)
+            return job.step >= step
+
+        self.cluster.wait_for(reached, what=f"step {step}")
+
+    def _follow_events(self) -> None:
+        with MasterClient(self.cluster.master.address, timeout_seconds=60.0) as client:
+            for event in client.events(self.cluster.job, follow=True):
+                self.on_event(event)
+
+
+def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
+    """For each kill: the first commit after it, from the history's own times."""
+    commits = sorted({(_seconds(entry), entry.step, entry.generation) for entry in history})
+    found = []
+    for fault in faults:
+        if not fault.kills:
+            continue
+        before = max((generation for at, _, generation in commits if at <= fault.struck_at), default=0)
+        # A commit that was under way when a worker died is not a recovery: the new ring's first is.
+        least = before + 1 if fault.kills == "worker" else before
+        for at, step, generation in commits:
+            if at > fault.struck_at and generation >= least:
+                found.append(Recovery(fault.text, step, at - fault.struck_at))
+                break
+    return found
+
+
+def median_step_seconds(history: Sequence[shard_pb2.AuditEntry]) -> float:
+    """The usual time between two commits."""
+    times = sorted({_seconds(entry) for entry in history})
+    gaps = sorted(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    return gaps[len(gaps) // 2] if gaps else 0.0
+
+
+def _seconds(entry: shard_pb2.AuditEntry) -> float:
+    return entry.committed.ToNanoseconds() / 1e9

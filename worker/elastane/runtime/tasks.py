@@ -1,0 +1,147 @@
+"""Dynamic mode in a worker: lease tasks, do them, report them with the next lease.
+
+Each worker goes at its own pace. A session of role TASKS stands beside the calls, so that the tasks
+of a worker that dies are leased to others at once and not only when their lease ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from elastane.client import MasterClient
+from elastane.errors import ElastaneError, StepError
+from elastane.rng import Generators
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.exits import WorkerExits
+from elastane.runtime.session import MasterSession
+from elastane_proto.contexts import rng_from_proto, rng_to_proto
+from elastane_proto.v1 import ring_pb2, shard_pb2
+
+
+@dataclass(frozen=True)
+class LeasedTask:
+    """Positions `indices` of epoch `epoch`. attempt: 1, or more when a worker before has failed at it."""
+
+    epoch: int
+    index: int
+    indices: range
+    attempt: int
+
+
+def lease_tasks(
+    environment: WorkerEnvironment,
+    dataset: str,
+    *,
+    size: int,
+    task_size: int,
+    epochs: int = 1,
+    lease_seconds: float = 60.0,
+    max_attempts: int = 3,
+) -> Iterator[LeasedTask]:
+    """All tasks this worker gets of `dataset`, until every one is done (see `Job.tasks`).
+
+    The dataset is created by the first worker; one with other settings is refused. Random numbers
+    drawn for a task that is done again are those of its first attempt. Raises StepError when tasks
+    were parked as FAILED.
+    """
+    settings = shard_pb2.DatasetSettings(
+        range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
+    )
+    settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
+    attendance = _Attendance(environment)
+    client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
+    try:
+        client.create_dataset(environment.job, dataset, settings)
+        yield from _leases(environment, dataset, client, attendance)
+        failed = list(client.list_tasks(environment.job, dataset, shard_pb2.TASK_STATE_FAILED))
+        if failed:
+            last = failed[0].errors[-1].error if failed[0].errors else ""
+            raise StepError(
+                f"{len(failed)} tasks of {dataset!r} failed in every attempt, the first is task {failed[0].index}: {last}",
+                hint=f"see them with `elastane progress {environment.job} --dataset {dataset} --json`",
+            )
+        attendance.exits.finished = True
+    except ElastaneError as error:
+        if error.exit_code == 1:
+            raise
+        raise attendance.exits.failed(error) from error
+    finally:
+        client.close()
+
+
+def _leases(
+    environment: WorkerEnvironment, dataset: str, client: MasterClient, attendance: _Attendance
+) -> Iterator[LeasedTask]:
+    generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
+    finished: list[shard_pb2.TaskReport] = []
+    while True:
+        request = shard_pb2.LeaseTasksRequest(
+            job=environment.job,
+            dataset=dataset,
+            worker_id=environment.worker_id,
+            completed=finished,
+            max_tasks=0 if attendance.leaving else 1,
+            rng=rng_to_proto(generators.capture()),
+        )
+        response = client.lease_tasks(request)
+        finished = []
+        if attendance.leaving:
+            attendance.exits.sent_away(attendance.done, attendance.drain)
+        if response.complete:
+            return
+        for task in response.tasks:
+            states = rng_from_proto(task.rng)
+            if task.attempt > 1 and states:
+                generators.restore(states)
+            yield LeasedTask(task.epoch, task.index, range(task.range.start, task.range.end), task.attempt)
+            finished.append(shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt))
+
+
+class _Attendance:
+    """The session beside the calls: says that this worker lives, and hears when it must leave."""
+
+    def __init__(self, environment: WorkerEnvironment) -> None:
+        self._environment = environment
+        self.drain: ring_pb2.Drain | None = None
+        self.done: ring_pb2.Done | None = None
+        self._session = MasterSession(
+            [address.strip() for address in environment.master.split(",")],
+            hello=self._hello,
+            heartbeat=lambda: ring_pb2.AttendRequest(heartbeat=ring_pb2.Heartbeat()),
+            handler=self._receive,
+            failed=self._failed,
+            timeout_seconds=environment.master_timeout_seconds,
+        )
+        self.exits = WorkerExits(environment, self._leave, self._session.close)
+        self.exits.install()
+        self._session.start()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the task at hand is the last one."""
+        return self.drain is not None or self.done is not None
+
+    def _leave(self, reason: str, notice_seconds: float) -> None:
+        self.drain = ring_pb2.Drain(reason=reason)
+
+    def _failed(self, error: ElastaneError) -> None:
+        """Reader thread: the next lease meets the same refusal and raises it in the script's thread."""
+
+    def _receive(self, message: ring_pb2.AttendResponse) -> None:
+        if message.HasField("drain"):
+            self.drain = message.drain
+        elif message.HasField("done"):
+            self.done = message.done
+
+    def _hello(self) -> ring_pb2.Hello:
+        return ring_pb2.Hello(
+            job=self._environment.job,
+            worker_id=self._environment.worker_id,
+            role=ring_pb2.WORKER_ROLE_TASKS,
+            host=self._environment.rendezvous_host(),
+            pid=self.exits.pid,
+            version="1",
+        )

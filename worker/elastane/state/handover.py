@@ -1,0 +1,279 @@
+"""Hand-over: workers that hold the state give it to those that do not, all donors at once.
+
+    donors d = 0..D-1 hold identical state       receivers: each gets everything
+    1. every donor sends each receiver a header: which stripe, of how many bytes, cut how
+    2. the first donor sends the structure (JSON, see `codec`)
+    3. donor d sends stripe d of the byte stream (see `stream`) in pieces, a few in flight,
+       then the crc32 of the stripe
+    4. the receiver has the stream in staging memory, compares every crc32, and returns it
+
+The receiver's own state is not touched: only a state that came whole is loaded, so a donor that dies in
+the middle costs a repetition and nothing else. Identical donors are a consequence of bit-exact
+training; that they agree on layout is checked, their bytes are not compared with one another.
+
+Between two members all messages are posted in one order on both sides, as NCCL demands. The crc32
+is not against the network, which has its own, but against a donor whose memory moves while it sends.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import torch
+
+from elastane.state.codec import Exported, TensorSpec
+from elastane.state.optimizer_state import StateError
+from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
+
+PIECE_BYTES: Final = 4 << 20
+PIECES_IN_FLIGHT: Final = 4
+TAGS: Final = 3 + PIECES_IN_FLIGHT
+"""Tags used from `tag_base` on."""
+
+_MAGIC: Final = 0x454C4153_54414E45
+_HEADER_FIELDS: Final = 9
+_HEADER_TAG, _STRUCTURE_TAG, _CHECKSUM_TAG, _PIECE_TAG = 0, 1, 2, 3
+_CPU: Final = torch.device("cpu")
+
+
+class HandoverError(StateError):
+    """What a donor sent is damaged, or donors do not agree; the receiver's state is as before."""
+
+
+class Work(Protocol):
+    """A transfer in flight; `wait` raises the transport's errors (RingAborted, RingBroken)."""
+
+    def wait(self) -> object: ...
+
+
+class Transport(Protocol):
+    """Point-to-point transfers between ring members; `elastane.collective.transport` is one."""
+
+    def send(self, tensor: torch.Tensor, dst: int, tag: int, /) -> Work: ...
+    def recv(self, tensor: torch.Tensor, src: int, tag: int, /) -> Work: ...
+
+
+def send_state(
+    transport: Transport,
+    exported: Exported,
+    *,
+    donor_index: int,
+    donors: Sequence[int],
+    receivers: Sequence[int],
+    tag_base: int,
+    device: torch.device = _CPU,
+    piece_bytes: int = PIECE_BYTES,
+) -> None:
+    """Sends this donor's stripe to every receiver; returns when all of it is on its way or there.
+
+    donors, receivers: places in the ring, the same lists in every member. donor_index: this worker's
+    index into donors. device: where the transport takes tensors (CPU for gloo). piece_bytes: a
+    multiple of 64. The exported tensors must not change meanwhile. Errors of the transport pass through.
+    """
+    if piece_bytes <= 0 or piece_bytes % ALIGNMENT_BYTES:
+        raise ValueError(f"piece_bytes {piece_bytes} is no positive multiple of {ALIGNMENT_BYTES}")
+    if not receivers:
+        return
+    layout = StreamLayout(exported.specs)
+    start, end = layout.stripe(donor_index, len(donors))
+    structure = exported.structure if donor_index == 0 else b""
+    header = torch.tensor(
+        [
+            _MAGIC,
+            len(donors),
+            donor_index,
+            layout.total_bytes,
+            start,
+            end,
+            piece_bytes,
+            layout_checksum(exported.specs),
+            len(structure),
+        ],
+        device=device,
+    )
+    works = [transport.send(header, dst, tag_base + _HEADER_TAG) for dst in receivers]
+    if donor_index == 0:
+        text = torch.frombuffer(bytearray(structure), dtype=torch.uint8).to(device)
+        works += [transport.send(text, dst, tag_base + _STRUCTURE_TAG) for dst in receivers]
+    checksum = _send_pieces(
+        transport, exported, layout, (start, end), receivers, tag_base, device, piece_bytes
+    )
+    trailer = torch.tensor([checksum], device=device)
+    works += [transport.send(trailer, dst, tag_base + _CHECKSUM_TAG) for dst in receivers]
+    for work in works:
+        work.wait()
+
+
+def receive_state(
+    transport: Transport,
+    *,
+    donors: Sequence[int],
+    tag_base: int,
+    device: torch.device = _CPU,
+    staging_device: torch.device | None = None,
+) -> Exported:
+    """The donors' state, whole and checked, in staging memory; give it to `TrainState.load`.
+
+    device: where the transport delivers (CPU for gloo). staging_device: where the state is
+    gathered (default: device); the CPU when the device has no room for a second copy.
+    Raises HandoverError; errors of the transport pass through.
+    """
+    headers = [_Header(transport, src, tag_base, device) for src in donors]
+    for index, header in enumerate(headers):
+        header.read(index, len(donors))
+    structure = torch.empty(headers[0].structure_bytes, dtype=torch.uint8, device=device)
+    transport.recv(structure, donors[0], tag_base + _STRUCTURE_TAG).wait()
+    text = structure.cpu().numpy().tobytes()
+
+    staging = torch.empty(headers[0].total_bytes, dtype=torch.uint8, device=staging_device or device)
+    exported = exported_from_stream(text, staging)
+    layout = StreamLayout(exported.specs)
+    for index, header in enumerate(headers):
+        header.compare(layout, layout.stripe(index, len(donors)))
+
+    stripes = [_StripeReceiver(transport, header, staging, tag_base, device) for header in headers]
+    for _ in range(PIECES_IN_FLIGHT):
+        for stripe in stripes:
+            stripe.post()
+    while any(stripe.in_flight for stripe in stripes):
+        for stripe in stripes:
+            stripe.take()
+            stripe.post()
+    for stripe in stripes:
+        stripe.verify()
+    return exported
+
+
+def layout_checksum(specs: Sequence[TensorSpec]) -> int:
+    """crc32 of dtypes, shapes and strides; equal in donors that can send stripes of one stream."""
+    facts = [[str(spec.dtype), spec.shape, spec.stride] for spec in specs]
+    return zlib.crc32(json.dumps(facts).encode("ascii"))
+
+
+def _send_pieces(
+    transport: Transport,
+    exported: Exported,
+    layout: StreamLayout,
+    stripe: tuple[int, int],
+    receivers: Sequence[int],
+    tag_base: int,
+    device: torch.device,
+    piece_bytes: int,
+) -> int:
+    """Sends the bytes of a stripe, at most PIECES_IN_FLIGHT pieces at a time; returns their crc32."""
+    buffers: list[torch.Tensor | None] = [None] * PIECES_IN_FLIGHT
+    in_flight: deque[list[Work]] = deque()
+    checksum = 0
+    for number, start in enumerate(range(*stripe, piece_bytes)):
+        end = min(start + piece_bytes, stripe[1])
+        if len(in_flight) == PIECES_IN_FLIGHT:
+            for work in in_flight.popleft():
+                work.wait()
+        piece = layout.view(exported.tensors, start, end, device)
+        slot = number % PIECES_IN_FLIGHT
+        if piece is None:
+            buffer = buffers[slot]
+            if buffer is None:
+                buffer = buffers[slot] = torch.empty(piece_bytes, dtype=torch.uint8, device=device)
+            piece = layout.gather(exported.tensors, start, end, buffer)
+        in_flight.append([transport.send(piece, dst, tag_base + _PIECE_TAG + slot) for dst in receivers])
+        checksum = _crc32(piece, checksum)
+    for works in in_flight:
+        for work in works:
+            work.wait()
+    return checksum
+
+
+class _Header:
+    """What a donor says of its stripe. Posted when made, valid after `read`."""
+
+    def __init__(self, transport: Transport, src: int, tag_base: int, device: torch.device) -> None:
+        self.src = src
+        self._tensor = torch.zeros(_HEADER_FIELDS, dtype=torch.int64, device=device)
+        self._work = transport.recv(self._tensor, src, tag_base + _HEADER_TAG)
+
+    def read(self, index: int, donors: int) -> None:
+        self._work.wait()
+        magic, count, mine, *rest = self._tensor.tolist()
+        if (magic, count, mine) != (_MAGIC, donors, index):
+            raise HandoverError(
+                f"member {self.src} is donor {mine} of {count}, expected donor {index} of {donors}",
+                donor=self.src,
+            )
+        self.total_bytes, self.start, self.end, self.piece_bytes, self._layout, self.structure_bytes = rest
+        if min(self.total_bytes, self.start, self.structure_bytes) < 0 or self.piece_bytes <= 0:
+            raise HandoverError(f"member {self.src} sent an impossible header: {rest}", donor=self.src)
+
+    def compare(self, layout: StreamLayout, stripe: tuple[int, int]) -> None:
+        """Raises HandoverError unless this donor's stream is the one the structure describes."""
+        mine = (self.total_bytes, self.start, self.end, self._layout)
+        expected = (layout.total_bytes, *stripe, layout_checksum(layout.specs))
+        if mine != expected:
+            raise HandoverError(
+                f"member {self.src} holds another state than the first donor: "
+                f"(bytes, start, end, layout) {mine}, expected {expected}",
+                hint="every worker must build the same model and optimizer",
+                donor=self.src,
+            )
+
+
+class _StripeReceiver:
+    """One donor's stripe on its way into staging memory."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        header: _Header,
+        staging: torch.Tensor,
+        tag_base: int,
+        device: torch.device,
+    ) -> None:
+        self._transport = transport
+        self._header = header
+        self._staging = staging
+        self._tag_base = tag_base
+        self._device = device
+        self._position = header.start
+        self._posted = 0
+        self._checksum = 0
+        self.in_flight: deque[tuple[Work, torch.Tensor, torch.Tensor]] = deque()
+
+    def post(self) -> None:
+        """Asks for the next piece, if there is one."""
+        if self._position >= self._header.end:
+            return
+        end = min(self._position + self._header.piece_bytes, self._header.end)
+        home = self._staging[self._position : end]
+        same = home.device == self._device
+        landing = home if same else torch.empty(home.numel(), dtype=torch.uint8, device=self._device)
+        tag = self._tag_base + _PIECE_TAG + self._posted % PIECES_IN_FLIGHT
+        self.in_flight.append((self._transport.recv(landing, self._header.src, tag), landing, home))
+        self._position, self._posted = end, self._posted + 1
+
+    def take(self) -> None:
+        """Waits for the oldest piece in flight."""
+        if not self.in_flight:
+            return
+        work, landing, home = self.in_flight.popleft()
+        work.wait()
+        if landing.data_ptr() != home.data_ptr():
+            home.copy_(landing)
+        self._checksum = _crc32(landing, self._checksum)
+
+    def verify(self) -> None:
+        trailer = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._transport.recv(trailer, self._header.src, self._tag_base + _CHECKSUM_TAG).wait()
+        if int(trailer.item()) != self._checksum:
+            raise HandoverError(
+                f"the stripe that came from member {self._header.src} is damaged",
+                hint="the donor's memory changed while it sent, or is faulty",
+                donor=self._header.src,
+            )
+
+
+def _crc32(piece: torch.Tensor, value: int) -> int:
+    return zlib.crc32(piece.cpu().numpy().data, value)

@@ -1,0 +1,228 @@
+"""One shard of a checkpoint: a worker's stripe of the state and the contexts of its ESTs, in one file.
+
+    offset 0   magic, 16 bytes
+          16   length of the header, 8 bytes little-endian
+          24   header: JSON, see ShardHeader
+               structure of the state (shard 0 only, see `codec`)
+               EST contexts: protobuf EstContext, one after the other
+               zeros up to a multiple of 64
+               the stripe: bytes [start, end) of the stream of tensors (see `stream`)
+
+The sha256 of the whole file stands in the checkpoint's manifest, so nothing here repeats it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+from google.protobuf.message import DecodeError
+
+from elastane.state.codec import Exported
+from elastane.state.storage import CheckpointError, Chunk
+from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout
+from elastane_proto.contexts import Parts, context_from_proto, context_to_proto
+from elastane_proto.v1.common_pb2 import EstContext
+
+MAGIC: Final = b"elastane-shard-1"
+CHUNK_BYTES: Final = 8 << 20
+_PREFIX_BYTES: Final = len(MAGIC) + 8
+_HEADER_BYTES_MAX: Final = 64 << 20
+
+
+class CheckpointDamagedError(CheckpointError):
+    """A checkpoint, or a file of it, is not what was written."""
+
+
+class ShardHeader(msgspec.Struct, frozen=True):
+    """What a shard says of itself.
+
+    checkpoint: its name. step: the first step that is not in it. [start, end) of `total_bytes`: its stripe.
+    contexts: (virtual rank, bytes) of each EST context, in order. ready_order: shard 0 only.
+    """
+
+    checkpoint: str
+    step: int
+    shard: int
+    shards: int
+    total_bytes: int
+    start: int
+    end: int
+    structure_bytes: int
+    contexts: tuple[tuple[int, int], ...]
+    ready_order: tuple[int, ...]
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """A worker's part of the state at a step boundary, apart from the live state.
+
+    stripe: 1-D uint8 on the CPU, bytes [start, end) of the stream. structure, ready_order: shard 0 only.
+    """
+
+    step: int
+    shard: int
+    shards: int
+    total_bytes: int
+    start: int
+    end: int
+    stripe: torch.Tensor
+    structure: bytes
+    contexts: dict[int, Parts]
+    ready_order: tuple[int, ...]
+
+
+class ShardContents(msgspec.Struct, frozen=True):
+    """What a shard holds beside its stripe, and the sha256 of its file."""
+
+    sha256: str
+    structure: bytes
+    contexts: dict[int, Parts]
+
+
+def take_snapshot(
+    exported: Exported,
+    shard: int,
+    shards: int,
+    *,
+    step: int,
+    contexts: Mapping[int, Parts],
+    ready_order: Sequence[int] = (),
+) -> Snapshot:
+    """Copies this worker's stripe out of the live state: training may go on when it returns.
+
+    exported: `TrainState.export()` at the boundary. step: first step that is not in it. contexts: of
+    the ESTs this worker hosts, at the start of `step`. Takes the time of copying 1/shards of the state.
+    """
+    layout = StreamLayout(exported.specs)
+    start, end = layout.stripe(shard, shards)
+    pinned = any(tensor.is_cuda for tensor in exported.tensors)
+    stripe = torch.empty(end - start, dtype=torch.uint8, pin_memory=pinned)
+    layout.gather(exported.tensors, start, end, stripe)
+    return Snapshot(
+        step=step,
+        shard=shard,
+        shards=shards,
+        total_bytes=layout.total_bytes,
+        start=start,
+        end=end,
+        stripe=stripe,
+        structure=exported.structure if shard == 0 else b"",
+        contexts={rank: dict(parts) for rank, parts in contexts.items()},
+        ready_order=tuple(ready_order) if shard == 0 else (),
+    )
+
+
+def shard_chunks(name: str, snapshot: Snapshot) -> Iterator[Chunk]:
+    """The bytes of the shard's file, in pieces of at most CHUNK_BYTES (the front apart)."""
+    contexts = [
+        (rank, context_to_proto(rank, snapshot.step, parts).SerializeToString(deterministic=True))
+        for rank, parts in sorted(snapshot.contexts.items())
+    ]
+    header = msgspec.json.encode(
+        ShardHeader(
+            checkpoint=name,
+            step=snapshot.step,
+            shard=snapshot.shard,
+            shards=snapshot.shards,
+            total_bytes=snapshot.total_bytes,
+            start=snapshot.start,
+            end=snapshot.end,
+            structure_bytes=len(snapshot.structure),
+            contexts=tuple((rank, len(data)) for rank, data in contexts),
+            ready_order=snapshot.ready_order,
+        )
+    )
+    front = b"".join(
+        [
+            MAGIC,
+            len(header).to_bytes(8, "little"),
+            header,
+            snapshot.structure,
+            *(data for _, data in contexts),
+        ]
+    )
+    yield front + bytes(-len(front) % ALIGNMENT_BYTES)
+    stripe = snapshot.stripe.numpy().data
+    for position in range(0, len(stripe), CHUNK_BYTES):
+        yield stripe[position : position + CHUNK_BYTES]
+
+
+def read_header(file: Any, file_bytes: int) -> ShardHeader:
+    """The header of an open shard of that size, checked against the size.
+
+    Nothing is believed before the sha256 was compared, but this is enough to make room safely.
+    Raises CheckpointDamagedError.
+    """
+    prefix = file.read(_PREFIX_BYTES)
+    header_bytes = int.from_bytes(prefix[len(MAGIC) :], "little")
+    limit = min(file_bytes - _PREFIX_BYTES, _HEADER_BYTES_MAX)
+    if prefix[: len(MAGIC)] != MAGIC or len(prefix) != _PREFIX_BYTES or not 0 < header_bytes <= limit:
+        raise CheckpointDamagedError("does not begin like a shard")
+    try:
+        header = msgspec.json.decode(file.read(header_bytes), type=ShardHeader)
+    except msgspec.DecodeError as error:
+        raise CheckpointDamagedError(f"has an unreadable header: {error}") from error
+    lengths = (header.structure_bytes, header.end - header.start, *(size for _, size in header.contexts))
+    expected = _stripe_offset(header_bytes, header) + header.end - header.start
+    if min(lengths) < 0 or header.start < 0 or header.end > header.total_bytes or expected != file_bytes:
+        raise CheckpointDamagedError(f"is {file_bytes} bytes long, its header says {expected}")
+    return header
+
+
+def read_shard(file: Any, header: ShardHeader, stripe: torch.Tensor) -> ShardContents:
+    """Reads an open shard from its beginning; its stripe goes into `stripe` (1-D uint8, CPU).
+
+    Raises CheckpointDamagedError when it ends early or a context is no context.
+    """
+    digest = hashlib.sha256()
+    prefix = _read(file, digest, _PREFIX_BYTES)
+    header_bytes = int.from_bytes(prefix[len(MAGIC) :], "little")
+    if header_bytes > _HEADER_BYTES_MAX:
+        raise CheckpointDamagedError("changed while it was read")
+    _read(file, digest, header_bytes)
+    structure = _read(file, digest, header.structure_bytes)
+    encoded = [(rank, _read(file, digest, size)) for rank, size in header.contexts]
+    position = (
+        _PREFIX_BYTES + header_bytes + header.structure_bytes + sum(size for _, size in header.contexts)
+    )
+    _read(file, digest, -position % ALIGNMENT_BYTES)
+    memory = stripe.numpy().data
+    filled = 0
+    while filled < len(memory):
+        count = file.readinto(memory[filled : filled + CHUNK_BYTES])
+        if not count:
+            raise CheckpointDamagedError(f"ends {len(memory) - filled} bytes early")
+        digest.update(memory[filled : filled + count])
+        filled += count
+    return ShardContents(digest.hexdigest(), structure, _decode_contexts(encoded, header.step))
+
+
+def _decode_contexts(encoded: list[tuple[int, bytes]], step: int) -> dict[int, Parts]:
+    contexts: dict[int, Parts] = {}
+    for rank, data in encoded:
+        try:
+            message = EstContext.FromString(data)
+        except DecodeError as error:
+            raise CheckpointDamagedError(f"has an unreadable context of EST {rank}") from error
+        if (message.virtual_rank, message.step) != (rank, step):
+            raise CheckpointDamagedError(
+                f"has, for EST {rank} at step {step}, the context of {message.virtual_rank} at {message.step}"
+            )
+        contexts[rank] = context_from_proto(message)
+    return contexts
+
+
+def _read(file: Any, digest: Any, size: int) -> bytes:
+    data: bytes = file.read(size)
+    if len(data) != size:
+        raise CheckpointDamagedError(f"ends {size - len(data)} bytes early")
+    digest.update(data)
+    return data
+
+
+def _stripe_offset(header_bytes: int, header: ShardHeader) -> int:
+    front = _PREFIX_BYTES + header_bytes + header.structure_bytes + sum(size for _, size in header.contexts)
+    return front + -front % ALIGNMENT_BYTES

@@ -1,0 +1,156 @@
+"""Folders on any fsspec URL, with writes that are whole or absent.
+
+A checkpoint must survive a kill between any two instructions. On a local disk a file is therefore
+written beside its place, synced, and renamed; on an object store a put is whole by itself, and
+an upload that fails is abandoned. What the storage says in exceptions becomes CheckpointError here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from elastane.errors import ElastaneError
+
+Chunk = bytes | memoryview
+
+
+class CheckpointError(ElastaneError):
+    """A checkpoint could not be written, read or listed; training state is as before."""
+
+
+class Folder:
+    """A folder of a URL, e.g. "s3://bucket/job", "file:///data/job", "/data/job", "memory://job"."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            self._fs, path = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(
+                f"no storage for the URL {url!r}: {error}",
+                hint="install the fsspec package of its protocol, e.g. s3fs or gcsfs",
+                url=url,
+            ) from error
+        self._root = str(path).rstrip("/") or "/"
+        self._local = isinstance(self._fs, LocalFileSystem)
+
+    def subfolders(self) -> list[str]:
+        """Names of the folders directly within; [] when this one does not exist."""
+        with _translated(self.url, "list"):
+            self._fs.invalidate_cache()
+            try:
+                entries = self._fs.ls(self._root, detail=True)
+            except FileNotFoundError:
+                return []
+        names = (str(e["name"]).rstrip("/").rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
+        return sorted(names)
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file, None when there is no such file. `name` may have folders in it."""
+        with _translated(self.url, "look at", name):
+            try:
+                return int(self._fs.size(self._path(name)))
+            except FileNotFoundError:
+                return None
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Any]:
+        """The file, open for reading bytes. Raises CheckpointError, also for errors while it is read."""
+        with _translated(self.url, "read", name), self._fs.open(self._path(name), "rb") as file:
+            yield file
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """Writes a file as a whole: it is durable when this returns, and not there when it raises."""
+        with _translated(self.url, "write", name):
+            if self._local:
+                _write_local(Path(self._path(name)), chunks)
+            else:
+                self._write_remote(self._path(name), chunks)
+
+    def remove_file(self, name: str) -> None:
+        """Removes a file durably; nothing happens when it is not there."""
+        with _translated(self.url, "remove", name), suppress(FileNotFoundError):
+            self._fs.rm_file(self._path(name))
+            if self._local:
+                _sync_folder(Path(self._path(name)).parent)
+
+    def remove_subfolder(self, name: str) -> None:
+        """Removes a folder and all that is in it; nothing happens when it is not there."""
+        with _translated(self.url, "remove", name), suppress(FileNotFoundError):
+            if self._local:
+                shutil.rmtree(self._path(name))
+            else:
+                self._fs.rm(self._path(name), recursive=True)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _write_remote(self, path: str, chunks: Iterable[Chunk]) -> None:
+        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        file = self._fs.open(path, "wb")
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+            file.close()
+        except BaseException:
+            # Closing would complete the upload, and so would the garbage collector.
+            with suppress(Exception):
+                file.discard()
+            if isinstance(file, AbstractBufferedFile):
+                file.closed = True
+            with suppress(Exception):
+                self._fs.rm_file(path)
+            raise
+
+
+def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with beside.open("wb", buffering=0) as file:
+            for chunk in chunks:
+                rest = memoryview(chunk)
+                while rest:
+                    rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        beside.replace(path)
+        _sync_folder(path.parent)
+        _sync_folder(path.parent.parent)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Makes renames and removals within durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _translated(url: str, verb: str, name: str = "") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = f"{url.rstrip('/')}/{name}" if name else url
+        raise CheckpointError(
+            f"cannot {verb} {what}: {error.strerror or error}",
+            hint="the storage is full: free space or keep fewer checkpoints" if full else "",
+            url=url,
+            errno=error.errno,
+        ) from error

@@ -109,7 +109,7 @@ class LockstepQueue:
                 f"step {step} needs a holder for each of {state.settings.ests} ESTs", ranks=sorted(holders)
             )
         self._time_newest(now)
-        state.paused &= set(holders.values())
+        state.paused = [worker for worker in state.paused if worker in holders.values()]
         deadline = now + self.lease_seconds
         attempt = self._next_attempt(step)
         leases = {
@@ -139,7 +139,7 @@ class LockstepQueue:
                 holder=lease.worker if lease else "",
                 step=newest.step,
             )
-        self._state.paused.discard(worker)
+        self._unpause(worker)
         if lease.reported:
             return False
         lease.reported, lease.deadline = True, None
@@ -195,7 +195,8 @@ class LockstepQueue:
 
     def pause(self, worker: str) -> None:
         """The worker is between steps (evaluation, saving): it holds no lease that runs."""
-        self._state.paused.add(worker)
+        if worker not in self._state.paused:
+            self._state.paused.append(worker)
         for flight in self._state.in_flight:
             for lease in flight.leases.values():
                 if lease.worker == worker:
@@ -204,7 +205,7 @@ class LockstepQueue:
 
     def resume(self, worker: str, now: float) -> None:
         """The worker is in a step again, or came back to a restarted master: its leases run from now."""
-        self._state.paused.discard(worker)
+        self._unpause(worker)
         deadline = now + self.lease_seconds
         for flight in self._state.in_flight:
             for lease in flight.leases.values():
@@ -321,7 +322,7 @@ class LockstepQueue:
 
     def snapshot(self) -> bytes:
         """The whole state."""
-        return msgspec.msgpack.encode(self._state, order="deterministic")
+        return msgspec.msgpack.encode(self._state)
 
     @classmethod
     def restore(cls, snapshot: bytes) -> LockstepQueue:
@@ -332,13 +333,17 @@ class LockstepQueue:
             queue = cls.__new__(cls)
             queue._state = state
             queue.validate()
-        except (msgspec.MsgspecError, InvalidSettings, InvariantViolated) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidSettings, InvariantViolated) as error:
             raise InvalidSnapshot(f"these bytes are no snapshot of a lockstep queue: {error}") from error
         if state.version != LockstepState(state.settings).version:
             raise InvalidSnapshot(f"a snapshot of version {state.version}", version=state.version)
         return queue
 
     # ------------------------------------------------------------------ inside
+
+    def _unpause(self, worker: str) -> None:
+        if worker in self._state.paused:
+            self._state.paused.remove(worker)
 
     def _next_attempt(self, step: int) -> int:
         state = self._state

@@ -110,7 +110,7 @@ def decode_queue(snapshot: bytes) -> QueueSnapshot:
     """Inverse of `encode_queue`. Raises InvalidSnapshot on other bytes, or those of another version."""
     try:
         state = msgspec.msgpack.decode(snapshot, type=QueueSnapshot)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidSnapshot(f"these bytes are no snapshot of a dynamic queue: {error}") from error
     if state.version != VERSION:
         raise InvalidSnapshot(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from integration.ring_threads import GlooOracle, form_ring, in_threads
 
-from elastane.collective.allreduce import BLOCK_ELEMENTS, PIECE_BYTES, _Ring, canonical_allreduce, way_for
+from elastane.collective.additions import BLOCK_ELEMENTS
+from elastane.collective.allreduce import canonical_allreduce, way_for
 from elastane.collective.transport import RendezvousStore, RingAborted
+from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
+from integration.ring_threads import GlooOracle, form_ring, in_threads
 
 SEGMENT_ELEMENTS = (1 << 20) // 4
 
@@ -70,7 +72,7 @@ def test_all_ways_have_gloos_bits(store, ranks):
     oracle = GlooOracle(ranks)
     for ranges in (mapping for mapping in MAPPINGS if mapping[-1][1] == ranks):
         transports = form_ring(store, f"bits-{ranges}", len(ranges))
-        ways = ["local"] if len(ranges) == 1 else ["direct", "ring"]
+        ways = ["local"] if len(ranges) == 1 else ["direct", "scatter", "ring"]
         for elements in SMALL + LARGE:
             vectors = _vectors(ranks, elements, torch.float32)
             expected = oracle.sum(vectors)
@@ -86,7 +88,7 @@ def test_other_dtypes_round_at_every_addition(store, dtype):
         for elements in (1, 17, 1023, 40_001, 600_011):
             vectors = _vectors(5, elements, dtype)
             expected = oracle.sum(vectors)
-            for way in ["local"] if len(ranges) == 1 else ["direct", "ring"]:
+            for way in ["local"] if len(ranges) == 1 else ["direct", "scatter", "ring"]:
                 _check(transports, ranges, vectors, expected, way)
 
 
@@ -101,12 +103,15 @@ def test_plain_rank_order_has_other_bits():
 
 @pytest.mark.parametrize("ranges", [[(0, 2), (2, 5)], [(0, 1), (1, 4), (4, 5)]])
 def test_rounds_without_pipelining_have_the_same_bits(store, ranges, monkeypatch):
-    monkeypatch.setattr(_Ring, "run", _Ring.run_in_rounds)
+    monkeypatch.setattr(Ring, "run", Ring.run_in_rounds)
+    monkeypatch.setattr(Scatter, "run", Scatter.run_in_rounds)
     oracle = GlooOracle(5)
     transports = form_ring(store, f"rounds-{ranges}", len(ranges))
     for elements in (1, 9, 1000, 300_001):
         vectors = _vectors(5, elements, torch.float32)
-        _check(transports, ranges, vectors, oracle.sum(vectors), "ring")
+        expected = oracle.sum(vectors)
+        for way in ("ring", "scatter"):
+            _check(transports, ranges, vectors, expected, way)
 
 
 def test_a_ring_of_one_rank_returns_the_vector(store):
@@ -128,4 +133,5 @@ def test_all_hosts_choose_the_same_way_by_size():
     ranges = [(0, 1), (1, 4)]
     assert way_for(100, 4, [(0, 4)]) == "local"
     assert way_for(100, 4, ranges) == "direct"
+    assert way_for(300_000, 4, ranges) == "scatter"
     assert way_for(10_000_000, 4, ranges) == "ring"

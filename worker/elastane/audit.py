@@ -12,10 +12,10 @@ What is a fault, and what is stock behaviour of `DistributedSampler` and `DataLo
 - positions of an epoch that no entry covers, or that two standing entries cover, are faults;
 - a step without all its virtual ranks is a fault, in an epoch in progress too: a step is committed
   for all ranks at once;
-- samples seen twice are padding while they are fewer than the ranks (the sampler repeats its first
-  samples so that every rank gets as many), otherwise faults;
-- samples never seen are faults, unless every batch is full and nothing is padded: then the loader
-  dropped the last, incomplete batch (`drop_last`), and they are fewer than one global batch.
+- samples seen twice are padding if they are fewer than the ranks and come again in the epoch's last step
+  (the sampler repeats its first samples so that every rank gets as many), otherwise faults;
+- samples never seen are faults, unless nothing is padded and they are fewer than the ranks (the sampler's
+  `drop_last`), or every batch is full and they are fewer than a global batch (the loader's `drop_last`).
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def _audit_samples(
     """Samples missing and doubled, after what the stock sampler and loader do of themselves."""
     result = _Samples()
     surplus = seen.total() - len(seen)
-    if surplus and surplus < ranks and not epoch.dynamic:
+    if surplus and surplus < ranks and complete and not epoch.dynamic and _distinct_before_last(epoch):
         result.padded = surplus
     elif surplus:
         result.duplicated = sorted(sample for sample, times in seen.items() if times > 1)
@@ -256,8 +256,8 @@ def _audit_samples(
     if complete:
         missing = sorted(set(universe) - seen.keys())
         sizes = {len(task.samples) for task in epoch.tasks.values()}
-        global_batch = max(sizes) * ranks
-        if missing and len(sizes) == 1 and not surplus and len(missing) < global_batch and not epoch.dynamic:
+        droppable = max(sizes) * ranks if len(sizes) == 1 else ranks
+        if missing and len(missing) < droppable and not surplus and not epoch.dynamic:
             result.dropped = len(missing)
         elif missing:
             result.missing = missing
@@ -266,6 +266,13 @@ def _audit_samples(
     if strangers:
         result.violations.append(f"{name}: {_some('sample', strangers)} not of the dataset")
     return result
+
+
+def _distinct_before_last(epoch: _Epoch) -> bool:
+    """Whether no sample comes twice in the steps before the epoch's last."""
+    last = max(step for step, _ in epoch.tasks)
+    early = [sample for (step, _), task in epoch.tasks.items() if step != last for sample in task.samples]
+    return len(early) == len(set(early))
 
 
 def _step_faults(name: str, epoch: _Epoch, ranks: int) -> list[str]:

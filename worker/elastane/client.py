@@ -405,7 +405,7 @@ class MasterClient:
             stop=tenacity.stop_any(
                 tenacity.stop_before_delay(timeout_seconds), tenacity.stop_when_event_set(self._closing)
             ),
-            wait=tenacity.wait_exponential_jitter(initial=0.05, max=2.0, jitter=0.05),
+            wait=tenacity.wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
             sleep=tenacity.sleep_using_event(self._closing),
             before_sleep=before_sleep,
             retry_error_callback=give_up,

@@ -135,7 +135,9 @@ def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
         return "failed"
     if event.complete:
         if shard != 0 or len(flight.files) < len(flight.workers):
-            raise Rejection("invalid_argument", f"{event.checkpoint} cannot be complete yet", worker=event.worker)
+            raise Rejection(
+                "invalid_argument", f"{event.checkpoint} cannot be complete yet", worker=event.worker
+            )
         turn.touch()
         _complete(turn, flight)
         return "saved"

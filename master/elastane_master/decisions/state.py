@@ -140,8 +140,8 @@ class JobState(msgspec.Struct):
         return [record for record in self.workers.values() if record.role == "ring" and not record.awaited]
 
     def awaited(self) -> list[WorkerRecord]:
-        """Workers that may still return after the master's restart."""
-        return [record for record in self.workers.values() if record.awaited]
+        """Workers of the ring that may still return after the master's restart."""
+        return [record for record in self.workers.values() if record.awaited and record.role == "ring"]
 
     def active_members(self) -> list[WorkerRecord]:
         """The ring's members that have not ended, in the ring's order."""

@@ -12,16 +12,10 @@ from which the job may go on.
 
 from __future__ import annotations
 
-from statistics import median
-
 import msgspec
 
 from elastane_master.decisions.effects import Commit
 from elastane_master.decisions.events import Parts, StepTask
-
-DURATIONS_KEPT = 31
-UNKNOWN_LEASE_FACTOR = 4.0
-"""Until a step's duration is known, the lease is so many times its least."""
 
 
 class Report(msgspec.Struct):
@@ -29,6 +23,7 @@ class Report(msgspec.Struct):
 
     contexts: dict[int, Parts]
     tasks: tuple[StepTask, ...]
+    epoch: int
 
 
 class PreparedStep(msgspec.Struct):
@@ -44,19 +39,19 @@ class StepBook(msgspec.Struct):
 
     committed: the next step to commit. prepared: the newest prepared step of this generation, resume_step - 1
     before the first. reports: of step prepared + 1, by worker. prepared_steps: by step, until committed.
-    hold: Prepared is held back until the checkpoint in flight is saved, because the ring ends with it.
-    durations_seconds: of the last steps, prepared to prepared. ready_order: gradient-ready order of EST 0.
+    prepared_at: when that was, or when the ring started. prepared_count: steps prepared in all. epoch: of the newest prepared step. hold: Prepared is held
+    back until the checkpoint in flight is saved, because the ring ends with it. ready_order: gradient-ready
+    order of EST 0.
     """
 
     committed: int = 0
     prepared: int = -1
     prepared_at: float = 0.0
-    timed: bool = False
+    prepared_count: int = 0
     epoch: int = 0
     reports: dict[str, Report] = {}
     prepared_steps: dict[int, PreparedStep] = {}
     hold: bool = False
-    durations_seconds: list[float] = []
     ready_order: tuple[int, ...] = ()
 
     @property
@@ -68,7 +63,6 @@ class StepBook(msgspec.Struct):
         """A ring goes on from `resume_step`."""
         self.prepared = resume_step - 1
         self.prepared_at = now
-        self.timed = False
         self.hold = False
         self.reports = {}
 
@@ -77,25 +71,30 @@ class StepBook(msgspec.Struct):
         self.reports = {}
         self.hold = False
 
+    def report(
+        self, worker: str, contexts: dict[int, Parts], tasks: tuple[StepTask, ...], epoch: int
+    ) -> None:
+        """A member's part of the current step is in."""
+        self.reports[worker] = Report(contexts, tasks, epoch)
+
     def reported_ranks(self) -> int:
         """How many contexts of the current step are in."""
         return sum(len(report.contexts) for report in self.reports.values())
 
-    def prepare(self, epoch: int, generation: int, now: float) -> list[Parts]:
+    def prepare(self, generation: int, now: float) -> list[Parts]:
         """All contexts are in: the current step is prepared. Returns the contexts after it, by virtual rank."""
         contexts: dict[int, Parts] = {}
         tasks: list[tuple[str, StepTask]] = []
         for worker, report in self.reports.items():
             contexts |= report.contexts
+            self.epoch = report.epoch
             tasks += [(worker, task) for task in report.tasks]
         tasks.sort(key=lambda item: item[1].virtual_rank)
         self.prepared += 1
-        self.prepared_steps[self.prepared] = PreparedStep(epoch, generation, tuple(tasks))
-        self.epoch = epoch
+        self.prepared_count += 1
+        self.prepared_steps[self.prepared] = PreparedStep(self.epoch, generation, tuple(tasks))
         self.reports = {}
-        if self.timed:
-            self.durations_seconds = [*self.durations_seconds[1 - DURATIONS_KEPT :], now - self.prepared_at]
-        self.prepared_at, self.timed = now, True
+        self.prepared_at = now
         return [contexts[rank] for rank in sorted(contexts)]
 
     def commit(self, applied_step: int) -> list[Commit]:
@@ -112,9 +111,3 @@ class StepBook(msgspec.Struct):
         self.committed = step
         self.prepared_steps = {}
         self.drop_reports()
-
-    def lease_seconds(self, lease_min_seconds: float, lease_factor: float) -> float:
-        """How long a member may take for a step."""
-        if not self.durations_seconds:
-            return lease_min_seconds * UNKNOWN_LEASE_FACTOR
-        return max(lease_min_seconds, lease_factor * median(self.durations_seconds))

@@ -136,6 +136,10 @@ def without_password(url: str) -> str:
 
 async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
     """Returns when the store answers; raises StoreUnreachable after the timeout."""
+
+    async def ping() -> None:
+        await redis.ping()
+
     retrying = AsyncRetrying(
         stop=stop_after_delay(timeout_seconds),
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
@@ -145,7 +149,7 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
     )
     try:
         async with asyncio.timeout(timeout_seconds):
-            await retrying(redis.ping)
+            await retrying(ping)
     except (RedisError, OSError) as error:
         raise StoreUnreachable(
             f"no store answered at {without_password(url)} within {timeout_seconds:g} s: "

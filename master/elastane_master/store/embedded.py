@@ -25,6 +25,8 @@ from typing import Literal
 
 import structlog
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from elastane_master.store.errors import EmbeddedStoreFailed
@@ -194,7 +196,8 @@ class EmbeddedStore:
             self._process = None
 
     def _client(self) -> Redis:
-        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0)
+        # No retries: they would try for seconds to reach a server that was just told to go.
+        return Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     async def _answers(self) -> bool:
         if not self.socket_path.exists():

@@ -29,6 +29,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from elastane_master.signals import Signal
 from elastane_master.store.errors import Fenced, LogClosed, StoreError
 from elastane_master.store.format import encode_batch, encode_snapshot
 from elastane_master.store.keys import JobKeys
@@ -134,7 +135,7 @@ class JobLog:
         self._groups: deque[_Group] = deque()
         self._writing: Sequence[_Group] = ()
         self._work = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._changed = Signal()
         self._reachable = True
         self._dirty = False
         self._closing = False
@@ -166,6 +167,14 @@ class JobLog:
     def reachable(self) -> bool:
         """False while the store does not answer."""
         return self._reachable
+
+    @property
+    def pending(self) -> asyncio.Future[None] | None:
+        """Resolves when all appended so far is durable; None when it is. Await it through `shield`."""
+        for groups in (self._groups, self._writing):
+            if groups:
+                return groups[-1].durable
+        return None
 
     def append(
         self,
@@ -204,9 +213,9 @@ class JobLog:
 
     async def settled(self) -> None:
         """Returns when all appended so far is durable, or the store is known not to answer."""
-        position = self.appended
+        position, seen = self.appended, self._changed.count
         while self.durable < position and self._reachable and self.failure is None:
-            await self._changed.wait()
+            seen = await self._changed.beyond(seen)
 
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Writes what is pending and a last snapshot, then stops; gives up after the timeout."""
@@ -231,11 +240,11 @@ class JobLog:
                 elif timed_out:
                     await self._check()
         except Fenced as error:
-            logger.error("another master took the job over", job=self.job, **error.facts)
             self._fail(error)
+            logger.error("another master took the job over", **error.facts)
         except Exception as error:  # a writer that died must say so to all who wait for it
-            logger.exception("the log of a job broke", job=self.job)
             self._fail(StoreError(f"the log of job {self.job} broke: {error!r}", job=self.job))
+            logger.exception("the log of a job broke", job=self.job)
 
     async def _wait_for_work(self) -> bool:
         """Waits for an append or until a snapshot or check is due; True when the time ran out."""
@@ -283,7 +292,7 @@ class JobLog:
             self._listener.durable(group.end)
             if not group.durable.done():
                 group.durable.set_result(None)
-        self._announce()
+        self._changed.announce()
 
     def _take_again(self, write: _Write, reply: str) -> _Write:
         """The write that follows one the store refused because older ones are missing in it."""
@@ -338,13 +347,8 @@ class JobLog:
 
     def _set_reachable(self, reachable: bool) -> None:
         self._reachable = reachable
-        self._announce()
+        self._changed.announce()
         self._listener.reachable(reachable)
-
-    def _announce(self) -> None:
-        """Wakes those in `settled`."""
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     def _fail(self, error: StoreError) -> None:
         self.failure = error
@@ -354,7 +358,7 @@ class JobLog:
         for group in groups:
             if not group.durable.done():
                 group.durable.set_exception(error)
-        self._announce()
+        self._changed.announce()
         self._listener.failed(error)
 
 

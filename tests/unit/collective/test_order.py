@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from elastane.collective.order import Action, RingOrder, canonical_order, check_
 def rings(draw: st.DrawFn) -> list[tuple[int, int]]:
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))
     bounds = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(pairwise(bounds))
 
 
 def _simulate(order: RingOrder) -> list[list[list[int]]]:

@@ -197,6 +197,18 @@ def test_the_next_epoch_starts_when_the_one_before_is_finished() -> None:
     assert [(task.epoch, task.index) for task in queue.list_tasks(TaskState.FAILED)] == [(0, 1)]
 
 
+def test_a_report_of_a_past_epoch_does_not_reach_the_same_task_of_this_one() -> None:
+    queue = make(size=1, epochs=2)
+    (old,) = queue.lease("a", 1, now=0.0)
+    report(queue, old)
+    (new,) = queue.lease("a", 1, now=1.0)
+    assert (new.index, new.attempt, new.worker) == (old.index, old.attempt, old.worker)
+    assert report(queue, old) is Outcome.STALE
+    queue.abandon("a", now=2.0)
+    assert report(queue, old) is Outcome.STALE
+    assert report(queue, new) is Outcome.ACCEPTED
+
+
 def test_a_stream_grows_waits_and_ends() -> None:
     queue = DynamicQueue(QueueSettings(task_size=4, watermark=6))
     (first,) = queue.lease("a", 5, now=0.0)
@@ -250,6 +262,14 @@ def test_a_snapshot_without_settings_leaves_the_entries_out() -> None:
         DynamicQueue.restore(small)
 
 
+def test_tasks_of_one_call_share_their_rng_states_in_the_snapshot() -> None:
+    queue = make(size=1000)
+    for worker in ("a", "b"):
+        queue.lease(worker, 100, now=0.0, rng={"rng/numpy": bytes(2500), "rng/torch_cpu": bytes(5056)})
+    assert len(queue.snapshot()) < 30_000
+    assert len(DynamicQueue.restore(queue.snapshot()).snapshot()) == len(queue.snapshot())
+
+
 def test_a_clock_that_goes_back_shortens_leases_and_keeps_their_order() -> None:
     queue = make()
     queue.lease("a", 1, now=990.0)
@@ -270,6 +290,15 @@ def test_the_rate_looks_at_the_last_half_minute_and_the_rest_takes_its_time() ->
     assert progress.eta_seconds == pytest.approx(400 / progress.samples_per_second)
     assert queue.progress(200.0).samples_per_second == 0
     assert queue.progress(200.0).eta_seconds is None
+
+
+def test_the_rate_begins_anew_when_the_clock_went_back_by_more_than_the_window() -> None:
+    queue = make(size=1000, task_size=10)
+    for now in (1000.0, 1001.0, 100.0, 101.0, 102.0):
+        (lease,) = queue.lease("a", 1, now=now)
+        report(queue, lease, now=now)
+    assert queue.progress(102.0).samples_per_second == pytest.approx(15.0)
+    assert queue.progress(130.5).samples_per_second == pytest.approx(20 / 30)
 
 
 def test_pages_of_tasks_cover_a_huge_dataset_without_making_it() -> None:

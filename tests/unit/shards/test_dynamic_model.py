@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -187,8 +190,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def equal(self) -> None:
-        if not hasattr(self, "queue"):
-            return
         queue, model = self.queue, self.model
         queue.validate()
         progress = queue.progress(self.now)
@@ -213,9 +214,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def pages_equal(self, state: TaskState | None) -> None:
         listed = [task for task in self.model.past if task.state is TaskState.FAILED]
-        listed = [
-            task for task in listed + self.model.tasks if state is None or task.state is state
-        ]
+        listed = [task for task in listed + self.model.tasks if state is None or task.state is state]
         found, after = [], None
         while page := self.queue.list_tasks(state, after, limit=3):
             found += page
@@ -232,3 +231,32 @@ class QueueMachine(RuleBasedStateMachine):
 
 QueueMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 test_queue = QueueMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_long_lives_of_a_queue(seed: int) -> None:
+    """The same machine by a seeded walk, over whole datasets rather than their first tasks."""
+    chance = random.Random(seed)
+    life = QueueMachine()
+    life.begin(
+        task_size=chance.randint(1, 3),
+        size=chance.randint(1, 60),
+        stream=chance.random() < 0.3,
+        closed=chance.random() < 0.3,
+        epochs=chance.randint(1, 3),
+        max_attempts=chance.randint(1, 4),
+    )
+    actions: list[tuple[int, Callable[[], None]]] = [
+        (8, lambda: life.lease(worker=chance.choice("abc"), most=chance.randrange(5))),
+        (16, lambda: life.report(choice=chance.randrange(10**6), newest=True, error="")),
+        (4, lambda: life.report(choice=chance.randrange(10**6), newest=False, error="")),
+        (3, lambda: life.report(choice=chance.randrange(10**6), newest=True, error="bad")),
+        (1, lambda: life.abandon(worker=chance.choice("abc"), counts=chance.random() < 0.5)),
+        (2, lambda: life.time_passes(seconds=chance.choice([0.5, 4.0, 11.0]))),
+        (1, life.clock_goes_back),
+        (1, lambda: life.extend(more=chance.randrange(9), close=chance.random() < 0.1)),
+        (2, lambda: life.restore(with_settings=chance.random() < 0.5)),
+    ]
+    for action in chance.choices([a for _, a in actions], [weight for weight, _ in actions], k=200):
+        action()
+        life.equal()

@@ -39,7 +39,9 @@ def test_equals_a_set_after_every_add(ranges: list[tuple[int, int]]) -> None:
 def test_queries_equal_those_of_a_set(ranges: list[tuple[int, int]], start: int, end: int) -> None:
     real = IntervalSet((first, first + length) for first, length in ranges)
     model = {x for first, length in ranges for x in range(first, first + length)}
-    assert [x for a, b in real.intervals(start) for x in range(a, b)] == sorted(x for x in model if x >= start)
+    assert [x for a, b in real.intervals(start) for x in range(a, b)] == sorted(
+        x for x in model if x >= start
+    )
     holes = [x for a, b in real.missing(start, end) for x in range(a, b)]
     assert holes == [x for x in range(start, end) if x not in model]
     assert real.first_missing(start) == next(x for x in range(start, 200) if x not in model)

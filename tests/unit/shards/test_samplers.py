@@ -51,9 +51,7 @@ def test_order_is_that_of_distributed_sampler(size: int, ranks: int, shuffle: bo
 
 
 @settings(max_examples=60)
-@given(
-    st.integers(1, 70), st.integers(1, 5), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans()
-)
+@given(st.integers(1, 70), st.integers(1, 5), st.integers(1, 9), st.booleans(), st.booleans(), st.booleans())
 def test_batches_are_those_of_the_loader(
     size: int, ranks: int, batch_size: int, shuffle: bool, sampler_drops: bool, loader_drops: bool
 ) -> None:

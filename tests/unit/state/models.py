@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from elastane.state.train_state import TrainState
 from torch import nn
+
+from elastane.state.train_state import TrainState
 
 
 class Net(nn.Module):
@@ -34,7 +35,9 @@ OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, OptimizerFactory] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
-    "adamw_amsgrad_tensor_lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True, foreach=False),
+    "adamw_amsgrad_tensor_lr": lambda p: torch.optim.AdamW(
+        p, lr=torch.tensor(0.01), amsgrad=True, foreach=False
+    ),
     "adam_fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01),
     "sgd_momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True),

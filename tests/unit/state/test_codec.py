@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from elastane.state.codec import (
     Exported,
     StateFormatError,
@@ -22,8 +25,6 @@ from elastane.state.codec import (
     specs_of,
 )
 from elastane.state.stream import StreamLayout, exported_from_stream
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 DTYPES = [
     torch.float32,
@@ -99,7 +100,9 @@ LEAVES = (
     | st.binary(max_size=40)
     | tensors()
     | st.sampled_from([torch.float32, torch.bfloat16, torch.Size([2, 3]), np.float32(0.1), np.int64(-3)])
-    | st.sampled_from([np.bool_(True), np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))])
+    | st.sampled_from(
+        [np.bool_(True), np.arange(6.0).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))]
+    )
 )
 KEYS = st.text(max_size=8) | st.integers(-(2**70), 2**70)
 STATES = st.recursive(
@@ -226,7 +229,9 @@ def test_what_cannot_be_carried_is_refused_with_its_path(value: object) -> None:
 
 
 def test_the_message_names_the_type() -> None:
-    with pytest.raises(StateNotCarriedError, match=r"state\[3\]\.foo: object of type object cannot be carried"):
+    with pytest.raises(
+        StateNotCarriedError, match=r"state\[3\]\.foo: object of type object cannot be carried"
+    ):
         encode({3: {"foo": object()}}, path="state")
 
 
@@ -271,7 +276,13 @@ def test_a_damaged_structure_raises_a_typed_error(structure: bytes) -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ['["float3",[2],[1],"cpu"]', '["float32",[-2],[1],"cpu"]', '["float32",[2],[9],"cpu"]', '["float32",[2],[],"cpu"]', "7"],
+    [
+        '["float3",[2],[1],"cpu"]',
+        '["float32",[-2],[1],"cpu"]',
+        '["float32",[2],[9],"cpu"]',
+        '["float32",[2],[],"cpu"]',
+        "7",
+    ],
 )
 def test_an_impossible_tensor_raises_a_typed_error(spec: str) -> None:
     with pytest.raises(StateFormatError):

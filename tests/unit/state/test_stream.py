@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from elastane.state.codec import decode, encode
-from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from elastane.state.codec import decode, encode
+from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
 
 SIZES = st.lists(st.integers(0, 300), max_size=12)
 
@@ -36,8 +37,12 @@ def test_any_range_equals_that_range_of_the_whole(sizes: list[int], data: st.Dat
     layout = StreamLayout(exported.specs)
     start = data.draw(st.integers(0, layout.total_bytes))
     end = data.draw(st.integers(start, layout.total_bytes))
-    whole = layout.gather(exported.tensors, 0, layout.total_bytes, torch.empty(layout.total_bytes, dtype=torch.uint8))
-    part = layout.gather(exported.tensors, start, end, torch.full((end - start + 7,), 0xAA, dtype=torch.uint8))
+    whole = layout.gather(
+        exported.tensors, 0, layout.total_bytes, torch.empty(layout.total_bytes, dtype=torch.uint8)
+    )
+    part = layout.gather(
+        exported.tensors, start, end, torch.full((end - start + 7,), 0xAA, dtype=torch.uint8)
+    )
     assert torch.equal(part, whole[start:end])
     view = layout.view(exported.tensors, start, end, torch.device("cpu"))
     assert view is None or torch.equal(view, whole[start:end])

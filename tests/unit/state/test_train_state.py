@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
 from elastane.state.codec import Exported, StateFormatError, StateNotCarriedError, encode
 from elastane.state.stream import StreamLayout, exported_from_stream
 from elastane.state.train_state import StateError, TrainState
-from torch import nn
-from torch.optim import lr_scheduler
 from unit.state.models import OPTIMIZERS, Net, build, train
 
 
@@ -19,7 +20,9 @@ def staged(exported: Exported) -> Exported:
     """The export as it arrives elsewhere: views into one buffer of bytes."""
     layout = StreamLayout(exported.specs)
     stream = torch.empty(layout.total_bytes, dtype=torch.uint8)
-    return exported_from_stream(exported.structure, layout.gather(exported.tensors, 0, layout.total_bytes, stream))
+    return exported_from_stream(
+        exported.structure, layout.gather(exported.tensors, 0, layout.total_bytes, stream)
+    )
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any] | None] = {
@@ -112,7 +115,9 @@ def test_adamw_step_tensors_and_group_options_are_exact() -> None:
     entry = receiver.optimizers[0].state[receiver.model.convolution.weight]
     assert entry["step"].dtype == torch.float32 and entry["step"].shape == () and entry["step"].item() == 3
     groups = receiver.optimizers[0].param_groups
-    assert groups[1]["lr"] == 0.1 + 0.2 and type(groups[1]["lr"]) is float and groups[1]["weight_decay"] == 0.3
+    assert (
+        groups[1]["lr"] == 0.1 + 0.2 and type(groups[1]["lr"]) is float and groups[1]["weight_decay"] == 0.3
+    )
     assert type(groups[0]["betas"]) is tuple and groups[0]["params"][0] is receiver.model.convolution.weight
 
 
@@ -197,6 +202,7 @@ def test_extras_grad_scaler_and_averaged_model() -> None:
         return state
 
     donor, receiver = make(0), make(1)
+    donor.extras["scaler"].scale(torch.ones(1))
     donor.extras["scaler"].update(new_scale=37.0)
     train(donor, range(2))
     donor.extras["average"].update_parameters(donor.model)
@@ -237,7 +243,9 @@ def test_buffers_that_are_none_or_of_another_size() -> None:
     donor, receiver = TrainState(Lazy()), TrainState(Lazy())
     donor.model.mask, donor.model.table = torch.ones(3, dtype=torch.bool), torch.arange(5.0)
     receiver.load(staged(donor.export()))
-    assert torch.equal(receiver.model.mask, donor.model.mask) and torch.equal(receiver.model.table, torch.arange(5.0))
+    assert torch.equal(receiver.model.mask, donor.model.mask) and torch.equal(
+        receiver.model.table, torch.arange(5.0)
+    )
     receiver.load(staged(TrainState(Lazy()).export()))
     assert receiver.model.mask is None and receiver.model.table.shape == (2,)
 
@@ -308,8 +316,16 @@ def more_buffers() -> TrainState:
 
 @pytest.mark.parametrize(
     "donor",
-    [different_shape, different_dtype, more_parameters, other_groups, no_optimizer, with_scheduler, with_extra]
-    + [more_buffers],
+    [
+        different_shape,
+        different_dtype,
+        more_parameters,
+        other_groups,
+        no_optimizer,
+        with_scheduler,
+        with_extra,
+        more_buffers,
+    ],
 )
 def test_a_state_of_other_objects_is_refused_before_anything_changes(donor: Callable[[], TrainState]) -> None:
     receiver = build(seed=1)

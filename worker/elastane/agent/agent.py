@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -30,13 +30,16 @@ from elastane.agent.output import Output
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import ClientClosedError, MasterClient
-from elastane.errors import ElastaneError, MasterUnreachableError
-from elastane_proto.v1 import job_pb2
+from elastane.errors import ElastaneError
+from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
 #: How long the reason of a worker's leave is asked for.
 _ASK_SECONDS = 2.0
+#: The embedded master stays this much longer than the job, so that who watches sees the end.
+_LINGER_SECONDS = 0.7
+_RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -165,7 +168,7 @@ class Agent:
         timeout = settings.master_timeout_seconds
         with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
             job, created = client.create_job(settings.job, settings.settings)
-            if not created and self._master is not None and job.phase == job_pb2.JOB_PHASE_SUSPENDED:
+            if not created and self._master is not None and job.phase in _RESUMABLE:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
         self._job = job
@@ -216,9 +219,7 @@ class Agent:
     def _handle(self, now: float, event: _Event) -> list[Action]:
         match event:
             case _WorkerExited(worker, status):
-                drained = status.returncode == policies.EXIT_DRAINED
-                asked = drained and self._was_asked_to_leave(worker)
-                return self._policy.worker_exited(now, worker, status, asked_to_leave=asked)
+                return self._worker_exited(now, worker, status)
             case _JobNews(job):
                 self._job = job
                 return self._policy.job_changed(now, job_view(job))
@@ -285,14 +286,20 @@ class Agent:
             environment["ELASTANE_SEED"] = str(settings.seed)
         return environment
 
-    def _was_asked_to_leave(self, worker: str) -> bool:
-        """Whether the master sent the worker away for a reason other than the worker's own notice."""
+    def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
+        if status.returncode != policies.EXIT_DRAINED:
+            return self._policy.worker_exited(now, worker, status)
+        # Sent away or gone by itself? The master knows; its news may be behind the exit.
+        actions: list[Action] = []
+        asked = False
         try:
             with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
-                own = [event for event in client.events(self._settings.job) if event.worker_id == worker]
-        except (ElastaneError, MasterUnreachableError):
-            return False
-        return any(event.kind == "drain_requested" for event in own[-3:])
+                self._job = client.get_job(self._settings.job)
+                asked = sent_away(worker, client.events(self._settings.job))
+            actions = self._policy.job_changed(now, job_view(self._job))
+        except ElastaneError as error:
+            actions = [policies.Say(f"why {worker} left is not known: {error.args[0]}", "warning")]
+        return [*actions, *self._policy.worker_exited(now, worker, status, asked_to_leave=asked)]
 
     # ------------------------------------------------------------------ the embedded master
 
@@ -323,8 +330,18 @@ class Agent:
         if self._watch_client is not None:
             self._watch_client.close()
         if self._master is not None:
+            if self._code == policies.CODE_OK and self._master.running:
+                self._linger()
             self._master.stop()
         self._dispose_of_state()
+
+    def _linger(self) -> None:
+        """Wait a little; a signal ends it."""
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                if isinstance(self._events.get(timeout=left), _Signalled):
+                    return
 
     def _dispose_of_state(self) -> None:
         """Remove the temporary state directory, unless somebody may want it."""
@@ -359,6 +376,15 @@ class Agent:
         finally:
             for number, previous in before.items():
                 signal.signal(number, previous)
+
+
+def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
+    """Whether an operator asked for the worker's leave, by the last that was said of it."""
+    last = None
+    for event in events:
+        if event.worker_id == worker and event.kind in ("worker_joined", "worker_draining"):
+            last = event
+    return last is not None and last.kind == "worker_draining" and "operator" in last.reason
 
 
 def job_view(job: job_pb2.Job) -> JobView:

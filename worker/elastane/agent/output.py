@@ -29,6 +29,7 @@ class LineSplitter:
     def __init__(self, limit: int = LINE_BYTES_MAX) -> None:
         self._limit = limit
         self._rest = b""
+        self._drawn = False  # something of the line that goes on was handed out at a return
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that are complete now."""
@@ -38,11 +39,17 @@ class LineSplitter:
         *ended, rest = data.removesuffix(held).replace(b"\r\n", b"\n").split(b"\n")
         lines: list[str] = []
         for line in ended:
-            # A progress bar draws over itself: what is empty between two returns is no line.
-            drawn = [piece for piece in line.split(b"\r") if piece] or [b""]
+            # A progress bar draws over itself: what is empty between two returns is no line, nor is what
+            # is left of the line when its end comes.
+            drawn = [piece for piece in line.split(b"\r") if piece]
+            if not drawn and not self._drawn:
+                drawn = [b""]
+            self._drawn = False
             lines.extend(text for piece in drawn for text in self._cut(piece))
-        *drawn, rest = rest.split(b"\r")
-        lines.extend(text for piece in drawn if piece for text in self._cut(piece))
+        *pieces, rest = rest.split(b"\r")
+        drawn = [piece for piece in pieces if piece]
+        self._drawn = self._drawn or bool(drawn)
+        lines.extend(text for piece in drawn for text in self._cut(piece))
         while len(rest) > self._limit:
             head = self._head(rest)
             lines.append(head.decode("utf-8", "replace"))

@@ -29,8 +29,10 @@ EXIT_DRAINED: Final = 80
 #: Exit codes of the agent itself.
 CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 3, 4
 
-#: A script that raises this often in every worker, without a step of the job between, is broken.
-RAISES_WITHOUT_STEP_MAX: Final = 2
+#: A script that raises this often in every worker, without a step of the job between, is broken. Once
+#: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
+RAISES_BEFORE_JOIN_MAX: Final = 2
+RAISES_WITHOUT_STEP_MAX: Final = 3
 #: How long after the last worker's exit the job's phase is waited for.
 PHASE_WAIT_SECONDS: Final = 10.0
 #: How long workers have to leave by themselves once the job is over.
@@ -258,8 +260,9 @@ class SupervisorPolicy:
         if status.returncode > 0 and status.returncode != EXIT_DRAINED:
             slot.raises += 1
             slot.state = SlotState.DEAD
+            limit = RAISES_WITHOUT_STEP_MAX if self._view.steps else RAISES_BEFORE_JOIN_MAX
             if all(
-                other.raises >= RAISES_WITHOUT_STEP_MAX
+                other.raises >= limit
                 for other in self._slots.values()
                 if other.state not in (SlotState.IDLE, SlotState.PARKED)
             ):

@@ -129,7 +129,9 @@ class ChildProcess:
                 _kill_group(self.pid)
 
     def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
-        """Until it has ended and its output is handed on; None after the timeout."""
+        """Until it has ended and its output is handed on; None after the timeout, or if never started."""
+        if self._process is None:
+            return None
         self._ended.wait(timeout_seconds)
         return self._status
 

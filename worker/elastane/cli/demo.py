@@ -19,14 +19,21 @@ def register(app: typer.Typer) -> None:
 
 @command
 def demo(
-    ests: Annotated[int, typer.Option("--ests", min=3, help="Logical workers, and processes of stock DDP.")] = 4,
+    ests: Annotated[
+        int, typer.Option("--ests", min=3, help="Logical workers, and processes of stock DDP.")
+    ] = 4,
     epochs: Annotated[int, typer.Option("--epochs", min=4, help="Epochs of the digits.")] = 20,
     data_workers: Annotated[
         int, typer.Option("--data-workers", min=0, help="Data workers of each process.")
     ] = 1,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file too.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the result to this file too.")
+    ] = None,
     keep: Annotated[
-        Path | None, typer.Option("--keep", help="Keep logs and reports in this new folder.", show_default="a temporary folder")
+        Path | None,
+        typer.Option(
+            "--keep", help="Keep logs and reports in this new folder.", show_default="a temporary folder"
+        ),
     ] = None,
 ) -> None:
     """Train digits elastically while workers and master are killed, and compare with stock DDP.

@@ -20,6 +20,7 @@ import typer
 GROUPS: Final = (
     "elastane.cli.run",
     "elastane.cli.master",
+    "elastane.cli.demo",
     "elastane.cli.jobs",
     "elastane.cli.operate",
     "elastane.cli.progress",

@@ -70,7 +70,8 @@ def run(
     ],
     module: Annotated[bool, _agent("-m", None, "SCRIPT is a module, as for python -m.")] = False,
     workers: Annotated[
-        str | None, _job("--workers", "MIN:MAX", "Fewest and most workers.", show_default="1:N")
+        str | None,
+        _job("--workers", "MIN:MAX", "Fewest and most workers; beyond N they stand by.", show_default="1:N"),
     ] = None,
     seed: Annotated[
         int | None, _job("--seed", "S", "EST r starts from S + r.", show_default="the script's RNG state")
@@ -132,10 +133,6 @@ def run(
     ] = 10.0,
 ) -> None:
     limits = worker_limits(workers) if workers is not None else (1, ests)
-    if limits[1] > ests:
-        raise typer.BadParameter(
-            f"{limits[1]} workers for {ests} ESTs: a worker hosts at least one", param_hint="--workers"
-        )
     target = Path(script[0])
     if not module and not target.is_file():
         raise typer.BadParameter(f"{target} is not a file", param_hint="SCRIPT")
@@ -198,6 +195,11 @@ def job_settings(
     for name, seconds in durations.items():
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
     return settings
+
+
+def checkpoint_url(text: str) -> str:
+    """The URL as given; a bare path made absolute, so that it means the same in every worker."""
+    return text if not text or "://" in text else str(Path(text).absolute())
 
 
 def default_job_name(script: str, *, module: bool) -> str:

@@ -19,8 +19,8 @@ from itertools import accumulate
 from typing import Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _compute_bucket_assignment_by_size
 
 #: Limit of the first bucket, bytes (`dist._DEFAULT_FIRST_BUCKET_BYTES`).
 FIRST_BUCKET_BYTES: Final = 1 << 20
@@ -65,7 +65,7 @@ class Bucket:
 
 def first_layout(params: Sequence[Tensor]) -> list[Bucket]:
     """The buckets of the first step. params: all that require a gradient, in registration order."""
-    return _layout(params, dist._compute_bucket_assignment_by_size(list(params), [sys.maxsize])[0])
+    return _layout(params, _compute_bucket_assignment_by_size(list(params), [sys.maxsize])[0])
 
 
 def rebuilt_layout(
@@ -81,7 +81,7 @@ def rebuilt_layout(
         limits = [FIRST_BUCKET_BYTES, BUCKET_CAP_MIB << 20]
     else:
         limits = [int(bucket_cap_mb * 1024 * 1024)]
-    groups, _ = dist._compute_bucket_assignment_by_size(
+    groups, _ = _compute_bucket_assignment_by_size(
         [params[index] for index in ready_order],
         limits,
         [False] * len(params),

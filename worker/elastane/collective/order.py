@@ -118,6 +118,11 @@ class RingOrder:
             self._segments((chunk, canonical_order(chunk, self.ranks)) for chunk in range(self.ranks))
         )
 
+    def owned(self, host: int) -> list[Action]:
+        """The final chunks of `host`, cut into messages, with the whole canonical order of each."""
+        chunks = [(chunk, canonical_order(chunk, self.ranks)) for chunk in range(*self.ranges[host])]
+        return self._act(0, chunks, receive=False)
+
     def actions(self, host: int) -> list[Action]:
         """All that `host` does, in order: round 0 starts, rounds 1 .. P-1 pass partial sums on, round P
         brings chunks home, rounds P+1 .. 2P-1 spread the final chunks."""

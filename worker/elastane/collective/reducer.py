@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -186,10 +187,8 @@ class Reducer:
         """
         if self._background.busy and self._transport is not None:
             self._transport.abort()
-        try:
+        with suppress(RingError):  # what an aborted collective ends with
             self._background.finish()
-        except RingError:
-            pass  # that is what an aborted collective ends with
         self._turn = None
         self._message = None
         self.failure = None
@@ -229,8 +228,10 @@ class Reducer:
         bucket = slots.bucket_of[index]
         if turn.slot == 0 and gradient is slots.averages[index]:
             self._zeroes_in_place = True
-        elif self._zeroes_in_place:
-            gradient = gradient + 0.0  # the script's other ESTs add to zeros: -0.0 becomes 0.0
+        elif turn.slot == 0 and self._zeroes_in_place:
+            # A dropped step took the zeros away that the script adds to. They make 0.0 of -0.0, and one
+            # 0.0 among the terms keeps the sum from being -0.0: the other ESTs need no such care.
+            gradient = gradient + 0.0
         torch.mul(gradient.detach(), self._scale, out=slots.views[turn.slot][index])
         param.grad = None
         turn.arrived[index] = 1

@@ -19,11 +19,12 @@ import socket
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from elastane.errors import ElastaneError
 
@@ -59,6 +60,16 @@ class Cancel(Protocol):
         ...
 
 
+class _Group(Protocol):
+    """What is used of `ProcessGroupGloo` and `ProcessGroupNCCL`; torch's stubs leave these methods out."""
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
+    def abort(self) -> None: ...
+    def _start_coalescing(self) -> None: ...
+    def _end_coalescing(self) -> dist.Work: ...
+
+
 class RendezvousStore:
     """The store this worker hosts for the groups whose first member it is.
 
@@ -66,9 +77,7 @@ class RendezvousStore:
     """
 
     def __init__(self, host: str) -> None:
-        self._server: dist.TCPStore | None = dist.TCPStore(
-            host, 0, is_master=True, wait_for_workers=False, use_libuv=True
-        )
+        self._server: TCPStore | None = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._server.port}"
         atexit.register(self.close)
@@ -107,7 +116,7 @@ class RingTransport:
     `send`, `recv` and `exchange` may be called from one thread at a time, `abort` from any.
     """
 
-    def __init__(self, group: dist.ProcessGroupGloo | None, rank: int, size: int, backend: str) -> None:
+    def __init__(self, group: _Group | None, rank: int, size: int, backend: str) -> None:
         assert (group is None) == (size == 1)
         self.rank = rank
         self.size = size
@@ -220,7 +229,7 @@ class RingTransport:
         self._in_flight += 1
         return Transfer(self, work)
 
-    def _usable(self) -> dist.ProcessGroupGloo:
+    def _usable(self) -> _Group:
         self.check()
         group = self._group
         assert group is not None, "a ring of one member sends no messages"
@@ -250,7 +259,7 @@ class RingTransport:
             self._waits_ended = True
 
 
-def _times_out(group: dist.ProcessGroupGloo, nothing: Tensor, peer: int) -> bool:
+def _times_out(group: _Group, nothing: Tensor, peer: int) -> bool:
     """Whether a receive from `peer` got as far as timing out, which ends all waits of the group."""
     try:
         work = group.recv([nothing], peer, _SILENT_TAG)
@@ -277,13 +286,13 @@ class _Forming:
         self._prefix, self._rank, self._size, self._backend = prefix, rank, size, backend
         self._timeout = timedelta(seconds=timeout_seconds)
         self._finished = threading.Event()
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: _Group | None = None
         self._error: RuntimeError | OSError | None = None
         thread = threading.Thread(target=self._run, name=f"elastane-form-{prefix}", daemon=True)
         self.running.add(thread)
         thread.start()
 
-    def result(self, cancel: Cancel) -> dist.ProcessGroupGloo:
+    def result(self, cancel: Cancel) -> _Group:
         """The group; raises RingAborted once `cancel` is set, RingBroken if it cannot be built."""
         while not self._finished.wait(_CANCEL_POLL_SECONDS):
             if cancel.is_set():
@@ -307,15 +316,16 @@ class _Forming:
             self._finished.set()
             self.running.discard(threading.current_thread())
 
-    def _build(self) -> dist.ProcessGroupGloo:
-        client = dist.TCPStore(
+    def _build(self) -> _Group:
+        client = TCPStore(
             self._host, self._port, is_master=False, wait_for_workers=False, timeout=self._timeout
         )
-        store = dist.PrefixStore(self._prefix, client)
+        store = PrefixStore(self._prefix, client)
         if self._backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
+            nccl = cast(Any, dist).ProcessGroupNCCL
+            options = nccl.Options()
             options._timeout = self._timeout
-            return dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+            return cast(_Group, nccl(store, self._rank, self._size, options))
         return _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
 
     def _own_address(self) -> str:
@@ -326,20 +336,20 @@ class _Forming:
             return str(probe.getsockname()[0])
 
 
-def _gloo_group(
-    store: dist.Store, rank: int, size: int, timeout: timedelta, address: str
-) -> dist.ProcessGroupGloo:
+def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _Group:
     """A group whose connections bind to `address`, unless the user names an interface for gloo.
 
     gloo's own choice is the address that the host's name resolves to, which in a container may be
     anything.
     """
-    if os.environ.get("GLOO_SOCKET_IFNAME"):
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+    gloo = cast(Any, dist).ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = timeout
-    return dist.ProcessGroupGloo(store, rank, size, options)
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        options._devices = [gloo.create_default_device()]
+    else:
+        options._devices = [gloo.create_device(hostname=address)]
+    return cast(_Group, gloo(store, rank, size, options))
 
 
 def warm_up() -> None:
@@ -347,9 +357,9 @@ def warm_up() -> None:
 
     Called once, before the worker joins a ring: survivors of a change do not wait for a newcomer's.
     """
-    store = dist.HashStore()
+    store = HashStore()
     timeout = timedelta(seconds=30)
-    other: list[dist.ProcessGroupGloo] = []
+    other: list[_Group] = []
     thread = threading.Thread(
         target=lambda: other.append(_gloo_group(store, 1, 2, timeout, "127.0.0.1")), daemon=True
     )

@@ -2,7 +2,8 @@
 
 Stock forks its data workers anew at every epoch, so `dataset.epoch = e` in the loop reaches them. Ours
 are forked once. Plain values that changed are therefore sent to them at the start of an epoch; any
-other attribute that was replaced is an error, because going on would silently give other batches.
+other attribute that was replaced is an error, because going on would silently give other batches. (A
+list changed in place cannot be seen; with num_workers=0 the dataset is the script's own in any case.)
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ class DatasetAttributes:
         self._known = _attributes(dataset)
 
     def changes(self) -> dict[Path, Any]:
-        """Plain values that differ since the last call. Raises UnsupportedError if an object was replaced."""
+        """Plain values that differ since the last call. Raises UnsupportedError if an object was set."""
         present = _attributes(self._dataset)
         changed: dict[Path, Any] = {}
         for path, value in present.items():
-            known = self._known.get(path, value)
+            unknown = path not in self._known
+            known = self._known.get(path)
             if _is_plain(value):
-                if path not in self._known or not _is_plain(known) or known != value:
+                if unknown or not _is_plain(known) or known != value:
                     changed[path] = value
-            elif known is not value and not _is_plain(known):
+            elif known is not value and (len(path) == 1 or not unknown):
                 name = ".".join(("dataset", *path))
                 raise UnsupportedError(
-                    f"{name} was replaced after the data workers were started, and they have the old one",
+                    f"{name} was replaced after the data workers were started; they do not have the new one",
                     hint="set it before prepare, change only plain values in it, or use num_workers=0",
                     attribute=name,
                 )

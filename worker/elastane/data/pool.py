@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from multiprocessing.context import ForkProcess
 from typing import Any, Final, Protocol
 
-import structlog
-
 from elastane.data import transfer
 from elastane.data.data_worker import (
     AttributeChange,
@@ -33,9 +31,7 @@ from elastane.data.data_worker import (
 )
 from elastane.errors import ElastaneError
 
-log = structlog.get_logger(__name__)
-
-CLOSE_SECONDS: Final = 2.0
+CLOSE_SECONDS: Final = 1.0
 
 
 class DataWorkerError(ElastaneError):
@@ -123,7 +119,6 @@ class DataWorkerPool:
             self._workers.append(worker)
             self._by_descriptor[ours.fileno()] = worker
             self._poll.register(ours, select.POLLIN)
-        log.debug("data_workers_started", pids=self.pids)
 
     def close(self) -> None:
         """Ends the data workers: asks them, and after CLOSE_SECONDS kills those still in a batch."""
@@ -131,6 +126,8 @@ class DataWorkerPool:
         for worker in self._workers:
             if not worker.ended:
                 self._poll.unregister(worker.connection)
+                # Closing alone would not end it while another child of this process has a copy.
+                worker.connection.shutdown(socket.SHUT_RDWR)
             for packet in worker.outbox:
                 packet.close()
             worker.connection.close()

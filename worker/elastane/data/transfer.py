@@ -96,9 +96,12 @@ def pack(session: int, rank: int, batch: int, payload: object) -> Packet:
     Storages of tensors in it may be moved to shared memory in place, as torch.multiprocessing does.
     """
     buffer = io.BytesIO()
-    pickler = _StoragePickler(buffer)
+    storages = _Storages()
+    pickler = ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL)
+    # torch's own reductions for tensors, ours for what lies beneath them
+    pickler.dispatch_table = {**pickler.dispatch_table, torch.UntypedStorage: storages.reduce}
     pickler.dump(payload)
-    descriptors, owned = pickler.descriptors, []
+    descriptors, owned = storages.descriptors, []
     in_file = buffer.tell() > BODY_BYTES_MAX
     body = b""
     if in_file:
@@ -111,7 +114,7 @@ def pack(session: int, rank: int, batch: int, payload: object) -> Packet:
             written += os.write(file, view[written:])
     else:
         body = buffer.getvalue()
-    return Packet(_HEADER.pack(session, rank, batch, in_file) + body, descriptors, pickler.kept, owned)
+    return Packet(_HEADER.pack(session, rank, batch, in_file) + body, descriptors, storages.kept, owned)
 
 
 def send(connection: socket.socket, packet: Packet, *, wait: bool) -> bool:
@@ -167,17 +170,16 @@ class _Attaching(threading.local):
 _attaching = _Attaching()
 
 
-class _StoragePickler(ForkingPickler):
-    """torch's own reductions for tensors, ours for the storages beneath them."""
+class _Storages:
+    """The storages of one message, as its pickler meets them."""
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+    def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self.kept: list[torch.UntypedStorage] = []
+        self.kept: list[torch.UntypedStorage] = []  # a descriptor is its storage's: valid while that lives
         self._slots: dict[int, int] = {}
-        self.dispatch_table = {**self.dispatch_table, torch.UntypedStorage: self._reduce_storage}
 
-    def _reduce_storage(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    def reduce(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
+        """In place of torch's reduction of a storage."""
         if storage.device.type != "cpu":
             return reductions.reduce_storage(storage)
         slot = self._slots.get(storage._cdata)

@@ -111,7 +111,7 @@ class DdpJob(Job):
         raise UnsupportedError("dynamic datasets need a master", hint="start the script with `elastane run`")
 
     def _stepped(self, *_: Any) -> None:
-        self._logged.append({name: float(value) for name, value in self._pending.items()})
+        self._logged.append({name: value.item() if isinstance(value, torch.Tensor) else float(value) for name, value in self._pending.items()})
         self._pending = {}
 
     def _distributed(self, loader: DataLoader[Any]) -> DataLoader[Any]:

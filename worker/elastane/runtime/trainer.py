@@ -235,7 +235,9 @@ class Trainer:
                 f"job.log({', '.join(values)}) came after backward() of step {turn.step}",
                 hint="call job.log before loss.backward(), so that the values are stored with the step",
             )
-        turn.metrics.update(values)
+        for name, value in values.items():
+            # A tensor is kept as it is until the step is reported: asking for its number would wait for it.
+            turn.metrics[name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
 
     # ------------------------------------------------------------------ the step
 
@@ -289,7 +291,7 @@ class Trainer:
         task = ring_pb2.StepTask(virtual_rank=turn.rank, samples=turn.batch.samples)
         task.range.start, task.range.end = turn.batch.start, turn.batch.end
         for name, value in turn.metrics.items():
-            task.metrics[name] = float(value)
+            task.metrics[name] = value.item() if isinstance(value, torch.Tensor) else float(value)
         self._tasks.append(task)
 
     def _last_backward(self) -> None:

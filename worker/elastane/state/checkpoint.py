@@ -26,6 +26,7 @@ import msgspec
 import structlog
 import torch
 
+from elastane.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
 from elastane.state.codec import Exported, StateFormatError
 from elastane.state.shard_file import (
     CheckpointDamagedError,
@@ -59,7 +60,7 @@ __all__ = [
 
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
-_NAME: Final = re.compile(r"step-(\d{1,18})-g(\d{1,18})(-[A-Za-z0-9._-]+)?")
+_NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _READERS_MAX: Final = 4
 _log = structlog.get_logger(__name__)
@@ -69,6 +70,7 @@ class NoUsableCheckpointError(CheckpointError):
     """There are checkpoints, and none can be used; `facts["rejected"]` says why, one by one.
 
     Training from the initial state would in time remove them, so that is left to the user to decide.
+    The exit code says "do not retry" when all are damaged, and not when some could not be read.
     """
 
 
@@ -167,7 +169,7 @@ def write_manifest(
     chunks: list[Chunk] = [msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"]
     folder.write(f"{name}/{MANIFEST}", chunks)
     try:
-        _remove_old(folder, name, max(keep, 1))
+        _remove_old(folder, name, keep)
     except CheckpointError as error:
         _log.warning("old checkpoints could not be removed", url=url, error=str(error))
 
@@ -185,6 +187,7 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
     """
     folder = Folder(url)
     rejected: list[str] = []
+    unreadable = False
     for checkpoint in reversed(_list(folder)):
         if not checkpoint.complete:
             continue
@@ -192,13 +195,16 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
             return _load(folder, checkpoint, num_ests, tuple(rejected))
         except (CheckpointError, StateFormatError) as error:
             rejected.append(f"{checkpoint.name}: {error}")
+            unreadable |= not isinstance(error, CheckpointDamagedError | StateFormatError)
             _log.warning("checkpoint is unusable", checkpoint=checkpoint.name, reason=str(error))
     if rejected:
-        raise NoUsableCheckpointError(
+        unusable = NoUsableCheckpointError(
             f"none of the {len(rejected)} checkpoints at {url} can be used: {'; '.join(rejected)}",
             hint="repair or remove them, or give another checkpoint URL",
             rejected=tuple(rejected),
         )
+        unusable.exit_code = EXIT_SCRIPT_RAISED if unreadable else EXIT_REFUSED
+        raise unusable
     return None
 
 

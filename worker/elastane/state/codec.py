@@ -26,7 +26,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_REFUSED, ElastaneError
 
 VERSION: Final = 1
 _PLAIN_INT_MAX: Final = 2**63
@@ -42,6 +42,8 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 
 class StateNotCarriedError(ElastaneError):
     """A part of the state is of a type that cannot be carried exactly; `facts["path"]` says where."""
+
+    exit_code = EXIT_REFUSED
 
 
 class StateFormatError(ElastaneError):

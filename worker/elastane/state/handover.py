@@ -25,8 +25,8 @@ from typing import Final, Protocol
 
 import torch
 
+from elastane.errors import ElastaneError
 from elastane.state.codec import Exported, TensorSpec
-from elastane.state.optimizer_state import StateError
 from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
 
 PIECE_BYTES: Final = 4 << 20
@@ -40,7 +40,7 @@ _HEADER_TAG, _STRUCTURE_TAG, _CHECKSUM_TAG, _PIECE_TAG = 0, 1, 2, 3
 _CPU: Final = torch.device("cpu")
 
 
-class HandoverError(StateError):
+class HandoverError(ElastaneError):
     """What a donor sent is damaged, or donors do not agree; the receiver's state is as before."""
 
 

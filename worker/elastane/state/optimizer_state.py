@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_REFUSED, ElastaneError
 
 
 class StateError(ElastaneError):
     """The state to load does not belong to these objects; nothing was changed."""
+
+    exit_code = EXIT_REFUSED
 
 
 class Placer:

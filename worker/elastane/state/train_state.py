@@ -23,7 +23,7 @@ from elastane.state.codec import Exported, StateFormatError, decode, encode, is_
 from elastane.state.fingerprint import fingerprint
 from elastane.state.optimizer_state import Placer, StateError, check_optimizer, load_optimizer
 
-__all__ = ["StateError", "Stateful", "TrainState"]
+__all__ = ["StateError", "Stateful", "TrainState", "fingerprint"]
 
 _SECTIONS = ("parameters", "buffers", "modules", "optimizers", "schedulers", "extras")
 

@@ -1,0 +1,229 @@
+"""What happens at a step boundary: the step is prepared, and everything planned is decided there.
+
+A boundary is the one place where the ring can change without losing work, so joins, drains,
+scaling, suspension and checkpoints all wait for it and ride on its Prepared. When the ring would
+end, or lose every holder of the state, a checkpoint is saved first: the next step's Prepared is held
+back meanwhile, so that nothing is applied that is not in it.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import checkpoints, claims, life, ring
+from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.effects import Member
+from elastane_master.decisions.events import (
+    AppliedReported,
+    Rejection,
+    SavedReported,
+    StepReported,
+)
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.turn import Turn
+
+
+def report_step(turn: Turn, event: StepReported) -> None:
+    """A member has done its ESTs of a step; the last one's report prepares it."""
+    state, steps = turn.state, turn.state.steps
+    member = _reporting_member(turn, event)
+    if member is None:
+        return
+    if event.step <= steps.prepared:
+        if event.step == steps.prepared and steps.prepared >= state.ring.resume_step:
+            turn.send(event.worker, ring.prepared_message(state, event.worker))
+        return
+    if event.worker in steps.reports:
+        return
+    _check_report(turn, event, member)
+    turn.touch()
+    record = state.workers[event.worker]
+    claims.proven(state, record, event.step)
+    record.trainer_at, record.between_since = turn.now, None
+    if member.start == 0 and not steps.ready_order:
+        steps.ready_order = event.ready_order
+    steps.report(event.worker, state.contexts.after(event.step, event.contexts), event.tasks, event.epoch)
+    turn.queues.step_reported(event.worker, range(member.start, member.end))
+    ring.commit_applied(turn)
+    ended = [
+        worker for worker in state.ring.names() if state.finished.get(worker, event.step + 1) <= event.step
+    ]
+    if ended:
+        ring.reform(turn, f"the script of {ended[0]} ended before step {event.step}, the others go on")
+    else:
+        prepare_if_complete(turn)
+
+
+def prepare_if_complete(turn: Turn) -> None:
+    """All N contexts are in and nothing holds it back: the members may apply the step."""
+    state, book = turn.state, turn.state.steps
+    if book.hold or state.ring.stage != "running" or book.reported_ranks() < state.settings.ests:
+        return
+    turn.touch()
+    contexts = book.prepare(state.ring.generation, turn.now)
+    state.contexts.put(book.prepared + 1, contexts)
+    state.ring.stalled_since, state.ring.breaks = None, 0
+    before = state.ring.names()
+    if not _change_planned(turn):
+        turn.queues.step_begins(state.ring.members, book.prepared + 1, turn.now)
+    for worker in before:
+        if worker in state.workers:
+            turn.send(worker, ring.prepared_message(state, worker))
+
+
+def applied(turn: Turn, event: AppliedReported) -> None:
+    """Heartbeat news: a member applied a step, or went into or out of user code between steps."""
+    state = turn.state
+    record = turn.attending(event.worker, event.session)
+    if record is None or record.role != "ring":
+        return
+    member = state.ring.stage == "running" and state.ring.member(event.worker) is not None
+    if event.between_steps != (record.between_since is not None):
+        turn.touch()
+        record.between_since = turn.now if event.between_steps else None
+        record.trainer_at = turn.now if record.trainer_at is not None else None
+        state.ring.unblocked_at = turn.now
+        if member and event.between_steps:
+            turn.queues.training.pause(event.worker)
+        elif member:
+            turn.queues.training.resume(event.worker, turn.now)
+    if not member or event.generation != state.ring.generation:
+        return
+    known = record.applied_step if record.holds_state else state.ring.resume_step - 1
+    fenced = state.fenced_claims.get(event.worker) == event.applied_step
+    if known < event.applied_step <= state.steps.prepared + 1 and not fenced:
+        turn.touch()
+        claims.proven(state, record, event.applied_step)
+        record.trainer_at = turn.now
+        if record.between_since is None:
+            turn.queues.training.resume(event.worker, turn.now)
+        ring.commit_applied(turn)
+
+
+def saved(turn: Turn, event: SavedReported) -> None:
+    """A shard or the manifest is written, or could not be."""
+    state = turn.state
+    record = turn.attending(event.worker, event.session)
+    if record is None:
+        return
+    flight = state.checkpoints.in_flight
+    if checkpoints.report(turn, event) == "failed" and state.suspending:
+        state.suspending = False
+        turn.note("job_running", "the suspension is given up: its checkpoint could not be saved")
+    if flight is not None and flight.checkpoint == event.checkpoint and record.applied_step < flight.step:
+        # A shard is written of weights after the step: its writer has applied it.
+        claims.proven(state, record, flight.step)
+        ring.commit_applied(turn)
+
+
+def release(turn: Turn) -> None:
+    """Goes on once the checkpoint that held back Prepared is saved or given up."""
+    state, book = turn.state, turn.state.steps
+    if not book.hold or state.checkpoints.in_flight is not None or state.awaited():
+        return
+    turn.touch()
+    book.hold = False
+    if state.suspending and state.checkpoints.saved_step == book.current:
+        life.suspend(turn, "suspended on request")
+        ring.dismiss(turn)
+        return
+    members = _wanted_members(turn)
+    if members is not None and _loses_state(state, members) and state.checkpoints.saved_step == book.current:
+        ring.announce(turn, members, _change_reason(state, members))
+        ring.dismiss(turn)
+    else:
+        prepare_if_complete(turn)
+
+
+def _change_planned(turn: Turn) -> bool:
+    """Decides what rides on the Prepared of the step just prepared; True when the ring changes."""
+    state, book = turn.state, turn.state.steps
+    if state.awaited() or state.ring.put_off or 0 < state.total_steps <= book.current:
+        return False
+    members = _wanted_members(turn)
+    loses = members is not None and _loses_state(state, members)
+    if loses and state.settings.checkpoint_url and state.checkpoints.saved_step != book.current:
+        _close_with_checkpoint(turn, members or ())
+    elif members is not None and state.suspending:
+        return False
+    elif members is not None:
+        ring.announce(turn, members, _change_reason(state, members), planned=True)
+        return True
+    elif reason := checkpoints.due_reason(state, book.current):
+        checkpoints.begin(turn, book.current, reason)
+    return False
+
+
+def _close_with_checkpoint(turn: Turn, members: tuple[Member, ...]) -> None:
+    state, book = turn.state, turn.state.steps
+    if turn.now < state.checkpoints.not_before:
+        return
+    checkpoints.give_up(turn, "a checkpoint before the ring ends takes its place", again=True)
+    reason = "suspended on request" if state.suspending else _change_reason(state, members)
+    checkpoints.begin(turn, book.current, f"before the ring ends: {reason}", closing=True)
+    book.hold = True
+
+
+def _wanted_members(turn: Turn) -> tuple[Member, ...] | None:
+    return () if turn.state.suspending else ring.planned_members(turn)
+
+
+def _loses_state(state: JobState, members: tuple[Member, ...]) -> bool:
+    """True when nobody of the ring as it is would be in the next one."""
+    return not set(state.ring.names()) & {member.worker for member in members}
+
+
+def _change_reason(state: JobState, members: tuple[Member, ...]) -> str:
+    """Why the ring changes, out of the difference."""
+    before, after = set(state.ring.names()), {member.worker for member in members}
+    reasons = [f"{member.worker} joins" for member in members if member.worker not in before]
+    for worker in state.ring.names():
+        record = state.workers.get(worker)
+        if worker in after or record is None:
+            continue
+        if record.draining:
+            reasons.append(f"{worker} drains: {record.drain_reason}")
+        elif members:
+            reasons.append(f"{worker} stands by: {len(members)} workers are enough")
+        else:
+            reasons.append(f"fewer than {state.settings.workers_min} workers are left")
+    return "; ".join(dict.fromkeys(reasons)) or "ESTs are spread anew"
+
+
+def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
+    """The member that reports; None for a message that is late or of an old stream."""
+    state, ring_state = turn.state, turn.state.ring
+    if turn.attending(event.worker, event.session) is None or state.phase != "running":
+        return None
+    if event.generation > ring_state.generation:
+        raise Rejection(
+            "stale",
+            f"a step of generation {event.generation}, the ring is at {ring_state.generation}",
+            hint="the worker speaks of a ring this master has not decided; join anew",
+            generation=ring_state.generation,
+        )
+    if event.generation < ring_state.generation or ring_state.stage != "running":
+        again = event.generation == ring_state.generation - 1 and event.step == state.steps.prepared
+        if again and event.worker in ring_state.planned_from:
+            turn.send(event.worker, ring.prepared_message(state, event.worker))
+        return None
+    return ring_state.member(event.worker)
+
+
+def _check_report(turn: Turn, event: StepReported, member: Member) -> None:
+    current, total = turn.state.steps.current, turn.state.total_steps
+    if event.step != current or (total and event.step >= total):
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} reports step {event.step}, the ring is at step {current}",
+            hint="a step starts only after the one before it was prepared",
+            step=event.step,
+            expected=current,
+        )
+    require_ranks(event.contexts, member.start, member.end, worker=event.worker)
+    ranks = [task.virtual_rank for task in event.tasks]
+    if ranks != list(range(member.start, member.end)):
+        raise Rejection(
+            "invalid_argument",
+            f"tasks of virtual ranks {ranks} where those of {member.start}..{member.end - 1} belong",
+            hint="report the task of each hosted EST once, in ascending order",
+            worker=event.worker,
+        )

@@ -1,0 +1,290 @@
+"""Dynamic datasets: leases and reports over `DynamicQueue`, made safe to retry.
+
+A worker that did not get its answer asks again with the same request id. Its reports must not
+count twice and it must get the same leases, so the last request of each worker is remembered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import ShardsError
+from elastane_shards.settings import QueueSettings
+from elastane_shards.tasks import Outcome, QueueStatus, ReturnedTask, TaskLease, TaskState
+
+from elastane_master.decisions.effects import TaskCommit
+from elastane_master.decisions.events import (
+    DatasetCreated,
+    DatasetExtended,
+    DatasetSettings,
+    Rejection,
+    TaskReport,
+    TasksRequested,
+)
+
+if TYPE_CHECKING:
+    from elastane_master.decisions.turn import Turn
+
+TASKS_MAX = 10_000
+REMEMBERED_MAX = 10_000
+NOTES_MAX = 20
+LOCKSTEP_DATASET = "train"
+"""The name under which the progress of the training itself is shown."""
+
+
+class TaskOutcome(msgspec.Struct, frozen=True):
+    """What became of one report."""
+
+    epoch: int
+    index: int
+    outcome: Outcome
+
+
+class LeaseResult(msgspec.Struct, frozen=True):
+    """Answer to TasksRequested.
+
+    wait: nothing now, but tasks may come back or be added; ask again with the same event once the state has
+    changed. complete: every task is DONE or FAILED.
+    """
+
+    tasks: tuple[TaskLease, ...]
+    outcomes: tuple[TaskOutcome, ...]
+    complete: bool
+    wait: bool
+
+
+class RememberedRequest(msgspec.Struct, frozen=True):
+    """The last request of a worker and its answer."""
+
+    request_id: str
+    result: LeaseResult
+
+
+class DatasetBook(msgspec.Struct):
+    """task_sizes: by dataset. remembered: by dataset and worker, oldest first."""
+
+    task_sizes: dict[str, int] = {}
+    remembered: dict[str, dict[str, RememberedRequest]] = {}
+
+
+def create(turn: Turn, event: DatasetCreated) -> None:
+    """Creates a dataset; the result is False when it was there with equal settings."""
+    if not event.dataset or event.dataset == LOCKSTEP_DATASET:
+        raise Rejection(
+            "invalid_argument",
+            f"a dataset cannot be called {event.dataset!r}",
+            hint=f"{LOCKSTEP_DATASET!r} is the training itself; choose another name",
+        )
+    settings = _queue_settings(event.settings)
+    existing = turn.queues.dynamic.get(event.dataset)
+    if existing is not None:
+        _require_equal(event.dataset, existing.settings, settings)
+        turn.result = False
+        return
+    try:
+        queue = DynamicQueue(settings)
+    except ShardsError as error:
+        raise _rejection(error) from error
+    turn.touch()
+    turn.queues.dynamic[event.dataset] = queue
+    turn.state.datasets.task_sizes[event.dataset] = settings.task_size
+    turn.result = True
+    turn.note(
+        "dataset_created",
+        f"{event.dataset}: tasks of {settings.task_size}, {settings.epochs} epochs",
+        dataset=event.dataset,
+    )
+
+
+def extend(turn: Turn, event: DatasetExtended) -> None:
+    """Grows or closes a stream source; saying the same again changes nothing."""
+    queue = _queue(turn, event.dataset)
+    before = queue.snapshot(with_settings=False)
+    try:
+        queue.extend(event.watermark, event.closed)
+    except ShardsError as error:
+        raise _rejection(error) from error
+    if queue.snapshot(with_settings=False) != before:
+        turn.touch()
+
+
+def lease(turn: Turn, event: TasksRequested) -> None:
+    """Counts the reports, then leases; the result is a `LeaseResult`."""
+    queue = _queue(turn, event.dataset)
+    if turn.state.phase in ("suspended", "failed", "cancelled"):
+        raise Rejection(
+            "wrong_phase", f"the job is {turn.state.phase}: {turn.state.reason}", phase=turn.state.phase
+        )
+    if not event.worker or not 0 <= event.max_tasks <= TASKS_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.max_tasks} tasks for worker {event.worker!r}",
+            hint=f"name the worker and ask for at most {TASKS_MAX} tasks",
+        )
+    try:
+        for report in event.completed:
+            queue.check_report(report.epoch, report.index, report.attempt)
+    except ShardsError as error:
+        raise _rejection(error) from error
+    known = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
+    outcomes: tuple[TaskOutcome, ...] = ()
+    if known is not None and event.request_id and known.request_id == event.request_id:
+        if known.result.tasks or known.result.complete or not event.max_tasks:
+            turn.result = known.result
+            return
+        outcomes = known.result.outcomes
+    else:
+        outcomes = tuple(_report(turn, queue, event, report) for report in event.completed)
+    result = _lease(turn, queue, event, outcomes)
+    turn.result = result
+    if turn.changed and event.request_id:
+        _remember(turn, event, result)
+
+
+def abandon(turn: Turn, worker: str, reason: str, *, counts: bool) -> None:
+    """A worker is gone: its leases go back to the front of TODO. counts: as failed attempts."""
+    for name, queue in turn.queues.dynamic.items():
+        turn.state.datasets.remembered.get(name, {}).pop(worker, None)
+        returned = queue.abandon(worker, turn.now, reason, counts=counts)
+        if returned:
+            turn.touch()
+        _note_returned(turn, name, [task for task in returned if task.state is TaskState.FAILED])
+
+
+def expire(turn: Turn) -> None:
+    """Ends the leases whose deadline has come."""
+    for name, queue in turn.queues.dynamic.items():
+        deadline = queue.next_deadline()
+        if deadline is not None and deadline <= turn.now:
+            turn.touch()
+            _note_returned(turn, name, queue.expire(turn.now), timed_out=True)
+
+
+def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
+    """When the next lease of any dataset ends."""
+    deadlines = [queue.next_deadline() for queue in queues.values()]
+    return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+
+def _report(turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport) -> TaskOutcome:
+    turn.touch()
+    failed_before = _failed(queue, turn.now)
+    outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, turn.now)
+    if outcome is Outcome.ACCEPTED and not report.error:
+        task_size = turn.state.datasets.task_sizes[event.dataset]
+        start = report.index * task_size
+        end = min(start + task_size, queue.watermark)
+        turn.emit(
+            TaskCommit(event.dataset, report.epoch, report.index, start, end, event.worker, report.attempt)
+        )
+    elif outcome is Outcome.ACCEPTED:
+        parked = _failed(queue, turn.now) > failed_before
+        turn.note(
+            "task_failed",
+            report.error[:500]
+            + (" (parked: no attempt is left)" if parked else " (it will be leased again)"),
+            event.worker,
+            dataset=event.dataset,
+            epoch=report.epoch,
+            index=report.index,
+            attempt=report.attempt,
+            parked=parked,
+        )
+    return TaskOutcome(report.epoch, report.index, outcome)
+
+
+def _lease(
+    turn: Turn, queue: DynamicQueue, event: TasksRequested, outcomes: tuple[TaskOutcome, ...]
+) -> LeaseResult:
+    status = queue.status(turn.now)
+    tasks: tuple[TaskLease, ...] = ()
+    if event.max_tasks and status is QueueStatus.HAS_TODO:
+        turn.touch()
+        deadline = queue.next_deadline()
+        if deadline is not None and deadline <= turn.now:
+            _note_returned(turn, event.dataset, queue.expire(turn.now), timed_out=True)
+        tasks = tuple(queue.lease(event.worker, event.max_tasks, turn.now, event.rng))
+        status = queue.status(turn.now)
+    wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE
+    return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
+
+
+def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
+    remembered = turn.state.datasets.remembered.setdefault(event.dataset, {})
+    remembered.pop(event.worker, None)
+    remembered[event.worker] = RememberedRequest(event.request_id, result)
+    if len(remembered) > REMEMBERED_MAX:
+        del remembered[next(iter(remembered))]
+
+
+def _note_returned(
+    turn: Turn, dataset: str, returned: list[ReturnedTask], *, timed_out: bool = False
+) -> None:
+    for task in returned[:NOTES_MAX]:
+        parked = task.state is TaskState.FAILED
+        turn.note(
+            "task_timed_out" if timed_out else "task_failed",
+            task.error + (" (parked: no attempt is left)" if parked else " (it will be leased again)"),
+            task.worker,
+            dataset=dataset,
+            epoch=task.epoch,
+            index=task.index,
+            attempt=task.attempt,
+            parked=parked,
+        )
+    if len(returned) > NOTES_MAX:
+        turn.note(
+            "task_timed_out" if timed_out else "task_failed",
+            f"and {len(returned) - NOTES_MAX} more tasks of {dataset}",
+            dataset=dataset,
+        )
+
+
+def _failed(queue: DynamicQueue, now: float) -> int:
+    progress = queue.progress(now)
+    return progress.failed + progress.failed_before
+
+
+def _queue(turn: Turn, dataset: str) -> DynamicQueue:
+    queue = turn.queues.dynamic.get(dataset)
+    if queue is None:
+        raise Rejection(
+            "not_found",
+            f"the job has no dataset {dataset!r}",
+            hint="create it first (ShardService.CreateDataset)",
+            dataset=dataset,
+        )
+    return queue
+
+
+def _queue_settings(settings: DatasetSettings) -> QueueSettings:
+    return QueueSettings(
+        task_size=settings.task_size,
+        size=settings.size,
+        entries=settings.entries,
+        watermark=settings.watermark,
+        closed=settings.closed,
+        epochs=settings.epochs,
+        lease_seconds=settings.lease_seconds,
+        max_attempts=settings.max_attempts,
+        shuffle=settings.shuffle,
+        seed=settings.seed,
+    )
+
+
+def _require_equal(dataset: str, existing: QueueSettings, wanted: QueueSettings) -> None:
+    for field in QueueSettings.__struct_fields__:
+        if getattr(existing, field) != getattr(wanted, field):
+            raise Rejection(
+                "already_exists",
+                f"dataset {dataset!r} is there with another {field}",
+                hint="use its settings, or another name",
+                dataset=dataset,
+                field=field,
+            )
+
+
+def _rejection(error: ShardsError) -> Rejection:
+    return Rejection(error.reason, str(error), hint=error.hint, **error.facts)

@@ -1,0 +1,190 @@
+"""What is overdue: a step, a Ready, a Load, a user's evaluation; and when to look again.
+
+A stuck trainer is found by the lease of its tasks, but only where it alone can be to blame:
+
+    it has applied the step before and does not report this one    it hangs: evicted
+    a prepared step is not applied by all                           the collective hangs, and any member may be
+                                                                    the cause: the ring is formed anew
+    the first step of a ring is not reported                        forming the group needs all of them: the
+                                                                    one that was silent for longest is evicted,
+                                                                    and the others get a new lease
+
+A member in user code between two steps holds no lease; idle_max_seconds bounds that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from elastane_master.decisions import checkpoints, datasets, ring, sessions
+from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+READY_SECONDS_MIN = 10.0
+FIRST_STEP_FACTOR = 4.0
+"""The first step of a ring includes forming the group and handing over the state."""
+FIRST_STEP_UNTIMED_FACTOR = 20.0
+"""While no step's duration is known, it may also include compiling the model."""
+
+
+def tick(turn: Turn) -> None:
+    """Decides on everything whose time has come."""
+    state, ring_state = turn.state, turn.state.ring
+    if state.grace_until is not None and turn.now >= state.grace_until:
+        sessions.grace_over(turn)
+    if not state.awaited():
+        if ring_state.rebuild_due is not None and turn.now >= ring_state.rebuild_due:
+            _rebuild(turn)
+        elif ring_state.stage == "none":
+            if state.join_due is not None and turn.now >= state.join_due:
+                turn.touch()
+                state.join_due = None
+                ring.form_if_due(turn)
+        elif ring_state.stage == "running":
+            _running(turn)
+        else:
+            _changing(turn)
+        _leavers(turn)
+    flight = state.checkpoints.in_flight
+    if flight is not None and turn.now >= flight.since + state.settings.idle_max_seconds:
+        checkpoints.give_up(turn, f"not written within {state.settings.idle_max_seconds:g} s", again=False)
+    datasets.expire(turn)
+
+
+def next_deadline(turn: Turn) -> float | None:
+    """When the next Tick is needed, None if nothing is waited for."""
+    state, ring_state = turn.state, turn.state.ring
+    deadlines: list[float | None] = [state.grace_until, datasets.next_deadline(turn.queues.dynamic)]
+    if state.checkpoints.in_flight is not None:
+        deadlines.append(state.checkpoints.in_flight.since + state.settings.idle_max_seconds)
+    if not state.awaited():
+        deadlines.append(ring_state.rebuild_due)
+        deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]
+        deadlines += [ring_state.since + ready_seconds(turn) for _ in _unready_leavers(state)]
+        if ring_state.stage == "none" and state.phase == "waiting":
+            deadlines.append(state.join_due)
+        elif ring_state.stage == "preparing":
+            deadlines.append(ring_state.since + ready_seconds(turn))
+        elif ring_state.stage == "loading":
+            deadlines.append(ring_state.since + state.settings.idle_max_seconds)
+    return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+
+def ready_seconds(turn: Turn) -> float:
+    """How long a worker may take to answer Prepare."""
+    lockstep = turn.queues.lockstep
+    return max(READY_SECONDS_MIN, lockstep.lease_seconds if lockstep else 0.0)
+
+
+def _rebuild(turn: Turn) -> None:
+    ring_state = turn.state.ring
+    reason, ring_state.rebuild_due, ring_state.rebuild_reason = ring_state.rebuild_reason, None, ""
+    turn.touch()
+    done = turn.state.all_committed and ring_state.stage == "running"
+    if ring_state.stage != "none" and not done:
+        ring.reform(turn, reason)
+
+
+def _changing(turn: Turn) -> None:
+    """A change of the ring does not come to an end."""
+    state, ring_state = turn.state, turn.state.ring
+    if ring_state.stage == "loading":
+        leader = state.workers.get(ring_state.members[0].worker)
+        limit_seconds = state.settings.idle_max_seconds
+        if leader is not None and turn.now >= ring_state.since + limit_seconds:
+            sessions.evict(turn, leader, f"did not load a checkpoint within {limit_seconds:g} s")
+            sessions.after_loss(turn, leader.worker, f"{leader.worker} did not load a checkpoint")
+        return
+    limit_seconds = ready_seconds(turn)
+    if turn.now < ring_state.since + limit_seconds:
+        return
+    unready = [r for r in state.active_members() if r.ready_generation != ring_state.generation]
+    names = ", ".join(record.worker for record in unready)
+    if any(record.worker in ring_state.planned_from for record in unready):
+        # They wait for the all-reduce of the step before, and any of its members may be the cause.
+        ring.reform(turn, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
+        return
+    for record in unready:
+        sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s")
+    if unready:
+        sessions.after_loss(turn, unready[0].worker, f"{names} did not answer Prepare")
+
+
+def _running(turn: Turn) -> None:
+    """Members that hang."""
+    state, ring_state = turn.state, turn.state.ring
+    overdue = [(record, reason) for due, record, reason in _member_deadlines(turn) if due <= turn.now]
+    blamed = [(record, reason) for record, reason in overdue if record is not None]
+    if overdue and not blamed:
+        ring.reform(turn, overdue[0][1])
+        return
+    if not blamed:
+        return
+    if state.steps.current == ring_state.resume_step and not state.steps.reports:
+        blamed = [min(blamed, key=lambda item: item[0].trainer_at or 0.0)]
+        ring_state.stalled_since = None
+        for record in state.active_members():
+            record.trainer_at = turn.now if record.trainer_at is not None else None
+    members = [ring_state.member(record.worker) for record, _ in blamed]
+    turn.queues.ring_stopped(timed_out=sum(member.end - member.start for member in members if member))
+    for record, reason in blamed:
+        sessions.evict(turn, record, reason)
+    sessions.after_loss(turn, blamed[0][0].worker, f"{blamed[0][0].worker} was evicted: {blamed[0][1]}")
+
+
+def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, str]]:
+    """(when, who is to blame or None if nobody can tell, why) of everything a running ring waits for."""
+    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    if ring_state.stage != "running":
+        return
+    records = state.active_members()
+    idle_seconds = state.settings.idle_max_seconds
+    between = [record for record in records if record.between_since is not None]
+    for record in between:
+        since = record.between_since or 0.0
+        yield since + idle_seconds, record, f"was between two steps for more than {idle_seconds:g} s"
+    if state.all_committed:
+        return
+    step = steps.current
+    inside = [r for r in records if r.between_since is None and r.worker not in steps.reports]
+    if step == ring_state.resume_step:
+        if not between:
+            lease_seconds = _first_step_seconds(turn)
+            for record in inside:
+                since = max(
+                    record.trainer_at or 0.0, ring_state.stalled_since or 0.0, ring_state.unblocked_at
+                )
+                yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
+        return
+    late = [record for record in inside if record.applied_step < step]
+    lease_seconds = turn.queues.training.lease_seconds
+    if late:
+        names = ", ".join(record.worker for record in late)
+        reason = f"{names} did not apply step {steps.prepared} within {lease_seconds:g} s"
+        yield steps.prepared_at + lease_seconds, None, reason
+    for record in inside:
+        if record.applied_step >= step:
+            since = max(record.trainer_at or 0.0, steps.prepared_at)
+            yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
+
+
+def _first_step_seconds(turn: Turn) -> float:
+    known = turn.state.steps.prepared_count > 1
+    return turn.queues.training.lease_seconds * (FIRST_STEP_FACTOR if known else FIRST_STEP_UNTIMED_FACTOR)
+
+
+def _leavers(turn: Turn) -> None:
+    """Workers that left the ring but do not stop."""
+    if turn.now >= turn.state.ring.since + ready_seconds(turn):
+        for record in list(_unready_leavers(turn.state)):
+            sessions.evict(turn, record, "left the ring but did not answer Prepare")
+
+
+def _unready_leavers(state: JobState) -> Iterator[WorkerRecord]:
+    ring_state = state.ring
+    if ring_state.stage in ("none", "running"):
+        for record in state.ring_workers():
+            stopped = record.trainer_at is None or record.ready_generation == ring_state.generation
+            if record.draining and not record.drain_sent and not stopped:
+                if ring_state.member(record.worker) is None:
+                    yield record

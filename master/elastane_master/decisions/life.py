@@ -1,0 +1,159 @@
+"""The life of a job: its phase, and why it is in it.
+
+waiting <--> running --> succeeded | failed
+   ^            |
+   |            v
+   +------- suspended          cancelled from any phase but the last three
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import checkpoints
+from elastane_master.decisions.effects import Done, Prepare
+from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.state import OVER, Phase, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+FAILURES_MAX = 3
+"""So many times in a row the script may raise at one step before the job counts as failed."""
+
+
+def check_settings(settings: JobSettings) -> None:
+    """Raises Rejection when the settings of a new job are not possible."""
+    check_workers(settings.ests, settings.workers_min, settings.workers_max or settings.ests)
+    positive = ("heartbeat_timeout_seconds", "lease_min_seconds", "lease_factor", "idle_max_seconds")
+    least = {
+        "ests": 1,
+        "checkpoint_keep": 1,
+        "torch_threads": 1,
+        "checkpoint_interval_steps": 0,
+        "join_window_seconds": 0,
+        "return_grace_seconds": 0,
+    }
+    for name in positive:
+        if not 0 < getattr(settings, name) < float("inf"):
+            raise _out_of_range(name, getattr(settings, name), "more than 0")
+    for name, bound in least.items():
+        if not bound <= getattr(settings, name) < float("inf"):
+            raise _out_of_range(name, getattr(settings, name), f"at least {bound}")
+    if settings.checkpoint_interval_steps and not settings.checkpoint_url:
+        raise Rejection(
+            "invalid_argument",
+            "checkpoint_interval_steps without a checkpoint_url",
+            hint="set checkpoint_url to a folder that all workers reach",
+        )
+
+
+def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
+    """Raises Rejection unless 1 <= workers_min <= workers_max and workers_min <= N."""
+    if ests < 1:
+        raise _out_of_range("ests", ests, "at least 1")
+    if workers_min < 1:
+        raise _out_of_range("workers_min", workers_min, "at least 1")
+    if workers_max < workers_min:
+        raise _out_of_range("workers_max", workers_max, f"at least workers_min, {workers_min}")
+    if workers_min > ests:
+        raise _out_of_range("workers_min", workers_min, f"at most ests, {ests}: each worker hosts an EST")
+
+
+def set_phase(turn: Turn, phase: Phase, reason: str) -> None:
+    """Enters a phase, or changes the reason for being in it."""
+    state = turn.state
+    if (state.phase, state.reason) == (phase, reason):
+        return
+    turn.touch()
+    if state.phase != phase:
+        turn.note(f"job_{phase}", reason)
+    state.phase, state.reason = phase, reason
+
+
+def end(turn: Turn, phase: Phase, reason: str) -> None:
+    """The job is over: nobody trains for it any more."""
+    state, ring = turn.state, turn.state.ring
+    checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
+    checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
+    ring.stage, ring.members, ring.planned_from = "none", (), ()
+    ring.rebuild_due, ring.put_off = None, ""
+    ring.since = turn.now
+    state.suspending, state.join_due, state.grace_until = False, None, None
+    state.steps.drop_reports()
+    turn.queues.ring_stopped()
+    set_phase(turn, phase, reason)
+    for record in list(state.workers.values()):
+        if record.awaited:
+            del state.workers[record.worker]
+        elif record.role == "ring" or phase != "succeeded":
+            turn.send(record.worker, Done(phase, reason))
+
+
+def suspend(turn: Turn, reason: str) -> None:
+    """Sends every worker away; Resume goes on."""
+    state, ring = turn.state, turn.state.ring
+    state.suspending, state.join_due = False, None
+    checkpoints.give_up(turn, reason, again=True)
+    ring.generation += 1
+    ring.stage, ring.members, ring.planned_from = "none", (), ()
+    ring.since, ring.reason = turn.now, reason
+    ring.rebuild_due, ring.put_off = None, ""
+    state.steps.drop_reports()
+    turn.queues.ring_stopped()
+    set_phase(turn, "suspended", reason)
+    lost = state.steps.committed - max(state.checkpoints.saved_step, 0)
+    if lost > 0:
+        turn.note("job_suspended", f"{lost} steps after the newest checkpoint will be done again", lost=lost)
+    for record in state.workers.values():
+        if record.role == "tasks":
+            turn.send(record.worker, Done("suspended", reason))
+        elif not record.drain_sent:
+            record.draining, record.drain_reason = True, reason
+            turn.send(record.worker, Prepare(ring.generation, (), reason))
+
+
+def conclude_if_finished(turn: Turn) -> bool:
+    """Ends the job when no member is left and the scripts of some came to their end; True if so."""
+    state = turn.state
+    if not state.finished or state.phase in OVER or state.active_members():
+        return False
+    steps = set(state.finished.values())
+    last = max(steps)
+    for commit in state.steps.commit(last):
+        turn.emit(commit)
+        turn.queues.step_committed(commit.step, turn.now)
+    total = state.total_steps
+    if last == total or (len(steps) == 1 and not total):
+        end(turn, "succeeded", f"the script came to its end after {last} steps")
+    elif len(steps) == 1:
+        end(turn, "succeeded", f"the script came to its end after {last} of {total} steps")
+    else:
+        end(turn, "failed", f"the workers' scripts ended at different steps: {sorted(steps)}")
+    return True
+
+
+def count_failure(turn: Turn, record: WorkerRecord, message: str) -> bool:
+    """The script raised in a member; True when the job failed by it.
+
+    A script that raises at the same step in three rings after each other will raise there for ever:
+    a replay is exact. Several members that raise in one ring count once.
+    """
+    state = turn.state
+    step, generation = state.steps.committed, state.ring.generation
+    if state.failed_step != step:
+        state.failures, state.failed_step, state.failed_generation = 0, step, -1
+    if state.ring.stage != "running" or generation == state.failed_generation:
+        return False
+    state.failures += 1
+    state.failed_generation = generation
+    if state.failures < FAILURES_MAX:
+        return False
+    end(
+        turn,
+        "failed",
+        f"the script raised {state.failures} times at step {step}, last in {record.worker}: {message}",
+    )
+    return True
+
+
+def _out_of_range(name: str, value: object, bound: str) -> Rejection:
+    return Rejection(
+        "invalid_argument", f"{name} is {value}", hint=f"must be {bound}", field=name, value=value
+    )

@@ -1,0 +1,149 @@
+"""The decisions of one job: `(state, now, event) -> (state, effects, reason)`.
+
+`handle` is pure: no I/O, no clock, no randomness, so that the stored events with their times give the
+same state again after a restart, and the simulation runs this very code. An event that is refused
+raises `Rejection` before anything changed; one that changes nothing need not be stored.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from elastane_master.decisions import boundary, datasets, leases, life, operators, ring, sessions
+from elastane_master.decisions.effects import Decision, Note
+from elastane_master.decisions.events import (
+    AnyEvent,
+    AppliedReported,
+    ByeReported,
+    DatasetCreated,
+    DatasetExtended,
+    JobSettings,
+    LeavingReported,
+    LoadedReported,
+    MasterStarted,
+    ReadyReported,
+    Rejection,
+    RingBrokenReported,
+    SavedReported,
+    StepReported,
+    StreamLost,
+    TasksRequested,
+    Tick,
+    WorkerJoined,
+)
+from elastane_master.decisions.queues import Queues, StoredQueues
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.turn import Turn
+
+VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+class Stored(msgspec.Struct, array_like=True):
+    """The snapshot of a job."""
+
+    version: int
+    state: JobState
+    queues: StoredQueues
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Stored)
+
+
+class JobMachine:
+    """One job's state machine. Made by `create` or `restore`; only `handle` changes it."""
+
+    __slots__ = ("_queues", "_state")
+
+    def __init__(self, state: JobState, queues: Queues) -> None:
+        self._state = state
+        self._queues = queues
+
+    @classmethod
+    def create(cls, name: str, settings: JobSettings, now: float) -> JobMachine:
+        """A new job that waits for workers. Raises Rejection("invalid_argument") on bad settings."""
+        if not _NAME.fullmatch(name):
+            raise Rejection(
+                "invalid_argument",
+                f"a job cannot be called {name!r}",
+                hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
+            )
+        life.check_settings(settings)
+        return cls(JobState(name=name, original=settings, settings=settings, created_at=now), Queues())
+
+    @property
+    def state(self) -> JobState:
+        """For views and tests; never to be changed."""
+        return self._state
+
+    @property
+    def queues(self) -> Queues:
+        """For views and tests; never to be changed."""
+        return self._queues
+
+    def creation_note(self) -> Note:
+        """What to tell people of a job that was just created."""
+        settings = self._state.settings
+        limit = settings.workers_max or settings.ests
+        return Note("job_created", f"{settings.ests} ESTs on {settings.workers_min} to {limit} workers")
+
+    def handle(self, event: AnyEvent, now: float) -> Decision:
+        """Decides on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
+        turn = Turn(self._state, self._queues, now)
+        self._dispatch(turn, event)
+        boundary.release(turn)
+        return turn.decision()
+
+    def next_deadline(self) -> float | None:
+        """When the next Tick is needed; None while nothing is waited for."""
+        return leases.next_deadline(Turn(self._state, self._queues, 0.0))
+
+    def snapshot(self) -> bytes:
+        """The whole state."""
+        return _encoder.encode(Stored(VERSION, self._state, self._queues.stored()))
+
+    @classmethod
+    def restore(cls, snapshot: bytes) -> JobMachine:
+        """The job as it was at `snapshot`. Raises ValueError on a snapshot of another version."""
+        stored = _decoder.decode(snapshot)
+        if stored.version != VERSION:
+            raise ValueError(f"a job's snapshot of version {stored.version}; this master reads {VERSION}")
+        return cls(stored.state, Queues.restore(stored.queues))
+
+    def _dispatch(self, turn: Turn, event: AnyEvent) -> None:
+        match event:
+            case StepReported():
+                boundary.report_step(turn, event)
+            case AppliedReported():
+                boundary.applied(turn, event)
+            case Tick():
+                leases.tick(turn)
+            case ReadyReported():
+                ring.ready(turn, event)
+            case LoadedReported():
+                ring.loaded(turn, event)
+            case RingBrokenReported():
+                ring.broken(turn, event)
+            case SavedReported():
+                boundary.saved(turn, event)
+            case WorkerJoined():
+                sessions.joined(turn, event)
+            case StreamLost():
+                sessions.stream_lost(turn, event)
+            case LeavingReported():
+                sessions.leaving(turn, event)
+            case ByeReported():
+                sessions.bye(turn, event)
+            case MasterStarted():
+                sessions.master_started(turn, event)
+            case TasksRequested():
+                datasets.lease(turn, event)
+            case DatasetCreated():
+                datasets.create(turn, event)
+            case DatasetExtended():
+                datasets.extend(turn, event)
+            case _:
+                operators.request(turn, event)

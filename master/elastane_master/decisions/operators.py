@@ -1,0 +1,154 @@
+"""What an operator can ask of a job. Each request takes effect once, however often it is repeated."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_master.decisions import life, ring, sessions
+from elastane_master.decisions.events import (
+    CancelRequested,
+    CheckpointRequested,
+    DrainRequested,
+    Rejection,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
+)
+from elastane_master.decisions.state import OVER
+from elastane_master.decisions.turn import Turn
+
+Request = (
+    ScaleRequested
+    | SuspendRequested
+    | ResumeRequested
+    | CancelRequested
+    | DrainRequested
+    | CheckpointRequested
+)
+REQUESTS_MAX = 1000
+
+
+def request(turn: Turn, event: Request) -> None:
+    """Carries a request out, unless its id did take effect before."""
+    if event.request_id and event.request_id in turn.state.requests:
+        return
+    match event:
+        case ScaleRequested():
+            _scale(turn, event)
+        case SuspendRequested():
+            _suspend(turn)
+        case ResumeRequested():
+            _resume(turn)
+        case CancelRequested():
+            _cancel(turn)
+        case DrainRequested():
+            _drain(turn, event)
+        case CheckpointRequested():
+            _checkpoint(turn, event)
+    if event.request_id:
+        turn.touch()
+        turn.state.requests[event.request_id] = type(event).__name__
+        if len(turn.state.requests) > REQUESTS_MAX:
+            del turn.state.requests[next(iter(turn.state.requests))]
+
+
+def _scale(turn: Turn, event: ScaleRequested) -> None:
+    state = turn.state
+    _require_not_over(turn)
+    life.check_workers(state.settings.ests, event.workers_min, event.workers_max)
+    turn.touch()
+    state.settings = msgspec.structs.replace(
+        state.settings, workers_min=event.workers_min, workers_max=event.workers_max
+    )
+    turn.note(
+        "ring_change",
+        f"scaled by an operator to {event.workers_min} to {event.workers_max} workers; takes effect at a step boundary",
+        workers_min=event.workers_min,
+        workers_max=event.workers_max,
+    )
+    ring.form_if_due(turn)
+
+
+def _suspend(turn: Turn) -> None:
+    state = turn.state
+    _require_not_over(turn)
+    if state.phase == "suspended" or state.suspending:
+        return
+    if state.signature is not None and not state.settings.checkpoint_url:
+        raise Rejection(
+            "wrong_phase",
+            "the job has no checkpoint_url: suspending it would lose its training",
+            hint="create the job with a checkpoint_url, or cancel it",
+        )
+    turn.touch()
+    if state.ring.stage == "none":
+        life.suspend(turn, "suspended on request")
+        ring.dismiss(turn)
+    else:
+        state.suspending = True
+        life.set_phase(
+            turn, "running", "will be suspended once a checkpoint is saved at the next step boundary"
+        )
+
+
+def _resume(turn: Turn) -> None:
+    state = turn.state
+    if state.suspending:
+        turn.touch()
+        state.suspending = False
+        turn.note("job_resumed", "the suspension is called off before it took effect")
+        return
+    if state.phase not in ("suspended", "failed"):
+        raise Rejection(
+            "wrong_phase",
+            f"the job is {state.phase}, not suspended",
+            hint="only a suspended or failed job can be resumed",
+            phase=state.phase,
+        )
+    turn.touch()
+    state.failures, state.failed_step = 0, -1
+    turn.note("job_resumed", f"resumed by an operator; it was {state.phase}: {state.reason}")
+    life.set_phase(turn, "waiting", "resumed; no worker is there yet")
+    ring.form_if_due(turn)
+
+
+def _cancel(turn: Turn) -> None:
+    if turn.state.phase == "cancelled":
+        return
+    _require_not_over(turn)
+    life.end(turn, "cancelled", "cancelled by an operator")
+
+
+def _drain(turn: Turn, event: DrainRequested) -> None:
+    record = turn.state.workers.get(event.worker)
+    if record is None:
+        raise Rejection(
+            "not_found",
+            f"the job has no worker {event.worker!r}",
+            hint="elastane status lists the workers",
+            worker=event.worker,
+        )
+    if not record.draining:
+        sessions.drain(turn, record, "asked for by an operator")
+
+
+def _checkpoint(turn: Turn, event: CheckpointRequested) -> None:
+    state = turn.state
+    if not state.settings.checkpoint_url:
+        raise Rejection(
+            "invalid_argument",
+            "the job has no checkpoint_url",
+            hint="create the job with one; it cannot be added later",
+        )
+    _require_not_over(turn)
+    if state.phase == "suspended" or state.all_committed:
+        what = "is suspended" if state.phase == "suspended" else "has done its last step"
+        raise Rejection("wrong_phase", f"the job {what}: there is no step boundary to save at")
+    turn.touch()
+    state.checkpoints.wanted = (*state.checkpoints.wanted, event.request_id)
+
+
+def _require_not_over(turn: Turn) -> None:
+    state = turn.state
+    if state.phase in OVER:
+        raise Rejection("wrong_phase", f"the job is over ({state.phase}): {state.reason}", phase=state.phase)

@@ -1,0 +1,115 @@
+"""The task queues of one job: one lockstep queue of the training, and a dynamic queue per dataset.
+
+`LockstepQueue` knows leases, attempts and progress; this module keeps it in step with the ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.lockstep import LockstepQueue
+from elastane_shards.steps import LockstepSettings, LockstepState
+
+from elastane_master.decisions.effects import Member
+from elastane_master.decisions.events import JobSettings, Signature
+
+EPOCHS_UNKNOWN = 1 << 31
+"""Stands for the number of epochs while the script has not said it."""
+
+
+class StoredQueues(msgspec.Struct, array_like=True):
+    """The snapshot of a job's queues."""
+
+    lockstep: bytes
+    dynamic: dict[str, bytes]
+
+
+class Queues:
+    """lockstep: None until the first ring worker has said how large the training is. dynamic: by dataset."""
+
+    __slots__ = ("dynamic", "lockstep")
+
+    def __init__(self) -> None:
+        self.lockstep: LockstepQueue | None = None
+        self.dynamic: dict[str, DynamicQueue] = {}
+
+    def stored(self) -> StoredQueues:
+        """The whole state."""
+        lockstep = self.lockstep.snapshot() if self.lockstep else b""
+        return StoredQueues(lockstep, {name: queue.snapshot() for name, queue in self.dynamic.items()})
+
+    @classmethod
+    def restore(cls, stored: StoredQueues) -> Queues:
+        """Inverse of `stored`."""
+        queues = cls()
+        if stored.lockstep:
+            queues.lockstep = LockstepQueue.restore(stored.lockstep)
+        queues.dynamic = {name: DynamicQueue.restore(queue) for name, queue in stored.dynamic.items()}
+        return queues
+
+    def create_lockstep(self, settings: JobSettings, signature: Signature) -> None:
+        """The tasks of the training, as the first ring worker describes it."""
+        self.lockstep = LockstepQueue(
+            LockstepSettings(
+                ests=settings.ests,
+                steps_per_epoch=max(1, signature.steps_per_epoch),
+                epochs=signature.epochs or EPOCHS_UNKNOWN,
+                batch_size=max(1, signature.batch_size),
+                dataset_size=signature.dataset_size,
+                lease_min_seconds=settings.lease_min_seconds,
+                lease_factor=settings.lease_factor,
+            )
+        )
+
+    @property
+    def training(self) -> LockstepQueue:
+        """The lockstep queue; there is one as soon as there is a ring."""
+        assert self.lockstep is not None, "a ring without a signature"
+        return self.lockstep
+
+    def ring_stopped(self, *, timed_out: int = 0) -> None:
+        """The ring changes: what was in DOING is TODO again. timed_out: how many of the tasks were overdue."""
+        if self.lockstep is not None:
+            self.lockstep.requeue(timed_out=timed_out)
+
+    def ring_started(self, members: Sequence[Member], resume_step: int, now: float) -> None:
+        """A ring goes on from `resume_step`: earlier steps are DONE, its tasks are leased to the members."""
+        queue = self.training
+        queue.requeue()
+        if resume_step < queue.committed:
+            queue.rewind(resume_step)
+        elif resume_step > queue.committed:
+            self.lockstep = queue = _forward(queue, resume_step)
+        self.step_begins(members, resume_step, now)
+
+    def step_begins(self, members: Sequence[Member], step: int, now: float) -> None:
+        """Leases the tasks of `step`, unless the training has no such step."""
+        queue = self.training
+        if step < queue.settings.steps:
+            holders = {rank: member.worker for member in members for rank in range(member.start, member.end)}
+            queue.begin(step, holders, now)
+
+    def step_reported(self, worker: str, ranks: Sequence[int]) -> None:
+        """A member is through with its tasks of the step in DOING."""
+        for rank in ranks:
+            self.training.report(rank, worker)
+
+    def step_committed(self, step: int, now: float) -> None:
+        """The N tasks of `step` are DONE, if a resume has not said so before."""
+        if self.training.committed == step and self.training.step is not None:
+            self.training.commit(now)
+
+
+def _forward(queue: LockstepQueue, step: int) -> LockstepQueue:
+    """The same queue further on: a checkpoint, or a member's weights, hold the steps before `step`."""
+    state = _state_of(queue)
+    state.in_flight = []
+    state.attempts = {kept: attempt for kept, attempt in state.attempts.items() if kept >= step}
+    state.committed = step
+    return LockstepQueue.restore(msgspec.msgpack.encode(state))
+
+
+def _state_of(queue: LockstepQueue) -> LockstepState:
+    return msgspec.msgpack.decode(queue.snapshot(), type=LockstepState)

@@ -1,0 +1,390 @@
+"""Membership, and the two-phase change of the ring.
+
+    announce: g+1, members decided --> Prepare to all --> Ready from every member
+    --> somebody holds usable state?  yes: Go from the highest applied step
+                                      no:  Load by the leader --> Loaded --> Go
+
+Ready fences the old generation: whoever has answered never applies in it again. A planned change
+rides on a Prepared, so its members apply that step first and nothing is replayed. Any other
+change drops the step in flight; it is replayed from its contexts. A change that is disturbed is simply
+decided anew, with the next generation.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import checkpoints, claims, life
+from elastane_master.decisions.assignment import Candidate, choose_members
+from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.effects import Drain, Go, Load, Member, Prepare, Prepared
+from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
+from elastane_master.decisions.state import OVER, JobState, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+BREAK_SECONDS = 0.1
+"""A broken collective is mostly the shadow of a lost stream, which says more: wait for it so long."""
+BREAK_DOUBLINGS_MAX = 6
+
+
+def next_members(state: JobState, *, without_newcomers: bool = False) -> tuple[Member, ...]:
+    """The ring as it should be now."""
+    order = {worker: place for place, worker in enumerate(state.ring.order)}
+    candidates = [
+        Candidate(
+            record.worker,
+            record.store_address,
+            order.get(record.worker),
+            record.joined_order,
+            claims.usable_step(state, record),
+            record.draining,
+        )
+        for record in state.ring_workers()
+        if not record.drain_sent and not (without_newcomers and record.worker not in order)
+    ]
+    return choose_members(
+        candidates,
+        ests=state.settings.ests,
+        # Members whose scripts ended are not missing: the rest may finish in a smaller ring.
+        workers_min=1 if state.finished else state.settings.workers_min,
+        workers_max=state.settings.workers_max,
+    )
+
+
+def planned_members(turn: Turn) -> tuple[Member, ...] | None:
+    """The ring to change to at a step boundary; None when it is right as it is.
+
+    Newcomers alone are a reason only once they have been gathered for the join window.
+    """
+    state = turn.state
+    members = next_members(state)
+    if members == state.ring.members:
+        return None
+    gathering = state.join_due is not None and turn.now < state.join_due
+    if gathering and next_members(state, without_newcomers=True) == state.ring.members:
+        return None
+    return members
+
+
+def announce(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: bool = False) -> None:
+    """Decides the next ring and tells everybody; an empty one dissolves the ring.
+
+    planned: the members of the ring before are told by the Prepared that the caller sends.
+    """
+    state, ring = turn.state, turn.state.ring
+    turn.touch()
+    before = ring.names()
+    checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
+    state.steps.drop_reports()
+    turn.queues.ring_stopped()
+    ring.generation += 1
+    ring.stage = "preparing" if members else "none"
+    ring.since, ring.reason = turn.now, reason
+    ring.planned_from = tuple(before) if planned else ()
+    ring.members = members
+    ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
+    ring.donors = ring.receivers = ()
+    ring.rebuild_due, ring.put_off = None, ""
+    state.join_due = None
+    turn.note(
+        "ring_change",
+        reason,
+        members=", ".join(f"{member.worker}[{member.start}:{member.end}]" for member in members) or "none",
+        planned=planned,
+    )
+    _explain_places(turn)
+    told = set(before) if planned else set()
+    for record in state.ring_workers():
+        if record.worker not in told and not record.drain_sent:
+            turn.send(record.worker, prepare_message(state, record.worker))
+    if members:
+        life.set_phase(turn, "running", f"a ring of {len(members)} trains")
+    else:
+        wait(turn)
+
+
+def prepare_message(state: JobState, worker: str) -> Prepare:
+    """Prepare of the current generation; without members for a worker that is not in it."""
+    members = state.ring.members if state.ring.member(worker) else ()
+    return Prepare(state.ring.generation, members, state.ring.reason)
+
+
+def reform(turn: Turn, reason: str) -> None:
+    """The ring must change at once: the step in flight is dropped and done again."""
+    state = turn.state
+    if state.phase in OVER or state.phase == "suspended" or life.conclude_if_finished(turn):
+        return
+    if state.awaited():
+        # Who is still away decides what the next ring can be: wait until the grace is over.
+        turn.touch()
+        state.ring.put_off = state.ring.put_off or reason
+        return
+    if state.suspending and not next_members(state):
+        life.suspend(turn, f"suspended on request; {reason}")
+        dismiss(turn)
+        return
+    announce(turn, next_members(state), reason)
+
+
+def form_if_due(turn: Turn) -> None:
+    """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
+    state = turn.state
+    if state.ring.stage != "none" or state.phase in OVER or state.phase == "suspended" or state.awaited():
+        return
+    members = next_members(state)
+    if not members:
+        wait(turn)
+        return
+    settings = state.settings
+    full = len(members) >= min(settings.workers_max or settings.ests, settings.ests)
+    if full or state.join_due is None or turn.now >= state.join_due:
+        announce(turn, members, f"{len(members)} workers are there")
+
+
+def wait(turn: Turn) -> None:
+    """No ring can be formed: says how many workers are missing."""
+    state = turn.state
+    there = sum(1 for record in state.ring_workers() if not record.draining)
+    wanted = state.settings.workers_min
+    if there >= wanted:
+        reason = f"{there} of {wanted} workers are there; joins are being gathered"
+    elif there or not state.ring.generation:
+        reason = f"{there} of at least {wanted} workers are there"
+    else:
+        saved = state.checkpoints.saved_step
+        source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
+        reason = f"all workers are gone; the next one goes on from {source}"
+    life.set_phase(turn, "waiting", reason)
+
+
+def ready(turn: Turn, event: ReadyReported) -> None:
+    """A worker has stopped; with the last member's Ready the ring can go."""
+    state, ring = turn.state, turn.state.ring
+    record = turn.attending(event.worker, event.session)
+    if record is None or event.generation < ring.generation or record.ready_generation == event.generation:
+        return
+    if event.generation > ring.generation:
+        raise Rejection(
+            "stale",
+            f"Ready of generation {event.generation}, the ring is at {ring.generation}",
+            hint="the worker speaks of a ring this master has not decided; join anew",
+            generation=ring.generation,
+        )
+    turn.touch()
+    record.ready_generation = event.generation
+    if ring.stage == "preparing" or ring.member(event.worker) is None:
+        claims.believe_ready(state, record, event.applied_step, event.holds_state)
+    proceed(turn)
+    dismiss(turn)
+
+
+def proceed(turn: Turn) -> None:
+    """Goes on with a change once every member is ready."""
+    state, ring = turn.state, turn.state.ring
+    if ring.stage != "preparing" or state.awaited() or ring.put_off:
+        return
+    records = state.active_members()
+    if any(record.ready_generation != ring.generation for record in records):
+        return
+    best = max(claims.usable_step(state, record) for record in records)
+    if best >= 0:
+        _go(turn, best)
+    elif next_members(state) != ring.members:
+        reform(turn, "no member holds the state, but a worker outside the ring does")
+    else:
+        ring.stage, ring.since = "loading", turn.now
+        turn.touch()
+        turn.send(ring.members[0].worker, load_message(state))
+
+
+def load_message(state: JobState) -> Load:
+    """Load of the current generation, for the leader."""
+    return Load(state.ring.generation, state.settings.checkpoint_url)
+
+
+def loaded(turn: Turn, event: LoadedReported) -> None:
+    """The leader holds a state: history goes on from there."""
+    state, ring, steps = turn.state, turn.state.ring, turn.state.steps
+    record = turn.attending(event.worker, event.session)
+    if record is None or event.generation != ring.generation or ring.stage != "loading":
+        return
+    if ring.members[0].worker != event.worker:
+        raise Rejection("invalid_argument", f"{event.worker} is not the leader and was not asked to load")
+    require_ranks(event.contexts, 0, state.settings.ests, worker=event.worker)
+    if event.step < 0 or event.step > (state.total_steps or event.step):
+        raise Rejection(
+            "invalid_argument",
+            f"loaded step {event.step} of a training of {state.total_steps} steps",
+            hint="is checkpoint_url the folder of another job?",
+            step=event.step,
+        )
+    turn.touch()
+    checkpoints.loaded(turn, event.checkpoint, event.step, event.rejected)
+    source = event.checkpoint or "the script's initial state"
+    if event.checkpoint:
+        # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
+        commit_below(turn, event.step)
+        turn.note("checkpoint_loaded", f"training goes on from {source}", event.worker, at_step=event.step)
+    if event.step < steps.committed:
+        turn.note(
+            "history_rewound",
+            f"no worker holds the state: from {source} the steps {event.step} to {steps.committed - 1} are done again",
+            event.worker,
+            from_step=steps.committed,
+            to_step=event.step,
+        )
+    steps.rewind(event.step)
+    state.contexts.reset(event.step, [context.parts for context in event.contexts])
+    if event.ready_order or event.step == 0:
+        steps.ready_order = event.ready_order
+    state.finished = {}
+    claims.rewind(state, event.worker)
+    claims.proven(state, record, event.step)
+    _go(turn, event.step)
+
+
+def commit_below(turn: Turn, step: int) -> None:
+    """Commits the prepared steps below `step` and drops the contexts nobody will start from again."""
+    steps = turn.state.steps
+    commits = steps.commit(step)
+    for commit in commits:
+        turn.emit(commit)
+        turn.queues.step_committed(commit.step, turn.now)
+    if commits:
+        turn.touch()
+        turn.state.contexts.drop_below(steps.committed)
+
+
+def commit_applied(turn: Turn) -> None:
+    """Commits what every member of the running ring has applied."""
+    state, ring = turn.state, turn.state.ring
+    if ring.stage != "running":
+        return
+    applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
+    applied += [state.finished[worker] for worker in ring.names() if worker in state.finished]
+    commit_below(turn, min(applied, default=-1))
+
+
+def go_message(state: JobState, member: Member) -> Go:
+    """Go of the current generation for one member, with the contexts of its ESTs."""
+    ring = state.ring
+    return Go(
+        ring.generation,
+        ring.resume_step,
+        ring.members,
+        ring.donors,
+        ring.receivers,
+        state.contexts.ranks(ring.resume_step, member.start, member.end),
+        state.steps.ready_order,
+    )
+
+
+def prepared_message(state: JobState, worker: str) -> Prepared:
+    """Prepared of the newest prepared step, with what follows it for this member."""
+    ring, steps = state.ring, state.steps
+    changing = worker in ring.planned_from
+    return Prepared(
+        ring.generation - 1 if changing else ring.generation,
+        steps.prepared,
+        steps.ready_order if steps.prepared == 0 else (),
+        prepare_message(state, worker) if changing else None,
+        None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
+    )
+
+
+def broken(turn: Turn, event: RingBrokenReported) -> None:
+    """The collective failed at a member: the ring is formed anew unless a lost stream explains it first."""
+    state, ring = turn.state, turn.state.ring
+    record = turn.attending(event.worker, event.session)
+    if record is None or state.phase != "running":
+        return
+    planned = event.generation == ring.generation - 1 and event.worker in ring.planned_from
+    if not planned and (event.generation != ring.generation or ring.stage != "running"):
+        return
+    if ring.member(event.worker) is None and not planned:
+        return
+    turn.touch()
+    record.trainer_at = turn.now
+    if ring.rebuild_due is None:
+        ring.rebuild_due = turn.now + BREAK_SECONDS * 2 ** min(ring.breaks, BREAK_DOUBLINGS_MAX)
+        ring.rebuild_reason = f"the collective broke at {event.worker} in step {event.step}: {event.error}"
+        ring.breaks += 1
+
+
+def resend(turn: Turn, record: WorkerRecord) -> None:
+    """Repeats the last messages to a member that came back to a restarted master."""
+    state, ring = turn.state, turn.state.ring
+    member = ring.member(record.worker)
+    if ring.stage == "preparing" and record.ready_generation != ring.generation:
+        if record.worker in ring.planned_from:
+            turn.send(record.worker, prepared_message(state, record.worker))
+        else:
+            turn.send(record.worker, prepare_message(state, record.worker))
+    elif ring.stage == "loading" and member is not None and member == ring.members[0]:
+        turn.send(record.worker, load_message(state))
+    elif ring.stage == "running" and member is not None:
+        steps = state.steps
+        if steps.prepared < ring.resume_step and record.worker not in steps.reports:
+            turn.send(record.worker, go_message(state, member))
+        if steps.prepared >= ring.resume_step and record.applied_step <= steps.prepared:
+            turn.send(record.worker, prepared_message(state, record.worker))
+
+
+def dismiss(turn: Turn) -> None:
+    """Sends draining workers away that host no ESTs and that nobody needs for the change in flight."""
+    state, ring = turn.state, turn.state.ring
+    if ring.stage in ("preparing", "loading"):
+        return
+    for record in state.ring_workers():
+        if not record.draining or record.drain_sent or ring.member(record.worker) is not None:
+            continue
+        if record.trainer_at is not None and record.ready_generation != ring.generation:
+            continue  # it was a member and has not confirmed that it stopped
+        turn.touch()
+        record.drain_sent = True
+        turn.send(record.worker, Drain(record.drain_reason))
+
+
+def _go(turn: Turn, resume_step: int) -> None:
+    state, ring = turn.state, turn.state.ring
+    turn.touch()
+    records = state.active_members()
+    at_step = [claims.usable_step(state, record) == resume_step for record in records]
+    ring.stage, ring.since, ring.planned_from = "running", turn.now, ()
+    ring.resume_step = resume_step
+    ring.donors = tuple(place for place, holds in enumerate(at_step) if holds)
+    ring.receivers = tuple(place for place, holds in enumerate(at_step) if not holds)
+    ring.unblocked_at = turn.now
+    if ring.stalled_since is None:
+        ring.stalled_since = turn.now
+    for record in records:
+        if record.trainer_at is None:
+            record.trainer_at = turn.now
+    state.steps.start(resume_step, turn.now)
+    turn.queues.ring_started(ring.members, resume_step, turn.now)
+    for record in records:
+        if record.between_since is not None:
+            turn.queues.training.pause(record.worker)
+    turn.note(
+        "ring_formed",
+        f"{len(ring.members)} workers go on from step {resume_step}; {len(ring.receivers)} of them receive the state",
+        resume_step=resume_step,
+        donors=len(ring.donors),
+    )
+    for member in ring.members:
+        turn.send(member.worker, go_message(state, member))
+    commit_applied(turn)
+    dismiss(turn)
+
+
+def _explain_places(turn: Turn) -> None:
+    """Why each worker is where it is, for people."""
+    state = turn.state
+    for record in state.ring_workers():
+        member = state.ring.member(record.worker)
+        if member is not None:
+            record.reason = f"hosts ESTs {member.start} to {member.end - 1}"
+        elif record.draining:
+            record.reason = f"leaves: {record.drain_reason}"
+        elif not state.ring.members:
+            record.reason = "waits for more workers"
+        else:
+            record.reason = f"stands by: the ring has its {len(state.ring.members)} workers"

@@ -1,0 +1,297 @@
+"""Workers come, go, and return to a restarted master.
+
+A session is one stream, from Hello to Bye. A stream that ends without Bye while the master lives is
+a death: the worker is put out, and its next Hello is a newcomer's. Only a restart of the master ends streams
+for which no worker is to blame: the ring's members are then awaited for the return grace, and
+if all come back the generation does not change.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import boundary, checkpoints, claims, datasets, life, ring
+from elastane_master.decisions.effects import Done, Drain, Welcome
+from elastane_master.decisions.events import (
+    ByeReported,
+    LeavingReported,
+    MasterStarted,
+    Rejection,
+    StreamLost,
+    WorkerJoined,
+)
+from elastane_master.decisions.signatures import require_equal
+from elastane_master.decisions.state import OVER, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+
+def joined(turn: Turn, event: WorkerJoined) -> None:
+    """Hello: a newcomer, or a member that returns after the master's restart."""
+    state = turn.state
+    if not event.worker or not event.session:
+        raise Rejection("invalid_argument", "Hello without a worker id", hint="set worker_id")
+    if state.phase in OVER or state.phase == "suspended":
+        turn.send(event.worker, Welcome(state.ring.generation, False))
+        turn.send(event.worker, Done(state.phase, state.reason))
+        return
+    record = state.workers.get(event.worker)
+    if record is not None and record.session == event.session:
+        return
+    if event.role == "ring":
+        _check_signature(turn, event)
+    turn.touch()
+    if record is not None and record.awaited and _is_same(record, event):
+        _returned(turn, record, event)
+        return
+    was_awaited = record is not None and record.awaited
+    if record is not None:
+        reason = "was started anew" if record.awaited else "opened a new session: its old one is dead"
+        turn.note("worker_lost", f"{event.worker} {reason}", event.worker)
+        turn.close(event.worker, "evicted", reason)
+        _remove(turn, record, reason, counts=True)
+    _add(turn, event)
+    if record is not None:
+        after_loss(turn, event.worker, f"{event.worker} was lost and came back")
+    if was_awaited and not state.awaited():
+        _settle(turn)
+    if event.role == "ring":
+        _admit(turn, event.worker)
+
+
+def stream_lost(turn: Turn, event: StreamLost) -> None:
+    """The stream ended without Bye, or no heartbeat came for too long: the worker is dead."""
+    record = turn.attending(event.worker, event.session)
+    if record is None:
+        return
+    turn.note("worker_lost", f"{event.worker}: {event.reason}", event.worker)
+    turn.close(event.worker, "evicted", event.reason)
+    _remove(turn, record, event.reason, counts=True)
+    after_loss(turn, event.worker, f"{event.worker} was lost: {event.reason}")
+
+
+def evict(turn: Turn, record: WorkerRecord, reason: str) -> None:
+    """Puts a worker out. The caller decides what becomes of the ring (`after_loss`)."""
+    turn.note("worker_evicted", f"{record.worker}: {reason}", record.worker)
+    turn.close(record.worker, "evicted", reason)
+    _remove(turn, record, reason, counts=True)
+
+
+def bye(turn: Turn, event: ByeReported) -> None:
+    """The session ends as it should: the script came to its end, was drained, or raised."""
+    state = turn.state
+    record = turn.attending(event.worker, event.session)
+    if record is None:
+        return
+    worker = record.worker
+    was_member = state.ring.member(worker) is not None
+    if event.reason == "failed":
+        turn.note("worker_lost", f"{worker}: the script raised: {event.message}", worker)
+        if was_member and life.count_failure(turn, record, event.message):
+            _remove(turn, record, event.message, counts=True)
+            return
+        _remove(turn, record, f"the script raised: {event.message}", counts=True)
+        after_loss(turn, worker, f"the script of {worker} raised: {event.message}")
+        return
+    what = "came to its end" if event.reason == "finished" else "was drained"
+    turn.note("worker_left", f"{worker} {what}" + (f": {event.message}" if event.message else ""), worker)
+    _remove(turn, record, what, counts=False)
+    all_applied = record.holds_state and event.applied_step >= state.total_steps > 0
+    if event.reason == "finished" and (was_member or all_applied):
+        state.finished[worker] = event.applied_step
+        ring.commit_applied(turn)
+        if not life.conclude_if_finished(turn) and state.ring.stage != "running":
+            ring.reform(turn, f"the script of {worker} came to its end")
+        return
+    after_loss(turn, worker, f"{worker} {what}")
+
+
+def leaving(turn: Turn, event: LeavingReported) -> None:
+    """A worker asks to be drained."""
+    record = turn.attending(event.worker, event.session)
+    if record is not None and not record.draining:
+        drain(turn, record, event.reason or "it asked to leave")
+
+
+def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
+    """The worker leaves at the next step boundary, or at once if it hosts no ESTs."""
+    turn.touch()
+    record.draining, record.drain_reason = True, reason
+    record.reason = f"leaves: {reason}"
+    turn.note("worker_draining", f"{record.worker}: {reason}", record.worker)
+    if record.role == "tasks":
+        record.drain_sent = True
+        turn.send(record.worker, Drain(reason))
+    else:
+        ring.dismiss(turn)
+
+
+def after_loss(turn: Turn, worker: str, reason: str) -> None:
+    """Decides what the ring does without a worker that has just been removed."""
+    state, ring_state = turn.state, turn.state.ring
+    if state.phase in OVER or state.phase == "suspended" or life.conclude_if_finished(turn):
+        return
+    if ring_state.stage == "none":
+        ring.form_if_due(turn)
+        return
+    if state.all_committed and ring_state.stage == "running" and state.active_members():
+        return  # nothing is left to do for the ring; the others only have to end
+    if ring_state.member(worker) is not None or _still_needed(turn, worker):
+        ring.reform(turn, reason)
+
+
+def master_started(turn: Turn, event: MasterStarted) -> None:
+    """A master took over: the ring's members have a grace to return, everybody else joins anew."""
+    state, ring_state = turn.state, turn.state.ring
+    turn.touch()
+    if not state.workers:
+        turn.note("master_started", f"{event.master} leads the job", master=event.master)
+    else:
+        state.join_due = None
+        checkpoints.give_up(turn, "the master was restarted while it was written", again=True)
+        awaited = []
+        needed = {*ring_state.names(), *ring_state.planned_from}
+        for record in list(state.workers.values()):
+            if record.worker in needed or record.role == "tasks":
+                record.awaited, record.session = True, ""
+                awaited.append(record.worker)
+            else:
+                _remove(turn, record, "the master was restarted", counts=False)
+        state.grace_until = turn.now + state.settings.return_grace_seconds if awaited else None
+        turn.note(
+            "master_recovered",
+            f"{event.master} took over; {len(awaited)} workers have"
+            f" {state.settings.return_grace_seconds:g} s to return",
+            master=event.master,
+        )
+
+
+def grace_over(turn: Turn) -> None:
+    """The return grace has passed: who is missing is put out."""
+    state, ring_state = turn.state, turn.state.ring
+    turn.touch()
+    state.grace_until = None
+    unsettled = bool(state.awaited())
+    for record in [record for record in state.workers.values() if record.awaited]:
+        why = f"did not return within {state.settings.return_grace_seconds:g} s"
+        turn.note("worker_lost", f"{record.worker} {why}", record.worker)
+        if ring_state.member(record.worker) is not None or _still_needed(turn, record.worker):
+            ring_state.put_off = ring_state.put_off or f"{record.worker} {why}"
+        _remove(turn, record, why, counts=True)
+    if unsettled:
+        _settle(turn)
+
+
+def _settle(turn: Turn) -> None:
+    """Nobody of the ring is awaited any more: clocks run again, and what was put off is decided."""
+    state, ring_state = turn.state, turn.state.ring
+    turn.touch()
+    if life.conclude_if_finished(turn):
+        return
+    ring_state.since = ring_state.unblocked_at = state.steps.prepared_at = turn.now
+    for record in state.ring_workers():
+        if record.trainer_at is not None:
+            record.trainer_at = turn.now
+        if ring_state.stage == "running" and record.between_since is None:
+            turn.queues.training.resume(record.worker, turn.now)
+    only_to_end = state.all_committed and ring_state.stage == "running" and state.active_members()
+    if ring_state.stage == "none":
+        ring.form_if_due(turn)
+    elif ring_state.put_off and not only_to_end:
+        ring.reform(turn, ring_state.put_off)
+    else:
+        ring_state.put_off = ""
+        ring.proceed(turn)
+    ring.dismiss(turn)
+
+
+def _check_signature(turn: Turn, event: WorkerJoined) -> None:
+    """The first ring worker fixes what all must have in common."""
+    state = turn.state
+    others = [record for record in state.workers.values() if record.role == "ring"]
+    if state.signature is not None and (state.ring.generation or others):
+        require_equal(state.signature, event.signature, event.worker)
+        return
+    if event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
+        raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)
+    turn.queues.create_lockstep(state.settings, event.signature)
+    state.signature = event.signature
+
+
+def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
+    """Whether an awaited worker's Hello comes from the same process, so that it is still in the ring."""
+    return (record.role, record.host, record.pid, record.store_address) == (
+        event.role,
+        event.host,
+        event.pid,
+        event.store_address,
+    )
+
+
+def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
+    state, ring_state = turn.state, turn.state.ring
+    record.session, record.awaited = event.session, False
+    resumed = record.role == "ring"
+    turn.send(record.worker, Welcome(ring_state.generation, resumed))
+    turn.note("worker_joined", f"{record.worker} returned to the restarted master", record.worker)
+    running = ring_state.stage == "running" and ring_state.member(record.worker) is not None
+    if running and event.generation == ring_state.generation and event.holds_state:
+        if record.applied_step < event.applied_step <= state.steps.prepared + 1:
+            claims.proven(state, record, event.applied_step)
+            ring.commit_applied(turn)
+    if resumed:
+        ring.resend(turn, record)
+    if resumed and not state.awaited():
+        _settle(turn)
+
+
+def _add(turn: Turn, event: WorkerJoined) -> None:
+    state = turn.state
+    state.joined_count += 1
+    state.workers[event.worker] = WorkerRecord(
+        worker=event.worker,
+        session=event.session,
+        role=event.role,
+        joined_at=turn.now,
+        joined_order=state.joined_count,
+        host=event.host,
+        pid=event.pid,
+        store_address=event.store_address,
+        applied_step=event.applied_step,
+        holds_state=claims.believe_hello(state, event),
+        reason="leases dynamic tasks" if event.role == "tasks" else "joins at the next change of the ring",
+    )
+    turn.send(event.worker, Welcome(state.ring.generation, False))
+    what = "to lease tasks" if event.role == "tasks" else "to train"
+    turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
+
+
+def _admit(turn: Turn, worker: str) -> None:
+    """A newcomer waits for the join window, or stands by when the ring is full."""
+    state = turn.state
+    if state.join_due is None:
+        state.join_due = turn.now + state.settings.join_window_seconds
+    members = ring.next_members(state)
+    record = state.workers[worker]
+    if members and worker not in {member.worker for member in members}:
+        record.reason = f"stands by: the ring has its {len(members)} workers"
+        turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)
+    ring.form_if_due(turn)
+
+
+def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> None:
+    state = turn.state
+    turn.touch()
+    del state.workers[record.worker]
+    state.ring.order = tuple(worker for worker in state.ring.order if worker != record.worker)
+    flight = state.checkpoints.in_flight
+    if flight is not None and record.worker in flight.workers:
+        checkpoints.give_up(turn, f"{record.worker} is gone: {reason}", again=True)
+    datasets.abandon(turn, record.worker, reason, counts=counts)
+
+
+def _still_needed(turn: Turn, worker: str) -> bool:
+    """Whether a planned change waits for members whose all-reduce needs `worker`, which leaves."""
+    state, ring_state = turn.state, turn.state.ring
+    return worker in ring_state.planned_from and any(
+        record.ready_generation != ring_state.generation
+        for record in state.active_members()
+        if record.worker in ring_state.planned_from
+    )

@@ -1,0 +1,363 @@
+"""Serves one job: events in, decisions made durable, effects out.
+
+    submit, deliver --> machine.handle (at once, one at a time) --> log.append
+                                                                       | durable
+                        streams, watchers, answers  <-- effects, in order
+
+The machine is ahead of the store by what is in flight, and nobody outside may act on that: effects
+wait until everything appended before them is durable. What needs no storing waits for what was
+decided before it, so a worker gets its messages in the order in which they were decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import structlog
+
+from elastane_master import records
+from elastane_master.clock import Clock
+from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
+from elastane_master.decisions.events import (
+    AnyEvent,
+    AppliedReported,
+    ByeReported,
+    Rejection,
+    StreamLost,
+    Tick,
+    WorkerJoined,
+)
+from elastane_master.decisions.liveness import Liveness
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.errors import MachineBroken
+from elastane_master.records import StoredCommit, StoredEvent, StoredNote
+from elastane_master.sessions import Session, WorkerMessage
+from elastane_master.signals import Signal
+from elastane_master.store.errors import StoreError
+from elastane_master.store.log import JobLog, LogListener
+from elastane_master.task_waiters import TaskWaiters, Wanted
+from elastane_shards.tasks import QueueStatus
+
+logger = structlog.get_logger(__name__)
+
+RECENT_NOTES = 1000
+"""Notes kept in memory for those who follow; older ones are read from the store."""
+
+BACKLOG_MAX = 10_000
+"""Requests that may wait for a store that does not answer; more are refused."""
+
+PLAN_SECONDS = 0.005
+"""The next deadline is looked up at most so often: decisions come in thousands a second."""
+
+BROKEN_SECONDS = 1.0
+"""After a Tick that could not be decided, the next is tried so much later."""
+
+
+_WANTED: dict[QueueStatus, Wanted] = {
+    QueueStatus.HAS_TODO: "one",
+    QueueStatus.WAIT: "none",
+    QueueStatus.COMPLETE: "all",
+}
+
+
+class HostOwner:
+    """What a host tells its owner; every method may be overridden."""
+
+    def host_failed(self, host: JobHost, error: StoreError) -> None:
+        """The job cannot be served any more: it was taken over, or its log broke."""
+
+    def store_reachable(self, host: JobHost, reachable: bool) -> None:
+        """The store stopped, or started again, to answer."""
+
+    async def revive_store(self) -> None:
+        """Awaited after each failed attempt to write."""
+
+
+class JobHost(LogListener):
+    """One job, served. Used from one event loop.
+
+    changed: the job's state changed, durably. noted: there are new notes.
+    """
+
+    def __init__(
+        self, machine: JobMachine, log: JobLog, clock: Clock, owner: HostOwner, note_sequence: int = 0
+    ) -> None:
+        self.machine = machine
+        self.log = log
+        self.clock = clock
+        self.sessions: dict[str, Session] = {}
+        self.liveness = Liveness()
+        self.changed = Signal()
+        self.noted = Signal()
+        self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
+        self.task_waiters = TaskWaiters(self._waiters_wanted)
+        self.stopping = False
+        self._owner = owner
+        self._note_sequence = note_sequence
+        self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
+        self._base = machine.snapshot()
+        self._since_base: list[StoredEvent] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def name(self) -> str:
+        return self.log.job
+
+    def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
+        """Starts to serve, with `event` and `note` as the first; resolves when all is durable."""
+        self.log.start(self.snapshot, self)
+        self.log.snapshot_soon()
+        if event is not None:
+            self._decide(event)
+        if note is not None:
+            self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
+        return asyncio.shield(self.log.append(None))
+
+    async def stop(self, refusal: Rejection) -> None:
+        """Ends every stream with `refusal`, without calling anybody dead, and writes what is pending."""
+        self.stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for session in self.sessions.values():
+            session.end(refusal)
+        self.changed.announce()
+        self.noted.announce()
+        self.task_waiters.wake_all()
+        await self.log.close()
+
+    # ---------------------------------------------------------------- events in
+
+    async def submit(self, event: AnyEvent) -> object:
+        """Decides on a request; returns its result once all it rests on is durable.
+
+        Raises Rejection, MachineBroken, and StoreError when the job is not served any more.
+        """
+        if not self.log.reachable and self.log.appended - self.log.durable > BACKLOG_MAX:
+            raise Rejection(
+                "store_unavailable",
+                "the store does not answer, and too many requests wait for it",
+                hint="ask again later",
+            )
+        decision = self._decide(event)
+        if (durable := self.log.pending) is not None:
+            # The write is shared by all who wait for it: a caller who leaves must not cancel it.
+            await asyncio.shield(durable)
+        return decision.result
+
+    def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
+        """Decides on a Hello; an older stream of the same worker is closed.
+
+        make_event: gives the event of the Hello for a session's id. Raises as `submit`.
+        """
+        session = Session("")
+        event = make_event(session.id)
+        session.worker = event.worker
+        previous = self.sessions.get(event.worker)
+        self.sessions[event.worker] = session
+        try:
+            self._decide(event, previous)
+        except BaseException:  # whatever it was, the old stream stays the worker's
+            del self.sessions[event.worker]
+            if previous is not None:
+                self.sessions[event.worker] = previous
+            raise
+        self.liveness.heard(session.worker, session.id, self.clock())
+        self._plan(PLAN_SECONDS)
+        if previous is not None:
+            self.liveness.forget(previous.worker, previous.id)
+            previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
+        return session
+
+    def heard(self, session: Session) -> None:
+        """A message came, whatever it says."""
+        if self.sessions.get(session.worker) is session:
+            self.liveness.heard(session.worker, session.id, self.clock())
+
+    def deliver(self, session: Session, event: AnyEvent) -> None:
+        """Decides on a message of a worker's stream. Raises as `submit`."""
+        if self.sessions.get(session.worker) is not session:
+            return
+        if isinstance(event, AppliedReported):
+            if event == session.last_heartbeat:
+                return
+            session.last_heartbeat = event
+        self._decide(event)
+        if isinstance(event, ByeReported):
+            self._forget(session)
+            self._when_durable(session.end)
+
+    def close_session(self, session: Session, reason: str) -> None:
+        """The stream is gone; without a Bye before it, the worker is dead."""
+        if self.sessions.get(session.worker) is session and not self.stopping:
+            try:
+                self._decide(StreamLost(session.worker, session.id, reason))
+            except (Rejection, StoreError, MachineBroken) as error:
+                logger.warning("a lost stream could not be recorded", job=self.name, error=str(error))
+        self._forget(session)
+        session.end(Rejection("evicted", reason, hint="rejoin as a newcomer"))
+
+    def _forget(self, session: Session) -> None:
+        self.liveness.forget(session.worker, session.id)
+        if self.sessions.get(session.worker) is session:
+            del self.sessions[session.worker]
+
+    # ---------------------------------------------------------------- decisions
+
+    def _decide(self, event: AnyEvent, previous: Session | None = None) -> Decision:
+        """Decides on one event and sees to its effects. previous: see `_bind`."""
+        if self.log.failure is not None:
+            raise self.log.failure
+        stored = StoredEvent(self.clock(), event)
+        try:
+            decision = self.machine.handle(event, stored.now)
+        except Rejection:
+            raise
+        except Exception as error:  # whatever it is, half a decision must not stay
+            logger.exception("an event could not be decided", job=self.name, kind=type(event).__name__)
+            self._rebuild()
+            raise MachineBroken(f"{type(event).__name__} could not be decided: {error!r}") from error
+        if decision.durable:
+            self._since_base.append(stored)
+        self._store(stored, decision)
+        for effect in decision.effects:
+            self._bind(effect, event, previous)
+        if decision.durable:
+            self._when_durable(self.changed.announce)
+            self.task_waiters.check()
+            self._plan(PLAN_SECONDS)
+        return decision
+
+    def _store(self, stored: StoredEvent, decision: Decision) -> None:
+        history, notes = [], []
+        for effect in decision.effects:
+            if isinstance(effect, Commit | TaskCommit):
+                history.append(records.encode(StoredCommit(stored.now, effect)))
+            elif isinstance(effect, Note):
+                self._note_sequence += 1
+                notes.append(StoredNote(self._note_sequence, stored.now, effect))
+        if decision.durable or history or notes:
+            record = records.encode(stored) if decision.durable else None
+            self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
+        if notes:
+            self._when_durable(partial(self._show, notes))
+
+    def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
+        """Plans an effect for the session that is meant now, whatever sessions there are when it is due.
+
+        A Close in answer to a Hello means the worker's `previous` session, not the one that just began.
+        """
+        if isinstance(effect, Send):
+            if (session := self.sessions.get(effect.worker)) is not None:
+                self._when_durable(partial(self._send, session, effect.message))
+        elif isinstance(effect, Close):
+            joining = isinstance(event, WorkerJoined) and event.worker == effect.worker
+            closed = previous if joining else self.sessions.get(effect.worker)
+            if closed is not None:
+                self._forget(closed)
+                refusal = Rejection(effect.reason, effect.message, worker=effect.worker)
+                self._when_durable(partial(closed.end, refusal))
+
+    def _rebuild(self) -> None:
+        """Takes back a decision that failed half-way: the state is made again from what was decided."""
+        machine = JobMachine.restore(self._base)
+        for stored in self._since_base:
+            machine.handle(stored.event, stored.now)
+        self.machine = machine
+
+    def snapshot(self) -> bytes:
+        """The state after all that was decided."""
+        self._base = self.machine.snapshot()
+        self._since_base.clear()
+        return self._base
+
+    # ---------------------------------------------------------------- effects out
+
+    def _when_durable(self, action: Callable[[], None]) -> None:
+        """Does `action` when all appended so far is durable, after what was planned before it."""
+        if not self._outbox and self.log.durable >= self.log.appended:
+            action()
+        else:
+            self._outbox.append((self.log.appended, action))
+
+    def _send(self, session: Session, message: WorkerMessage) -> None:
+        if not session.put(message):
+            self.close_session(session, "it does not read its stream")
+
+    def _show(self, notes: list[StoredNote]) -> None:
+        for stored in notes:
+            note = stored.note
+            logger.info(note.kind, job=self.name, reason=note.reason, worker=note.worker, facts=note.facts)
+        self.recent_notes.extend(notes)
+        self.noted.announce()
+
+    def _waiters_wanted(self, dataset: str) -> Wanted:
+        queue = self.machine.queues.dynamic.get(dataset)
+        if queue is None or self.machine.state.phase in ("suspended", "failed", "cancelled"):
+            return "all"
+        return _WANTED[queue.status(self.clock())]
+
+    # ---------------------------------------------------------------- time
+
+    def _plan(self, delay_seconds: float) -> None:
+        """Looks for deadlines after the delay, or earlier if that is planned already."""
+        loop = asyncio.get_running_loop()
+        at = loop.time() + delay_seconds
+        if self._timer is not None:
+            if not self._timer.cancelled() and loop.time() < self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        if not self.stopping:
+            self._timer = loop.call_at(at, self._look_for_deadlines)
+
+    def _look_for_deadlines(self) -> None:
+        now = self.clock()
+        timeout_seconds = self.machine.state.settings.heartbeat_timeout_seconds
+        try:
+            for worker, session_id in self.liveness.silent(now, timeout_seconds):
+                self._fall_silent(worker, session_id, timeout_seconds)
+            deadline = self.machine.next_deadline()
+            if deadline is not None and deadline <= now:
+                self._decide(Tick())
+                deadline = self.machine.next_deadline()
+        except StoreError:
+            return  # the job is not served any more
+        except (Rejection, MachineBroken) as error:
+            logger.error("a deadline could not be decided on", job=self.name, error=str(error))
+            self._plan(BROKEN_SECONDS)
+            return
+        silence = self.liveness.next_deadline(timeout_seconds)
+        delays = [at - now for at in (deadline, silence) if at is not None]
+        if delays:
+            self._plan(max(PLAN_SECONDS, min(delays)))
+
+    def _fall_silent(self, worker: str, session_id: str, timeout_seconds: float) -> None:
+        session = self.sessions.get(worker)
+        if session is None or session.id != session_id:
+            self.liveness.forget(worker, session_id)
+            return
+        self.close_session(session, f"no heartbeat for {timeout_seconds:g} s")
+
+    # ---------------------------------------------------------------- from the log
+
+    def durable(self, position: int) -> None:
+        while self._outbox and self._outbox[0][0] <= position:
+            self._outbox.popleft()[1]()
+
+    def reachable(self, reachable: bool) -> None:
+        self._owner.store_reachable(self, reachable)
+
+    def failed(self, error: StoreError) -> None:
+        self._outbox.clear()
+        for session in self.sessions.values():
+            session.end(Rejection("fenced", str(error), hint=error.hint))
+        self.changed.announce()
+        self.noted.announce()
+        self.task_waiters.wake_all()
+        if not self.stopping:
+            self._owner.host_failed(self, error)
+
+    async def revive(self) -> None:
+        await self._owner.revive_store()

@@ -1,0 +1,202 @@
+"""All jobs of a master: takes them over from the store, creates them, finds them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from elastane_master import records
+from elastane_master.clock import Clock
+from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.host import HostOwner, JobHost
+from elastane_master.store.connection import Store
+from elastane_master.store.errors import StoreError, StoreFormatUnknown
+from elastane_master.store.history import JobHistory
+from elastane_master.store.keys import checked_job_name
+from elastane_master.store.log import JobLog, LogOptions
+from elastane_master.store.recovery import Recovered
+
+logger = structlog.get_logger(__name__)
+
+TAKEN_OVER_AT_ONCE = 8
+
+
+class JobHosts(HostOwner):
+    """The jobs being served, by name. Used from one event loop.
+
+    on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        options: LogOptions,
+        *,
+        on_failed: Callable[[StoreError], None] = lambda error: None,
+        on_reachable: Callable[[bool], None] = lambda reachable: None,
+    ) -> None:
+        self.store = store
+        self.clock = Clock()
+        self.master = f"{socket.gethostname()}:{os.getpid()}"
+        self._options = options
+        self._on_failed = on_failed
+        self._on_reachable = on_reachable
+        self._hosts: dict[str, JobHost] = {}
+        self._creating = asyncio.Lock()
+        self._unreachable: set[str] = set()
+
+    async def start(self) -> None:
+        """Takes over every job of the store. Raises StoreFormatUnknown and redis errors."""
+        self.clock.keep()
+        names = await self.store.jobs()
+        gate = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
+
+        async def take_over(name: str) -> None:
+            async with gate:
+                await self._take_over(name)
+
+        await asyncio.gather(*[take_over(name) for name in names])
+
+    async def stop(self, refusal: Rejection) -> None:
+        """Stops serving: streams end with `refusal`, everything pending is written."""
+        await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
+        self.clock.stop()
+
+    def all(self) -> list[JobHost]:
+        """Every job's host, by name."""
+        return [self._hosts[name] for name in sorted(self._hosts)]
+
+    def get(self, name: str) -> JobHost:
+        """The job's host. Raises Rejection and BadJobName."""
+        host = self._hosts.get(name)
+        if host is None:
+            raise Rejection(
+                "not_found",
+                f"there is no job {checked_job_name(name)!r}",
+                hint="create it first (JobService.Create)",
+                job=name,
+            )
+        return host
+
+    def get_or_only(self, name: str) -> JobHost:
+        """The job's host; without a name that of the only job there is. Raises Rejection."""
+        if name:
+            return self.get(name)
+        if len(self._hosts) != 1:
+            raise Rejection(
+                "invalid_argument" if self._hosts else "not_found",
+                f"there are {len(self._hosts)} jobs: which one?",
+                hint="name the job",
+                jobs=", ".join(sorted(self._hosts)[:20]),
+            )
+        return next(iter(self._hosts.values()))
+
+    def history(self, host: JobHost) -> JobHistory:
+        """What of the job can be read back from the store."""
+        return JobHistory(self.store.redis, host.name)
+
+    async def create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
+        """The job of that name, and whether it was created now.
+
+        Raises Rejection when it is there with other settings or they are impossible, BadJobName, StoreError,
+        and redis errors.
+        """
+        checked_job_name(name)
+        async with self._creating:
+            host = self._hosts.get(name)
+            if host is not None:
+                _require_equal(host, settings)
+                if (durable := host.log.pending) is not None:
+                    await asyncio.shield(durable)
+                return host, False
+            machine = JobMachine.create(name, settings, self.clock())
+            # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
+            await self.store.add_job(name)
+            log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            if recovered.snapshot is not None:
+                host = await self._serve(name, log, recovered)
+                _require_equal(host, settings)
+                return host, False
+            host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+            self._hosts[name] = host
+            await host.start(note=machine.creation_note())
+            return host, True
+
+    # ---------------------------------------------------------------- taking over
+
+    async def _take_over(self, name: str) -> None:
+        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+        if recovered.snapshot is None:
+            logger.warning("a job was never stored; its creation was not acknowledged", job=name)
+            await self.store.remove_job(name)
+            return
+        await self._serve(name, log, recovered)
+
+    async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
+        machine = self._replay(name, recovered)
+        host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+        self._hosts[name] = host
+        logger.info(
+            "job taken over",
+            job=name,
+            phase=machine.state.phase,
+            records=len(recovered.records),
+            token=recovered.token,
+        )
+        await host.start(MasterStarted(self.master))
+        return host
+
+    def _replay(self, name: str, recovered: Recovered) -> JobMachine:
+        """The machine as it was: the snapshot, and the events decided after it at their times."""
+        assert recovered.snapshot is not None
+        try:
+            machine = JobMachine.restore(recovered.snapshot)
+            for record in recovered.records:
+                stored = records.decode_event(record)
+                machine.handle(stored.event, stored.now)
+                self.clock.at_least(stored.now)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise StoreFormatUnknown(
+                f"job {name} cannot be read from the store: {error}", job=name
+            ) from error
+        return machine
+
+    # ---------------------------------------------------------------- from the hosts
+
+    def host_failed(self, host: JobHost, error: StoreError) -> None:
+        self._on_failed(error)
+
+    def store_reachable(self, host: JobHost, reachable: bool) -> None:
+        was_reachable = not self._unreachable
+        if reachable:
+            self._unreachable.discard(host.name)
+            self.clock.resume()
+        else:
+            self._unreachable.add(host.name)
+            self.clock.pause()
+        if was_reachable != (not self._unreachable):
+            self._on_reachable(reachable)
+
+    async def revive_store(self) -> None:
+        await self.store.revive()
+
+
+def _require_equal(host: JobHost, settings: JobSettings) -> None:
+    """Raises Rejection unless the job was created with these settings."""
+    original = host.machine.state.original
+    for field in JobSettings.__struct_fields__:
+        if getattr(original, field) != getattr(settings, field):
+            raise Rejection(
+                "already_exists",
+                f"job {host.name!r} is there with {field} {getattr(original, field)!r},"
+                f" not {getattr(settings, field)!r}",
+                hint="use its settings, or another name",
+                job=host.name,
+                field=field,
+            )

@@ -1,0 +1,105 @@
+"""Binds a servicer to its service: one place where requests are parsed and errors become statuses.
+
+The generated registration parses requests where nobody can step in: bytes that are no message
+end as INTERNAL, and every servicer method would have to catch its own errors. Here the
+descriptor of the service says which methods there are; parsing failures become
+INVALID_ARGUMENT, and the errors named in `errors.REFUSALS` become typed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.servers.errors import REFUSALS, refuse
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Malformed:
+    """Stands for a request whose bytes could not be parsed."""
+
+    def __init__(self, message: str, size: int) -> None:
+        self.message = message
+        self.size = size
+
+    def rejection(self) -> Rejection:
+        return Rejection(
+            "invalid_argument",
+            f"the request is not a {self.message}",
+            hint="use the client of the same version as the master",
+            bytes=self.size,
+        )
+
+
+def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler[Any, Any]:
+    """The handler that serves all methods of `service` by the methods of `servicer` of the same names.
+
+    A method that streams to the client is an async generator. Raises AttributeError when one is missing.
+    """
+    handlers = {
+        method.name: _method_handler(method, getattr(servicer, method.name)) for method in service.methods
+    }
+    return cast("grpc.GenericRpcHandler", grpc.method_handlers_generic_handler(service.full_name, handlers))
+
+
+def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> Any:
+    parse = _parser(method)
+    if method.server_streaming:
+        streaming = (
+            grpc.stream_stream_rpc_method_handler
+            if method.client_streaming
+            else grpc.unary_stream_rpc_method_handler
+        )
+        return streaming(_streaming(behaviour), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(behaviour), parse, _serialize)
+
+
+def _parser(method: MethodDescriptor) -> Callable[[bytes], Message | Malformed]:
+    message_class = GetMessageClass(method.input_type)
+    name = method.input_type.name
+
+    def parse(payload: bytes) -> Message | Malformed:
+        try:
+            return message_class.FromString(payload)
+        except DecodeError:
+            return Malformed(name, len(payload))
+
+    return parse
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
+    async def serve(request: Message | Malformed, context: Context) -> Message:
+        if isinstance(request, Malformed):
+            await refuse(context, request.rejection())
+        try:
+            return await behaviour(request, context)
+        except REFUSALS as error:
+            await refuse(context, error)
+
+    return serve
+
+
+def _streaming(
+    behaviour: Callable[[Any, Context], AsyncIterator[Message]],
+) -> Callable[..., AsyncIterator[Message]]:
+    async def serve(request: Any, context: Context) -> AsyncIterator[Message]:
+        if isinstance(request, Malformed):
+            await refuse(context, request.rejection())
+        try:
+            async for message in behaviour(request, context):
+                yield message
+        except REFUSALS as error:
+            await refuse(context, error)
+
+    return serve

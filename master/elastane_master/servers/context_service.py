@@ -1,0 +1,35 @@
+"""ContextService: the stored contexts of the ESTs, for inspection and audit."""
+
+from __future__ import annotations
+
+from elastane_proto.v1 import context_pb2
+
+from elastane_master.decisions.views import context_of, context_views
+from elastane_master.hosts import JobHosts
+from elastane_master.servers.binding import Context
+from elastane_master.servers.translate_job import context_info, context_message
+
+
+class ContextServicer:
+    """Serves elastane.v1.ContextService."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+
+    async def Get(
+        self, request: context_pb2.ContextServiceGetRequest, context: Context
+    ) -> context_pb2.ContextServiceGetResponse:
+        host = self._hosts.get(request.job)
+        await host.log.settled()
+        step = request.step if request.HasField("step") else None
+        found, parts = context_of(host.machine, request.virtual_rank, step)
+        message = context_message(request.virtual_rank, found, parts)
+        return context_pb2.ContextServiceGetResponse(context=message)
+
+    async def List(
+        self, request: context_pb2.ContextServiceListRequest, context: Context
+    ) -> context_pb2.ContextServiceListResponse:
+        host = self._hosts.get(request.job)
+        await host.log.settled()
+        infos = [context_info(view) for view in context_views(host.machine)]
+        return context_pb2.ContextServiceListResponse(contexts=infos)

@@ -1,0 +1,75 @@
+"""Refusals on the wire: a grpc status code, and an ErrorDetail that machines and people can read.
+
+Whatever refuses a call (the decision code, the translation of a message, the store) ends here
+and nowhere else, so every error of the API has the same form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.rpc import status_pb2
+from grpc_status import rpc_status
+from redis.exceptions import RedisError
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.errors import MachineBroken
+from elastane_master.store.errors import BadJobName, Fenced, StoreError
+from elastane_proto.v1 import errors_pb2
+
+_CODES: dict[str, grpc.StatusCode] = {
+    "invalid_argument": grpc.StatusCode.INVALID_ARGUMENT,
+    "not_found": grpc.StatusCode.NOT_FOUND,
+    "already_exists": grpc.StatusCode.ALREADY_EXISTS,
+    "stale": grpc.StatusCode.ABORTED,
+    "evicted": grpc.StatusCode.ABORTED,
+    "mismatch": grpc.StatusCode.FAILED_PRECONDITION,
+    "wrong_phase": grpc.StatusCode.FAILED_PRECONDITION,
+    "fenced": grpc.StatusCode.UNAVAILABLE,
+    "store_unavailable": grpc.StatusCode.UNAVAILABLE,
+}
+
+_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable"})
+
+REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
+"""What a servicer may raise to refuse a call."""
+
+
+def as_rejection(error: Exception) -> Rejection:
+    """A refusal by the store in the terms of the decision code; a Rejection is returned as it is."""
+    if isinstance(error, Rejection):
+        return error
+    if isinstance(error, BadJobName):
+        return Rejection("invalid_argument", str(error), hint=error.hint, **error.facts)
+    if isinstance(error, Fenced):
+        return Rejection("fenced", str(error), hint=error.hint, **error.facts)
+    if isinstance(error, MachineBroken):
+        return Rejection("internal", str(error), hint="this is a fault of the master; its log has the details")
+    if isinstance(error, StoreError):
+        return Rejection("store_unavailable", str(error), hint=error.hint, **error.facts)
+    return Rejection("store_unavailable", f"the store does not answer: {error}", hint="ask again in a moment")
+
+
+def status_of(rejection: Rejection) -> status_pb2.Status:
+    """The google.rpc.Status of a refusal; an unknown reason is a fault of ours and becomes INTERNAL."""
+    code = _CODES.get(rejection.reason, grpc.StatusCode.INTERNAL)
+    known = rejection.reason in _CODES
+    detail = errors_pb2.ErrorDetail(
+        reason=f"ERROR_REASON_{rejection.reason.upper()}" if known else None,
+        facts=rejection.facts,
+        hint=rejection.hint,
+        retryable=rejection.reason in _RETRYABLE,
+    )
+    packed = any_pb2.Any()
+    packed.Pack(detail)
+    number: int = code.value[0]
+    return status_pb2.Status(code=number, message=str(rejection), details=[packed])
+
+
+async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
+    """Ends the call with the typed error."""
+    status = rpc_status.to_status(status_of(as_rejection(error)))
+    await context.abort(status.code, status.details, status.trailing_metadata)
+    raise AssertionError("abort ends the call")

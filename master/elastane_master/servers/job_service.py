@@ -1,0 +1,144 @@
+"""JobService: creating jobs, looking at them, and what operators ask of them."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+from elastane_proto.v1 import job_pb2
+
+from elastane_master.decisions.events import (
+    AnyEvent,
+    CancelRequested,
+    CheckpointRequested,
+    DrainRequested,
+    Rejection,
+    ResumeRequested,
+    ScaleRequested,
+    SuspendRequested,
+)
+from elastane_master.decisions.views import checkpoints_view, job_view
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.servers.binding import Context
+from elastane_master.servers.following import require_serving
+from elastane_master.servers.translate import checked_name, checked_request_id
+from elastane_master.servers.translate_job import job_message, job_settings
+
+WATCH_SECONDS_MIN = 0.05
+"""A watcher gets the newest job at most so often, however many changes there are."""
+
+
+class JobServicer:
+    """Serves elastane.v1.JobService."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+
+    async def Create(
+        self, request: job_pb2.JobServiceCreateRequest, context: Context
+    ) -> job_pb2.JobServiceCreateResponse:
+        checked_request_id(request.request_id)
+        host, created = await self._hosts.create(request.name, job_settings(request.settings))
+        return job_pb2.JobServiceCreateResponse(job=_job(host), created=created)
+
+    async def Get(
+        self, request: job_pb2.JobServiceGetRequest, context: Context
+    ) -> job_pb2.JobServiceGetResponse:
+        host = self._hosts.get(request.name)
+        await host.log.settled()
+        return job_pb2.JobServiceGetResponse(job=_job(host))
+
+    async def List(
+        self, request: job_pb2.JobServiceListRequest, context: Context
+    ) -> job_pb2.JobServiceListResponse:
+        return job_pb2.JobServiceListResponse(jobs=[_job(host) for host in self._hosts.all()])
+
+    async def Watch(
+        self, request: job_pb2.JobServiceWatchRequest, context: Context
+    ) -> AsyncIterator[job_pb2.JobServiceWatchResponse]:
+        host = self._hosts.get(request.name)
+        revision = -1
+        while True:
+            seen = host.changed.count
+            require_serving(host)
+            if host.machine.state.revision != revision:
+                revision = host.machine.state.revision
+                yield job_pb2.JobServiceWatchResponse(job=_job(host))
+                await asyncio.sleep(WATCH_SECONDS_MIN)
+            await host.changed.beyond(seen)
+
+    async def Scale(
+        self, request: job_pb2.JobServiceScaleRequest, context: Context
+    ) -> job_pb2.JobServiceScaleResponse:
+        request_id = checked_request_id(request.request_id)
+        event = ScaleRequested(request_id, request.workers_min, request.workers_max)
+        return job_pb2.JobServiceScaleResponse(job=await self._ask(request.name, event))
+
+    async def Suspend(
+        self, request: job_pb2.JobServiceSuspendRequest, context: Context
+    ) -> job_pb2.JobServiceSuspendResponse:
+        event = SuspendRequested(checked_request_id(request.request_id))
+        return job_pb2.JobServiceSuspendResponse(job=await self._ask(request.name, event))
+
+    async def Resume(
+        self, request: job_pb2.JobServiceResumeRequest, context: Context
+    ) -> job_pb2.JobServiceResumeResponse:
+        event = ResumeRequested(checked_request_id(request.request_id))
+        return job_pb2.JobServiceResumeResponse(job=await self._ask(request.name, event))
+
+    async def Cancel(
+        self, request: job_pb2.JobServiceCancelRequest, context: Context
+    ) -> job_pb2.JobServiceCancelResponse:
+        event = CancelRequested(checked_request_id(request.request_id))
+        return job_pb2.JobServiceCancelResponse(job=await self._ask(request.name, event))
+
+    async def DrainWorker(
+        self, request: job_pb2.JobServiceDrainWorkerRequest, context: Context
+    ) -> job_pb2.JobServiceDrainWorkerResponse:
+        worker = checked_name(request.worker_id, "worker_id")
+        event = DrainRequested(checked_request_id(request.request_id), worker)
+        return job_pb2.JobServiceDrainWorkerResponse(job=await self._ask(request.name, event))
+
+    async def Checkpoint(
+        self, request: job_pb2.JobServiceCheckpointRequest, context: Context
+    ) -> job_pb2.JobServiceCheckpointResponse:
+        host = self._hosts.get(request.name)
+        request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
+        await host.submit(CheckpointRequested(request_id))
+        while True:
+            seen = host.changed.count
+            require_serving(host)
+            outcome = _outcome(host, request_id)
+            if outcome is not None:
+                return outcome
+            await host.changed.beyond(seen)
+
+    async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
+        host = self._hosts.get(name)
+        await host.submit(event)
+        return _job(host)
+
+
+def _job(host: JobHost) -> job_pb2.Job:
+    return job_message(job_view(host.machine), host.liveness)
+
+
+def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:
+    """What became of a checkpoint that was asked for; None while it is pending. Raises Rejection."""
+    view = checkpoints_view(host.machine)
+    for saved in view.saved:
+        if request_id in saved.requests:
+            return job_pb2.JobServiceCheckpointResponse(step=saved.step, url=saved.url)
+    for failed in view.failed:
+        if request_id in failed.requests:
+            raise Rejection(
+                "wrong_phase",
+                f"the checkpoint could not be saved: {failed.error}",
+                checkpoint=failed.checkpoint,
+                step=failed.step,
+            )
+    if request_id not in view.pending:
+        raise Rejection("not_found", "what became of this request is not known any more", request_id=request_id)
+    return None

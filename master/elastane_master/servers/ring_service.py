@@ -1,0 +1,126 @@
+"""RingService: the workers' sessions, and what can be seen of the ring.
+
+A session is one stream from Hello to Bye. Two tasks serve it: this coroutine writes what the host
+puts into the session, and a reader hands the worker's messages to the host. Whichever ends first
+ends the other; a stream that ends without Bye is a dead worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import structlog
+from elastane_proto.v1 import ring_pb2
+
+from elastane_master import records
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.views import ring_view
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.records import StoredNote
+from elastane_master.servers.binding import Context, Malformed
+from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.servers.following import require_serving, stopping
+from elastane_master.servers.translate_job import event_message
+from elastane_master.servers.translate_session import (
+    attend_event,
+    attend_response,
+    hello,
+    ring_members,
+)
+from elastane_master.sessions import Session
+
+logger = structlog.get_logger(__name__)
+
+EVENTS_AT_ONCE = 500
+
+Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
+
+
+class RingServicer:
+    """Serves elastane.v1.RingService."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+
+    async def Attend(
+        self, requests: Requests, context: Context
+    ) -> AsyncIterator[ring_pb2.AttendResponse]:
+        first = await anext(requests, None)
+        if isinstance(first, Malformed):
+            raise first.rejection()
+        if first is None or first.WhichOneof("message") != "hello":
+            raise Rejection(
+                "invalid_argument", "the stream does not begin with Hello", hint="send Hello first"
+            )
+        host = self._hosts.get(first.hello.job)
+        if host.stopping:
+            raise stopping()
+        session = host.open_session(lambda session_id: hello(first.hello, session_id))
+        reader = asyncio.create_task(_read(host, session, requests))
+        try:
+            async for message in session.outgoing():
+                yield attend_response(message, host.machine.state.settings)
+        finally:
+            reader.cancel()
+            host.close_session(session, "its stream broke without Bye")
+
+    async def GetRing(
+        self, request: ring_pb2.GetRingRequest, context: Context
+    ) -> ring_pb2.GetRingResponse:
+        host = self._hosts.get(request.job)
+        await host.log.settled()
+        view = ring_view(host.machine)
+        return ring_pb2.GetRingResponse(
+            generation=view.generation, step=view.step, members=ring_members(view.members)
+        )
+
+    async def WatchEvents(
+        self, request: ring_pb2.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[ring_pb2.WatchEventsResponse]:
+        host = self._hosts.get(request.job)
+        following = max(request.since, 1)
+        while True:
+            seen = host.noted.count
+            notes = await self._notes(host, following)
+            for stored in notes:
+                yield ring_pb2.WatchEventsResponse(event=event_message(stored))
+                following = stored.sequence + 1
+            if notes:
+                continue
+            if not request.follow:
+                return
+            require_serving(host)
+            await host.noted.beyond(seen)
+
+    async def _notes(self, host: JobHost, since: int) -> list[StoredNote]:
+        """The next notes from number `since` on: out of memory, or older ones out of the store."""
+        recent = host.recent_notes
+        if recent and recent[0].sequence <= since:
+            return [stored for stored in recent if stored.sequence >= since]
+        await host.log.settled()
+        stored = await self._hosts.history(host).events(since, EVENTS_AT_ONCE)
+        return [records.decode_note(payload) for _, payload in stored]
+
+
+async def _read(host: JobHost, session: Session, requests: Requests) -> None:
+    """Hands the worker's messages to the host until the stream or the session ends."""
+    try:
+        async for request in requests:
+            if isinstance(request, Malformed):
+                raise request.rejection()
+            host.heard(session)
+            host.deliver(session, attend_event(request, session.worker, session.id))
+            if session.ended:
+                return
+    except REFUSALS as error:
+        rejection = as_rejection(error)
+        logger.warning(
+            "a worker's message was refused", job=host.name, worker=session.worker, reason=str(rejection)
+        )
+        # The refusal goes down the stream before the worker is counted as lost.
+        session.end(rejection)
+        host.close_session(session, f"its message was refused: {rejection}")
+        return
+    host.close_session(session, "its stream ended without Bye")

@@ -1,0 +1,145 @@
+"""ShardService: datasets, leases of dynamic tasks, progress and the committed history."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from typing import cast
+
+import msgspec
+from elastane_proto.v1 import shard_pb2
+
+from elastane_master import records
+from elastane_master.decisions.datasets import LeaseResult
+from elastane_master.decisions.events import DatasetCreated, DatasetExtended, Rejection, TasksRequested
+from elastane_master.decisions.views import list_tasks, progress_views
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.servers import translate_shard
+from elastane_master.servers.binding import Context
+from elastane_master.servers.following import require_serving
+from elastane_master.servers.translate import checked_name, checked_request_id, seconds
+from elastane_master.store.history import is_history_token
+
+WAIT_SECONDS = 20.0
+WAIT_SECONDS_MAX = 300.0
+PAGE_SIZE = 100
+PAGE_SIZE_MAX = 1000
+WATCH_SECONDS = 0.5
+WATCH_SECONDS_MIN = 0.05
+
+
+class ShardServicer:
+    """Serves elastane.v1.ShardService."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+
+    async def CreateDataset(
+        self, request: shard_pb2.CreateDatasetRequest, context: Context
+    ) -> shard_pb2.CreateDatasetResponse:
+        host = self._hosts.get(request.job)
+        dataset = checked_name(request.dataset, "dataset")
+        settings = translate_shard.dataset_settings(request.settings)
+        request_id = checked_request_id(request.request_id)
+        created = await host.submit(DatasetCreated(request_id, dataset, settings))
+        progress = _progress(host, dataset)[0]
+        return shard_pb2.CreateDatasetResponse(progress=progress, created=bool(created))
+
+    async def LeaseTasks(
+        self, request: shard_pb2.LeaseTasksRequest, context: Context
+    ) -> shard_pb2.LeaseTasksResponse:
+        host = self._hosts.get(request.job)
+        wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
+        event = translate_shard.tasks_requested(request, uuid.uuid4().hex)
+        result = await _lease(host, event, min(wait_seconds, WAIT_SECONDS_MAX))
+        return translate_shard.lease_response(request.dataset, result)
+
+    async def GetProgress(
+        self, request: shard_pb2.GetProgressRequest, context: Context
+    ) -> shard_pb2.GetProgressResponse:
+        host = self._hosts.get_or_only(request.job)
+        await host.log.settled()
+        return shard_pb2.GetProgressResponse(datasets=_progress(host, request.dataset))
+
+    async def WatchProgress(
+        self, request: shard_pb2.WatchProgressRequest, context: Context
+    ) -> AsyncIterator[shard_pb2.WatchProgressResponse]:
+        host = self._hosts.get_or_only(request.job)
+        interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
+        while True:
+            seen = host.changed.count
+            require_serving(host)
+            yield shard_pb2.WatchProgressResponse(datasets=_progress(host, request.dataset))
+            await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
+            await host.changed.beyond(seen)
+
+    async def ListTasks(
+        self, request: shard_pb2.ListTasksRequest, context: Context
+    ) -> shard_pb2.ListTasksResponse:
+        host = self._hosts.get(request.job)
+        await host.log.settled()
+        count = _page_size(request.page_size)
+        after = translate_shard.after_token(request.page_token)
+        state = translate_shard.task_state(request.state)
+        tasks = list_tasks(host.machine, request.dataset, state, after, count)
+        return shard_pb2.ListTasksResponse(
+            tasks=[translate_shard.task_info(task) for task in tasks],
+            next_page_token=translate_shard.task_token(tasks[-1]) if len(tasks) == count else "",
+        )
+
+    async def GetAuditLog(
+        self, request: shard_pb2.GetAuditLogRequest, context: Context
+    ) -> shard_pb2.GetAuditLogResponse:
+        host = self._hosts.get(request.job)
+        if not is_history_token(request.page_token):
+            raise translate_shard.bad_token(request.page_token)
+        count = _page_size(request.page_size)
+        commits, token = await self._hosts.history(host).commits(request.page_token, count)
+        entries = [
+            entry
+            for commit in commits
+            for entry in translate_shard.audit_entries(records.decode_commit(commit), request.dataset)
+        ]
+        return shard_pb2.GetAuditLogResponse(entries=entries, next_page_token=token)
+
+    async def ExtendDataset(
+        self, request: shard_pb2.ExtendDatasetRequest, context: Context
+    ) -> shard_pb2.ExtendDatasetResponse:
+        host = self._hosts.get(request.job)
+        dataset = checked_name(request.dataset, "dataset")
+        request_id = checked_request_id(request.request_id)
+        await host.submit(DatasetExtended(request_id, dataset, request.watermark, request.closed))
+        return shard_pb2.ExtendDatasetResponse(progress=_progress(host, dataset)[0])
+
+
+async def _lease(host: JobHost, event: TasksRequested, wait_seconds: float) -> LeaseResult:
+    """Reports and leases; waits while there is nothing to lease but may be later."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_seconds
+    result = cast("LeaseResult", await host.submit(event))
+    outcomes = result.outcomes
+    again = msgspec.structs.replace(event, completed=())  # the reports have been counted
+    while result.wait and (left := deadline - loop.time()) > 0:
+        require_serving(host)
+        await host.task_waiters.wait(event.dataset, left)
+        result = cast("LeaseResult", await host.submit(again))
+    return msgspec.structs.replace(result, outcomes=outcomes)
+
+
+def _progress(host: JobHost, dataset: str) -> list[shard_pb2.Progress]:
+    """Progress of one dataset, or of all. Raises Rejection."""
+    views = progress_views(host.machine, host.clock())
+    chosen = [view for view in views if dataset in ("", view.dataset)]
+    if dataset and not chosen:
+        raise Rejection("not_found", f"the job has no dataset {dataset!r}", dataset=dataset)
+    return [translate_shard.progress_message(view) for view in chosen]
+
+
+def _page_size(asked: int) -> int:
+    if asked > PAGE_SIZE_MAX:
+        raise Rejection(
+            "invalid_argument", f"a page of {asked}", hint=f"ask for at most {PAGE_SIZE_MAX}", field="page_size"
+        )
+    return asked or PAGE_SIZE

@@ -1,0 +1,56 @@
+"""Between messages and values: what all services need (times, ranges, checks of names)."""
+
+from __future__ import annotations
+
+from google.protobuf import duration_pb2, timestamp_pb2
+
+from elastane_master.decisions.events import Rejection
+from elastane_proto.v1 import common_pb2
+
+NAME_CHARACTERS_MAX = 253
+"""Of a worker id, a dataset's name and a request id."""
+
+_NANOS = 1_000_000_000
+_TIMESTAMP_SECONDS_MAX = 253_402_300_799
+"""The last second of the year 9999: a Timestamp can say no later one."""
+
+
+def seconds(duration: duration_pb2.Duration, field: str) -> float:
+    """Seconds of a Duration; raises Rejection when it is negative."""
+    value = duration.seconds + duration.nanos / _NANOS
+    if value < 0:
+        raise Rejection("invalid_argument", f"{field} is negative", field=field, value=value)
+    return value
+
+
+def duration(value: float) -> duration_pb2.Duration:
+    """A Duration of `value` seconds."""
+    whole, nanos = divmod(round(value * _NANOS), _NANOS)
+    return duration_pb2.Duration(seconds=whole, nanos=nanos)
+
+
+def timestamp(value: float) -> timestamp_pb2.Timestamp:
+    """A Timestamp of `value` seconds since the Unix epoch; what lies outside its range is cut."""
+    whole, nanos = divmod(round(min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX) * _NANOS), _NANOS)
+    return timestamp_pb2.Timestamp(seconds=whole, nanos=nanos)
+
+
+def as_range(start: int, end: int) -> common_pb2.Range:
+    return common_pb2.Range(start=start, end=end)
+
+
+def checked_name(name: str, field: str) -> str:
+    """`name` itself; raises Rejection when it is empty or too long."""
+    if not name or len(name) > NAME_CHARACTERS_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{field} is empty" if not name else f"{field} has {len(name)} characters",
+            hint=f"set {field} to 1 to {NAME_CHARACTERS_MAX} characters",
+            field=field,
+        )
+    return name
+
+
+def checked_request_id(request_id: str) -> str:
+    """`request_id` itself, which may be empty; raises Rejection when it is too long."""
+    return checked_name(request_id, "request_id") if request_id else ""

@@ -1,0 +1,146 @@
+"""Jobs, workers, events and contexts between messages and values."""
+
+from __future__ import annotations
+
+from elastane_proto import contexts
+from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
+
+from elastane_master.decisions.events import JobSettings, Parts
+from elastane_master.decisions.liveness import Liveness
+from elastane_master.decisions.views import ContextView, JobView, WorkerView
+from elastane_master.records import StoredNote
+from elastane_master.servers.translate import as_range, duration, seconds, timestamp
+
+_DEFAULTS = JobSettings(ests=1)
+_PHASES = {
+    "waiting": job_pb2.JOB_PHASE_WAITING,
+    "running": job_pb2.JOB_PHASE_RUNNING,
+    "suspended": job_pb2.JOB_PHASE_SUSPENDED,
+    "succeeded": job_pb2.JOB_PHASE_SUCCEEDED,
+    "failed": job_pb2.JOB_PHASE_FAILED,
+    "cancelled": job_pb2.JOB_PHASE_CANCELLED,
+}
+_PLACES = {
+    "member": job_pb2.WORKER_STATE_MEMBER,
+    "standby": job_pb2.WORKER_STATE_STANDBY,
+    "draining": job_pb2.WORKER_STATE_DRAINING,
+    "tasks_only": job_pb2.WORKER_STATE_TASKS_ONLY,
+    "awaited": job_pb2.WORKER_STATE_AWAITED,
+}
+
+
+def job_settings(message: job_pb2.JobSettings) -> JobSettings:
+    """The settings, with the defaults of job.proto where the message says nothing. Raises Rejection."""
+
+    def span(field: str, default: float) -> float:
+        return seconds(getattr(message, field), field) if message.HasField(field) else default  # type: ignore[arg-type]
+
+    return JobSettings(
+        ests=message.ests,
+        workers_min=message.workers_min or _DEFAULTS.workers_min,
+        workers_max=message.workers_max,
+        seed=message.seed if message.HasField("seed") else None,
+        checkpoint_url=message.checkpoint_url,
+        checkpoint_interval_steps=message.checkpoint_interval_steps,
+        checkpoint_keep=message.checkpoint_keep or _DEFAULTS.checkpoint_keep,
+        heartbeat_timeout_seconds=span("heartbeat_timeout", _DEFAULTS.heartbeat_timeout_seconds),
+        lease_min_seconds=span("lease_min", _DEFAULTS.lease_min_seconds),
+        lease_factor=message.lease_factor or _DEFAULTS.lease_factor,
+        join_window_seconds=span("join_window", _DEFAULTS.join_window_seconds),
+        return_grace_seconds=span("return_grace", _DEFAULTS.return_grace_seconds),
+        idle_max_seconds=span("idle_max", _DEFAULTS.idle_max_seconds),
+        torch_threads=message.torch_threads or _DEFAULTS.torch_threads,
+        audit_samples=message.audit_samples,
+    )
+
+
+def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
+    """Inverse of `job_settings`, with every default written out."""
+    return job_pb2.JobSettings(
+        ests=settings.ests,
+        workers_min=settings.workers_min,
+        workers_max=settings.workers_max or settings.ests,
+        seed=settings.seed,
+        checkpoint_url=settings.checkpoint_url,
+        checkpoint_interval_steps=settings.checkpoint_interval_steps,
+        checkpoint_keep=settings.checkpoint_keep,
+        heartbeat_timeout=duration(settings.heartbeat_timeout_seconds),
+        lease_min=duration(settings.lease_min_seconds),
+        lease_factor=settings.lease_factor,
+        join_window=duration(settings.join_window_seconds),
+        return_grace=duration(settings.return_grace_seconds),
+        idle_max=duration(settings.idle_max_seconds),
+        torch_threads=settings.torch_threads,
+        audit_samples=settings.audit_samples,
+    )
+
+
+def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
+    """The job as it is shown."""
+    return job_pb2.Job(
+        name=view.name,
+        settings=settings_message(view.settings),
+        phase=_PHASES[view.phase],
+        reason=view.reason,
+        generation=view.generation,
+        step=view.step,
+        epoch=view.epoch,
+        steps_per_epoch=view.steps_per_epoch,
+        epochs=view.epochs,
+        saved_step=view.saved_step,
+        created=timestamp(view.created_at),
+        workers=[_worker_message(worker, liveness) for worker in view.workers],
+        revision=view.revision,
+    )
+
+
+def _worker_message(view: WorkerView, liveness: Liveness) -> job_pb2.WorkerInfo:
+    heard = liveness.last_heard(view.worker, view.session)
+    return job_pb2.WorkerInfo(
+        worker_id=view.worker,
+        state=_PLACES[view.place],
+        ests=as_range(view.start, view.end),
+        applied_step=view.applied_step,
+        joined=timestamp(view.joined_at),
+        last_heard=timestamp(heard) if heard is not None else None,
+        reason=view.reason,
+        host=view.host,
+        pid=view.pid,
+    )
+
+
+def event_message(stored: StoredNote) -> ring_pb2.Event:
+    """A decision and its reason."""
+    note = stored.note
+    return ring_pb2.Event(
+        sequence=stored.sequence,
+        time=timestamp(stored.now),
+        kind=note.kind,
+        worker_id=note.worker,
+        reason=note.reason,
+        generation=note.generation,
+        step=note.step,
+        facts=note.facts,
+    )
+
+
+def context_message(virtual_rank: int, step: int, parts: Parts) -> common_pb2.EstContext:
+    """A stored context with its bytes."""
+    return contexts.context_to_proto(virtual_rank, step, parts)
+
+
+def context_info(view: ContextView) -> context_pb2.ContextInfo:
+    """A stored context without its bytes."""
+    info = context_pb2.ContextInfo(
+        virtual_rank=view.virtual_rank,
+        step=view.step,
+        bytes=view.bytes,
+        sha256=view.sha256,
+        worker_id=view.worker,
+    )
+    if view.loader:
+        epoch, batch, base_seed = contexts.unpack_loader(view.loader)
+        info.loader.epoch, info.loader.batch = epoch, batch
+        if base_seed is not None:
+            info.loader.base_seed = base_seed
+    return info

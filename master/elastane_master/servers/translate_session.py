@@ -1,0 +1,287 @@
+"""A worker's stream: its messages become events, the decisions' messages become the master's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from elastane_master.decisions import effects, events
+from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.servers.translate import as_range, checked_name, duration, seconds
+from elastane_master.sessions import WorkerMessage
+from elastane_proto import contexts
+from elastane_proto.v1 import common_pb2, ring_pb2
+
+_ROLES: dict[int, Literal["ring", "tasks"]] = {
+    ring_pb2.WORKER_ROLE_RING: "ring",
+    ring_pb2.WORKER_ROLE_TASKS: "tasks",
+}
+_BYES: dict[int, Literal["finished", "drained", "failed"]] = {
+    ring_pb2.BYE_REASON_FINISHED: "finished",
+    ring_pb2.BYE_REASON_DRAINED: "drained",
+    ring_pb2.BYE_REASON_FAILED: "failed",
+}
+_HEARTBEATS_PER_TIMEOUT = 3
+_HEARTBEAT_SECONDS_MAX = 1.0
+
+# ------------------------------------------------------------------ worker -> master
+
+
+def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
+    """The event of a Hello; raises Rejection."""
+    role = _ROLES.get(message.role)
+    if role is None:
+        raise Rejection(
+            "invalid_argument", "Hello without a role", hint="set role to RING or TASKS", field="role"
+        )
+    return events.WorkerJoined(
+        worker=checked_name(message.worker_id, "worker_id"),
+        session=session,
+        role=role,
+        signature=_signature(message.signature),
+        host=message.host,
+        pid=message.pid,
+        store_address=message.store_address,
+        generation=message.generation,
+        applied_step=message.applied_step,
+        holds_state=message.holds_state,
+    )
+
+
+def attend_event(request: ring_pb2.AttendRequest, worker: str, session: str) -> events.AnyEvent:
+    """The event of any later message; raises Rejection."""
+    kind = request.WhichOneof("message")
+    translate = _EVENTS.get(kind or "")
+    if translate is None:
+        what = "a second Hello" if kind == "hello" else "a message this master does not know"
+        raise Rejection(
+            "invalid_argument",
+            f"{worker} sent {what}",
+            hint="send Hello once, first; use the client of the master's version",
+            kind=kind or "none",
+        )
+    return translate(getattr(request, str(kind)), worker, session)
+
+
+def _heartbeat(message: ring_pb2.Heartbeat, worker: str, session: str) -> events.AnyEvent:
+    return events.AppliedReported(
+        worker,
+        session,
+        message.generation,
+        message.applied_step,
+        message.phase == ring_pb2.TRAINER_PHASE_BETWEEN,
+    )
+
+
+def _ready(message: ring_pb2.Ready, worker: str, session: str) -> events.AnyEvent:
+    return events.ReadyReported(
+        worker, session, message.generation, message.applied_step, message.holds_state
+    )
+
+
+def _loaded(message: ring_pb2.Loaded, worker: str, session: str) -> events.AnyEvent:
+    return events.LoadedReported(
+        worker,
+        session,
+        message.generation,
+        message.step,
+        tuple(_delta(context) for context in message.contexts),
+        tuple(message.extra.ready_order),
+        message.checkpoint,
+        tuple(message.rejected),
+    )
+
+
+def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> events.AnyEvent:
+    tasks = tuple(
+        events.StepTask(
+            task.virtual_rank,
+            task.range.start,
+            task.range.end,
+            tuple(task.samples),
+            dict(task.metrics),
+        )
+        for task in message.tasks
+    )
+    return events.StepReported(
+        worker,
+        session,
+        message.generation,
+        message.step,
+        message.epoch,
+        tuple(_delta(context) for context in message.contexts),
+        tasks,
+        tuple(message.extra.ready_order),
+    )
+
+
+def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
+    return events.RingBrokenReported(worker, session, message.generation, message.step, message.error)
+
+
+def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEvent:
+    return events.SavedReported(
+        worker,
+        session,
+        message.checkpoint,
+        message.step,
+        message.shard,
+        message.file,
+        message.sha256,
+        message.bytes,
+        message.error,
+        message.complete,
+    )
+
+
+def _leaving(message: ring_pb2.Leaving, worker: str, session: str) -> events.AnyEvent:
+    return events.LeavingReported(worker, session, message.reason, seconds(message.notice, "notice"))
+
+
+def _bye(message: ring_pb2.Bye, worker: str, session: str) -> events.AnyEvent:
+    reason = _BYES.get(message.reason)
+    if reason is None:
+        raise Rejection("invalid_argument", f"{worker} said Bye without a reason", field="reason")
+    return events.ByeReported(worker, session, reason, message.message, message.applied_step)
+
+
+_EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
+    "heartbeat": _heartbeat,
+    "ready": _ready,
+    "loaded": _loaded,
+    "step_report": _step_report,
+    "ring_broken": _ring_broken,
+    "saved": _saved,
+    "leaving": _leaving,
+    "bye": _bye,
+}
+
+
+def _signature(message: ring_pb2.ScriptSignature) -> events.Signature:
+    return events.Signature(
+        tensors=tuple(
+            events.TensorSpec(tensor.name, tuple(tensor.shape), tensor.dtype) for tensor in message.tensors
+        ),
+        dataset_size=message.dataset_size,
+        batch_size=message.batch_size,
+        steps_per_epoch=message.steps_per_epoch,
+        epochs=message.epochs,
+        environment=dict(message.environment),
+    )
+
+
+def _delta(message: common_pb2.EstContext) -> events.ContextDelta:
+    return events.ContextDelta(
+        message.virtual_rank, contexts.context_from_proto(message), delta=message.delta
+    )
+
+
+# ------------------------------------------------------------------ master -> worker
+
+
+def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.AttendResponse:
+    """The wire form of what a decision sends to a worker."""
+    response = ring_pb2.AttendResponse()
+    match message:
+        case effects.Welcome():
+            response.welcome.CopyFrom(_welcome(message, settings))
+        case effects.Prepare():
+            response.prepare.CopyFrom(_prepare(message))
+        case effects.Load():
+            response.load.generation = message.generation
+            response.load.checkpoint_url = message.checkpoint_url
+        case effects.Go():
+            response.go.CopyFrom(_go(message))
+        case effects.Prepared():
+            response.prepared.CopyFrom(_prepared(message))
+        case effects.Checkpoint():
+            response.checkpoint.CopyFrom(_checkpoint(message))
+        case effects.Drain():
+            response.drain.reason = message.reason
+        case effects.Done():
+            response.done.phase = message.phase
+            response.done.reason = message.reason
+    return response
+
+
+def ring_members(members: Iterable[effects.Member]) -> list[ring_pb2.Member]:
+    """The ring's members, in its order."""
+    return [
+        ring_pb2.Member(
+            worker_id=member.worker,
+            ests=as_range(member.start, member.end),
+            store_address=member.store_address,
+        )
+        for member in members
+    ]
+
+
+def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcome:
+    interval = min(_HEARTBEAT_SECONDS_MAX, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
+    return ring_pb2.Welcome(
+        generation=message.generation,
+        resumed=message.resumed,
+        ests=settings.ests,
+        seed=settings.seed,
+        checkpoint_url=settings.checkpoint_url,
+        checkpoint_keep=settings.checkpoint_keep,
+        heartbeat_interval=duration(interval),
+        audit_samples=settings.audit_samples,
+    )
+
+
+def _prepare(message: effects.Prepare) -> ring_pb2.Prepare:
+    return ring_pb2.Prepare(
+        generation=message.generation, members=ring_members(message.members), reason=message.reason
+    )
+
+
+def _go(message: effects.Go) -> ring_pb2.Go:
+    return ring_pb2.Go(
+        generation=message.generation,
+        resume_step=message.resume_step,
+        members=ring_members(message.members),
+        donors=message.donors,
+        receivers=message.receivers,
+        contexts=[
+            contexts.context_to_proto(rank, message.resume_step, parts) for rank, parts in message.contexts
+        ],
+        extra=_extra(message.ready_order),
+    )
+
+
+def _prepared(message: effects.Prepared) -> ring_pb2.Prepared:
+    prepared = ring_pb2.Prepared(generation=message.generation, step=message.step)
+    if message.ready_order:
+        prepared.extra.CopyFrom(common_pb2.ExtraState(ready_order=message.ready_order))
+    if message.then_prepare is not None:
+        prepared.then_prepare.CopyFrom(_prepare(message.then_prepare))
+    if message.then_checkpoint is not None:
+        prepared.then_checkpoint.CopyFrom(_checkpoint(message.then_checkpoint))
+    return prepared
+
+
+def _checkpoint(message: effects.Checkpoint) -> ring_pb2.Checkpoint:
+    return ring_pb2.Checkpoint(
+        checkpoint=message.checkpoint,
+        url=message.url,
+        step=message.step,
+        shard=message.shard,
+        shards=message.shards,
+        keep=message.keep,
+        manifest=[
+            ring_pb2.Saved(
+                checkpoint=message.checkpoint,
+                step=message.step,
+                shard=entry.shard,
+                file=entry.file,
+                sha256=entry.sha256,
+                bytes=entry.bytes,
+            )
+            for entry in message.manifest
+        ],
+    )
+
+
+def _extra(ready_order: Sequence[int]) -> common_pb2.ExtraState | None:
+    return common_pb2.ExtraState(ready_order=ready_order) if ready_order else None

@@ -1,0 +1,89 @@
+"""A worker's session as the host sees it: what is still to be sent down its stream, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator
+
+from elastane_master.decisions.effects import (
+    Checkpoint,
+    Done,
+    Drain,
+    Go,
+    Load,
+    Prepare,
+    Prepared,
+    Welcome,
+)
+from elastane_master.decisions.events import AppliedReported, Rejection
+
+OUTGOING_MAX = 1000
+"""A worker that lets so many messages pile up does not read its stream any more."""
+
+WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+
+
+class Session:
+    """One stream of one worker, from Hello on. Used from one event loop.
+
+    last_heartbeat: what the worker last said of itself in a Heartbeat, to tell news from repetition.
+    """
+
+    __slots__ = ("_ended", "_outgoing", "_refusal", "_wake", "id", "last_heartbeat", "worker")
+
+    def __init__(self, worker: str) -> None:
+        self.worker = worker
+        self.id = uuid.uuid4().hex
+        self.last_heartbeat: AppliedReported | None = None
+        self._outgoing: deque[WorkerMessage] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._ended = False
+        self._refusal: Rejection | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more will be put into it."""
+        return self._ended
+
+    def put(self, message: WorkerMessage) -> bool:
+        """Queues a message; False when the worker has let too many pile up (the session is ended then)."""
+        if self._ended:
+            return True
+        if len(self._outgoing) >= OUTGOING_MAX:
+            self._outgoing.clear()
+            self.end(
+                Rejection(
+                    "evicted",
+                    f"worker {self.worker} did not read {OUTGOING_MAX} messages",
+                    hint="rejoin as a newcomer",
+                )
+            )
+            return False
+        self._outgoing.append(message)
+        self._notify()
+        return True
+
+    def end(self, refusal: Rejection | None = None) -> None:
+        """Ends the stream after what is queued: in good order, or with a typed error."""
+        if not self._ended:
+            self._ended = True
+            self._refusal = refusal
+            self._notify()
+
+    async def outgoing(self) -> AsyncIterator[WorkerMessage]:
+        """What is to be sent, in order, until the session ends; raises its Rejection if it ended with one."""
+        while True:
+            while self._outgoing:
+                yield self._outgoing.popleft()
+            if self._ended:
+                if self._refusal is not None:
+                    raise self._refusal
+                return
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

@@ -1,0 +1,71 @@
+"""Workers that wait on the server for tasks of a dataset that has none to give at the moment.
+
+A thousand may wait for the last tasks of a dataset. Waking all of them at every change would
+cost more than the work itself, so one is woken for tasks that are back in TODO (it wakes the next
+one if there are more), and all when nobody needs to wait any longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+Wanted = Literal["none", "one", "all"]
+
+
+class TaskWaiters:
+    """Those who wait, by dataset, in the order they came. Used from one event loop.
+
+    wanted: says of a dataset how many waiters could get an answer now.
+    """
+
+    def __init__(self, wanted: Callable[[str], Wanted]) -> None:
+        self._wanted = wanted
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def wait(self, dataset: str, timeout_seconds: float) -> None:
+        """Returns when there may be an answer, or after the timeout."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(dataset, deque()).append(future)
+        try:
+            await asyncio.wait_for(future, timeout_seconds)
+        except TimeoutError:
+            return
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.check()  # this one was woken and will not ask: it is somebody else's turn
+            raise
+        finally:
+            waiting = self._waiting.get(dataset)
+            if waiting is not None and future in waiting:
+                waiting.remove(future)
+            if waiting is not None and not waiting:
+                del self._waiting[dataset]
+
+    def check(self) -> None:
+        """The job changed: wakes whom it concerns."""
+        for dataset, waiting in self._waiting.items():
+            wanted = self._wanted(dataset)
+            if wanted == "one":
+                _wake(waiting)
+            elif wanted == "all":
+                while _wake(waiting):
+                    pass
+
+    def wake_all(self) -> None:
+        """Nobody shall wait any longer."""
+        for waiting in self._waiting.values():
+            while _wake(waiting):
+                pass
+
+
+def _wake(waiting: deque[asyncio.Future[None]]) -> bool:
+    """Wakes the first who still waits; False when nobody does."""
+    while waiting:
+        future = waiting.popleft()
+        if not future.done():
+            future.set_result(None)
+            return True
+    return False

@@ -1,0 +1,245 @@
+"""The same few training steps under stock DistributedDataParallel and with `Reducer` on any ring.
+
+Run by `test_collective_reducer.py` in spawned processes; every process leaves what it saw in a file.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from elastane.collective.order import Ranges
+from elastane.collective.reducer import Reducer
+from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
+
+STEPS = 6
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to write the training loop."""
+
+    name: str
+    adam: bool = True
+    clip: bool = True
+    set_to_none: bool = True
+    channels_last: bool = False
+    bucket_cap_mb: float | None = None
+
+
+VARIANTS = [
+    Variant("plain"),
+    Variant("strided", adam=False, clip=False, set_to_none=False, channels_last=True, bucket_cap_mb=0.2),
+]
+
+
+class Net(nn.Module):
+    """Convolution, BatchNorm, a linear layer that outgrows the first bucket, and a second dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.hidden = nn.Linear(8 * 8 * 8, 1600)
+        self.out = nn.Linear(1600, 5)
+        self.gain = nn.Parameter(torch.ones(5, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.out(torch.relu(self.hidden(x))).double() * self.gain
+
+
+def build(variant: Variant) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model as every rank builds it, and its optimizer."""
+    torch.manual_seed(11)
+    model = Net()
+    if variant.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if variant.adam:
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def backward(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, step: int, rank: int) -> float:
+    """The loop body up to the optimizer: batch of `rank` at `step`, loss, gradients."""
+    generator = torch.Generator().manual_seed(step * 100 + rank)
+    x = torch.randn(6, 3, 8, 8, generator=generator)
+    y = torch.randint(0, 5, (6,), generator=generator)
+    if variant.channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad(set_to_none=variant.set_to_none)
+    loss.backward()
+    if variant.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    return loss.item()
+
+
+def snapshot(tensors: Any) -> list[torch.Tensor]:
+    """Copies to compare."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def reference(rank: int, ranks: int, port: int, folder: Path) -> None:
+    """Process `rank` of stock DDP over gloo, all variants; saves what it saw of every step."""
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    seen: dict[str, Any] = {}
+    for variant in VARIANTS:
+        model, optimizer = build(variant)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=variant.bucket_cap_mb)
+        for step in range(STEPS):
+            loss = backward(ddp, optimizer, variant, step, rank)
+            seen[f"{variant.name} {step} loss"] = loss
+            seen[f"{variant.name} {step} buffers"] = snapshot(model.buffers())
+            seen[f"{variant.name} {step} grads"] = snapshot(p.grad for p in model.parameters())
+            optimizer.step()
+            seen[f"{variant.name} {step} params"] = snapshot(model.parameters())
+    torch.save(seen, folder / f"reference-{rank}.pt")
+    dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class Phase:
+    """From `step` on, the ring has these ranges; members beyond them have left."""
+
+    step: int
+    ranges: Ranges
+    #: The member that aborts the ring at the end of its first backward in this phase: the step is replayed.
+    aborts: int | None = None
+
+
+def elastic(host: int, port: int, phases: list[Phase], folder: Path) -> None:
+    """Member `host` of the rings of `phases`; saves what it saw, by EST."""
+    torch.set_num_threads(1)
+    meeting = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    if host == 0:
+        own = RendezvousStore("127.0.0.1")
+        meeting.set("address", own.address)
+    address = meeting.get("address").decode()
+    seen: dict[str, Any] = {}
+    for variant in VARIANTS:
+        _Member(host, address, variant, phases, seen).train()
+    torch.save(seen, folder / f"elastic-{host}.pt")
+    meeting.add("done", 1)
+    if host == 0:
+        while meeting.add("done", 0) < len(phases[0].ranges):
+            threading.Event().wait(0.01)  # the store must outlive its users
+
+
+class _Member:
+    def __init__(
+        self, host: int, address: str, variant: Variant, phases: list[Phase], seen: dict[str, Any]
+    ) -> None:
+        self.host, self.address, self.variant, self.seen = host, address, variant, seen
+        self.phases = {phase.step: phase for phase in phases}
+        self.model, self.optimizer = build(variant)
+        self.buffers = list(self.model.buffers())
+        self.base = snapshot(self.buffers)
+        names, params = zip(*self.model.named_parameters(), strict=True)
+        self.reducer = Reducer(
+            params,
+            names,
+            phases[0].ranges[-1][1],
+            self.buffers,
+            on_last_backward=self.last_backward,
+            bucket_cap_mb=variant.bucket_cap_mb,
+        )
+        self.order: list[int] | None = None
+        self.captured: list[torch.Tensor] | None = None
+        self.generation = 0
+        self.aborts = False
+
+    def train(self) -> None:
+        """All steps for which this host is a member."""
+        for step in range(STEPS):
+            phase = self.phases.get(step)
+            if phase is not None:
+                if self.host >= len(phase.ranges):
+                    break
+                self.form(phase)
+            self.run(step)
+            if phase is not None and phase.aborts is not None:
+                if self.host == phase.aborts:
+                    assert isinstance(self.reducer.failure, RingAborted)
+                    assert all(p.grad is None for p in self.model.parameters())
+                self.reducer.drop()
+                self.form(phase)
+                self.run(step)
+            self.apply(step)
+        self.reducer.close()
+
+    def form(self, phase: Phase) -> None:
+        """A new generation."""
+        self.generation += 1
+        self.ranges = phase.ranges
+        self.transport = RingTransport.form(
+            store_address=self.address,
+            prefix=f"{self.variant.name}/{self.generation}",
+            rank=self.host,
+            size=len(phase.ranges),
+            cancel=threading.Event(),
+        )
+        self.reducer.set_ring(self.transport, phase.ranges, self.host)
+        self.aborts = phase.aborts == self.host and not self.aborts
+
+    def run(self, step: int) -> None:
+        """Each of my ESTs' turn."""
+        start, end = self.ranges[self.host]
+        for slot, rank in enumerate(range(start, end)):
+            with torch.no_grad():
+                for buffer, base in zip(self.buffers, self.base, strict=True):
+                    buffer.copy_(base)
+            last = rank == end - 1
+            self.rank = rank
+            self.reducer.begin_turn(slot, last, record_order=step == 0 and rank == 0)
+            loss = backward(self.model, self.optimizer, self.variant, step, rank)
+            if not last:
+                assert all(p.grad is None for p in self.model.parameters())
+                self.keep_buffers()
+            self.seen[f"{self.variant.name} {step} loss {rank}"] = loss
+            self.seen[f"{self.variant.name} {step} buffers {rank}"] = snapshot(self.buffers)
+
+    def keep_buffers(self) -> None:
+        if self.rank == 0:
+            self.captured = snapshot(self.buffers)
+
+    def last_backward(self) -> None:
+        self.keep_buffers()
+        self.reducer.broadcast_buffers(self.captured if self.host == 0 else None)
+        if self.aborts:
+            self.transport.abort()
+
+    def apply(self, step: int) -> None:
+        """What follows backward on the last turn."""
+        assert self.reducer.failure is None
+        params = list(self.model.parameters())
+        self.seen[f"{self.variant.name} {step} grads"] = snapshot(p.grad for p in params)
+        self.optimizer.step()
+        self.seen[f"{self.variant.name} {step} params"] = snapshot(params)
+        self.base = snapshot(self.reducer.next_buffers)
+        if step == 0:
+            # The job's state carries it to the workers that do not host EST 0; here it is the same code.
+            self.order = self.share_order()
+            self.reducer.set_layout(self.order)
+
+    def share_order(self) -> list[int]:
+        count = len(list(self.model.parameters()))
+        order = torch.zeros(count, dtype=torch.int64)
+        if self.host == 0:
+            order.copy_(torch.tensor(self.reducer.ready_order))
+            for peer in range(1, len(self.ranges)):
+                self.transport.send(order, peer, 77).wait()
+        else:
+            self.transport.recv(order, 0, 77).wait()
+        return [int(index) for index in order]

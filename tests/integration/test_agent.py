@@ -1,0 +1,307 @@
+"""`elastane run` as its users meet it: real master, real store, real signals; workers that train nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from elastane.agent.master_process import EmbeddedMaster
+from elastane.audit import audit
+from elastane.client import MasterClient
+from elastane_proto.v1 import job_pb2
+
+SOURCES = Path(__file__).parents[2]
+TRAINER = Path(__file__).parent / "scripts" / "fake_trainer.py"
+PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": PATH}
+WAIT_SECONDS = 60.0
+
+Line = dict[str, Any]
+
+
+class Run:
+    """One `elastane run --json` and what it said."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.lines: list[Line] = []
+        self._news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "elastane.cli", "run", "--json", *arguments],
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            self._news.put(json.loads(text))
+        self._news.put(None)
+
+    def until(self, event: str, **facts: object) -> Line:
+        """The next line of that event with those facts."""
+        while (line := self._news.get(timeout=WAIT_SECONDS)) is not None:
+            self.lines.append(line)
+            if line["event"] == event and all(line.get(name) == value for name, value in facts.items()):
+                return line
+        pytest.fail(f"no {event} {facts}; said:\n{self.said()}")
+
+    def end(self) -> int:
+        """The exit code, once it has ended."""
+        while (line := self._news.get(timeout=WAIT_SECONDS)) is not None:
+            self.lines.append(line)
+        return self._process.wait(WAIT_SECONDS)
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def of(self, event: str) -> list[Line]:
+        return [line for line in self.lines if line["event"] == event]
+
+    def said(self) -> str:
+        return "\n".join(str(line.get("message", line)) for line in self.lines)
+
+    def descendants(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start_run(
+        *options: str, steps: int = 40, step_seconds: float = 0.01, script: str = "", again: bool = False
+    ) -> Run:
+        command = [script] if script else [str(TRAINER), str(steps), str(step_seconds)]
+        state = [] if "--state-dir" in options else ["--state-dir", str(tmp_path / "state")]
+        run = Run("--ests", "4", "--job", "j", *state, *options, *command)
+        runs.append(run)
+        return run
+
+    yield start_run
+    for run in runs:
+        run.close()
+
+
+def client_of(run: Run) -> MasterClient:
+    started = run.of("master_started") or [run.until("master_started")]
+    return MasterClient(started[0]["address"], timeout_seconds=WAIT_SECONDS)
+
+
+def wait_for_step(client: MasterClient, step: int) -> job_pb2.Job:
+    return next(job for job in client.watch_job("j") if job.step >= step)
+
+
+def check_history(tmp_path: Path, steps: int) -> None:
+    """What stands in the store has every sample once."""
+    master = EmbeddedMaster(tmp_path / "state")
+    with MasterClient(master.start(), timeout_seconds=WAIT_SECONDS) as client:
+        try:
+            entries = list(client.audit_log("j"))
+        finally:
+            master.stop()
+    result = audit(
+        entries, ests=4, steps_per_epoch=steps, dataset_sizes={entry.dataset: steps * 8 for entry in entries}
+    )
+    assert result.ok, result.violations
+    assert sum(epoch.samples for epoch in result.epochs) == steps * 8
+
+
+def test_to_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:2")
+    run.until("worker_started", worker="w1")
+    processes = run.descendants()
+    assert run.end() == 0, run.said()
+    assert run.of("job_succeeded")
+    assert {line["line"] for line in run.of("output")} == {"ended at step 40"}
+    assert not any(process.is_running() for process in processes), "nothing is left behind"
+    check_history(tmp_path, 40)
+    again = start("--workers", "1:2")
+    assert again.end() == 0
+    assert again.of("job_succeeded") and not again.of("worker_started")
+
+
+def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:3", steps=100)
+    pid = run.until("worker_started", worker="w1")["pid"]
+    with client_of(run) as client:
+        wait_for_step(client, 10)
+        os.kill(pid, signal.SIGKILL)
+        assert "SIGKILL" in run.until("worker_died", worker="w1")["message"]
+        assert run.until("worker_started", worker="w1")["pid"] != pid
+    assert run.end() == 0, run.said()
+    check_history(tmp_path, 100)
+
+
+def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:2", steps=100)
+    with client_of(run) as client:
+        wait_for_step(client, 10)
+        (master,) = [process for process in run.descendants() if "elastane_master" in process.cmdline()]
+        generation = client.get_job("j").generation
+        master.kill()
+        run.until("master_restarted")
+        assert wait_for_step(client, 30).generation == generation
+    assert run.end() == 0, run.said()
+    assert not run.of("worker_died")
+    check_history(tmp_path, 100)
+
+
+def test_scale_in_and_out(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:3", steps=300)
+    with client_of(run) as client:
+        wait_for_step(client, 5)
+        client.scale_job("j", 1, 1)
+        gone = {run.until("worker_drained")["worker"], run.until("worker_drained")["worker"]}
+        client.scale_job("j", 1, 3)
+        back = {run.until("worker_started")["worker"], run.until("worker_started")["worker"]}
+        assert back == gone
+    assert run.end() == 0, run.said()
+    check_history(tmp_path, 300)
+
+
+def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -> None:
+    run = start("--workers", "1:2", steps=100)
+    with client_of(run) as client:
+        wait_for_step(client, 5)
+        client.drain_worker("j", "w1")
+        run.until("worker_drained", worker="w1")
+    assert run.end() == 0, run.said()
+    assert len(run.of("worker_started")) == 2
+
+
+def test_a_worker_that_leaves_on_a_notice_comes_back(start: Callable[..., Run]) -> None:
+    run = start("--workers", "1:2", steps=150)
+    pid = run.until("worker_started", worker="w1")["pid"]
+    with client_of(run) as client:
+        wait_for_step(client, 5)
+        os.kill(pid, signal.SIGTERM)
+        assert "preemption notice" in run.until("worker_died", worker="w1")["message"]
+        run.until("worker_started", worker="w1")
+    assert run.end() == 0, run.said()
+
+
+def test_sigterm_drains_and_the_same_command_goes_on(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("--workers", "1:2", steps=100)
+    with client_of(run) as client:
+        wait_for_step(client, 10)
+    processes = run.descendants()
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143, run.said()
+    assert not any(process.is_running() for process in processes)
+    again = start("--workers", "1:2", steps=100)
+    assert again.end() == 0, again.said()
+    assert again.of("job_found")
+    check_history(tmp_path, 100)
+
+
+def test_a_second_signal_kills(start: Callable[..., Run], tmp_path: Path) -> None:
+    script = tmp_path / "deaf.py"
+    script.write_text(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('deaf')\n"
+        "while True: signal.pause()\n"
+    )
+    run = start("--workers", "1:1", script=str(script))
+    run.until("output", line="deaf")
+    run.signal(signal.SIGINT)
+    run.until("stopping")
+    run.signal(signal.SIGINT)
+    assert run.end() == 130, run.said()
+
+
+def test_nothing_outlives_a_killed_agent(start: Callable[..., Run]) -> None:
+    run = start("--workers", "1:2", steps=100_000)
+    with client_of(run) as client:
+        wait_for_step(client, 5)
+    processes = run.descendants()
+    assert len(processes) >= 4, "two workers, the master, its store"
+    run.signal(signal.SIGKILL)
+    run.end()
+    _, alive = psutil.wait_procs(processes, timeout=WAIT_SECONDS)
+    assert alive == []
+
+
+def test_suspend_ends_well_and_the_same_command_resumes(start: Callable[..., Run], tmp_path: Path) -> None:
+    options = ("--workers", "1:2", "--checkpoint", str(tmp_path / "saved"))
+    run = start(*options, steps=100)
+    with client_of(run) as client:
+        wait_for_step(client, 10)
+        client.suspend_job("j")
+    assert run.end() == 0, run.said()
+    assert run.of("job_suspended") and not run.of("worker_died")
+    again = start(*options, steps=100)
+    assert again.end() == 0, again.said()
+    assert again.of("job_succeeded")
+
+
+def test_cancel(start: Callable[..., Run]) -> None:
+    run = start("--workers", "1:2", steps=100_000)
+    with client_of(run) as client:
+        wait_for_step(client, 5)
+        client.cancel_job("j")
+    assert run.end() == 0, run.said()
+    assert "cancelled by an operator" in run.of("job_cancelled")[0]["message"]
+
+
+def test_two_agents_at_one_master(start: Callable[..., Run], tmp_path: Path) -> None:
+    master = EmbeddedMaster(tmp_path / "shared")
+    try:
+        options = ("--master", master.start(), "--workers", "1:4", "--local-workers", "2")
+        first, second = start(*options, steps=100), start(*options, steps=100)
+        assert first.end() == 0, first.said()
+        assert second.end() == 0, second.said()
+        with MasterClient(master.address) as client:
+            workers = {entry.worker_id for entry in client.audit_log("j")}
+        names = {line["worker"] for run in (first, second) for line in run.of("worker_started")}
+        assert len(names) == 4 and workers <= names
+    finally:
+        master.stop()
+
+
+def test_looking_at_a_job(start: Callable[..., Run]) -> None:
+    run = start("--workers", "1:2", steps=200)
+    with client_of(run) as client:
+        wait_for_step(client, 10)
+        address = client.addresses[0]
+
+    def elastane(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "elastane.cli", *arguments, "--master", address],
+            env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=WAIT_SECONDS,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    status = elastane("status")
+    assert "running" in status and "w0" in status and "member" in status
+    assert json.loads(elastane("status", "j", "--json"))["settings"]["ests"] == 4
+    assert "worker_joined" in elastane("events")
+    assert json.loads(elastane("jobs", "--json"))[0]["name"] == "j"
+    assert json.loads(elastane("audit", "--json"))["ok"] is True
+    updates = [json.loads(line) for line in elastane("progress", "--watch", "--json").splitlines()]
+    assert updates[-1]["datasets"][0]["complete"] is True and len(updates) > 1
+    assert run.end() == 0, run.said()

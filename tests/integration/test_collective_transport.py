@@ -1,0 +1,217 @@
+"""Waits that another thread ends, peers that die, groups that form and do not form."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from elastane.collective.allreduce import canonical_allreduce
+from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport, warm_up
+from integration.ring_threads import form_ring, in_threads
+
+#: Far more than an ended wait takes, far less than the transports' timeout.
+ENDS_SECONDS = 10
+
+
+@pytest.fixture
+def store():
+    store = RendezvousStore("127.0.0.1")
+    yield store
+    store.close()
+
+
+class _Blocked(threading.Thread):
+    """Runs something that blocks; `error` is what it raised."""
+
+    def __init__(self, run):
+        super().__init__(daemon=True)
+        self.run_blocked, self.error = run, None
+        self.entered = threading.Event()
+        self.start()
+        assert self.entered.wait(ENDS_SECONDS)
+
+    def run(self):
+        self.entered.set()
+        try:
+            self.run_blocked()
+        except RuntimeError as error:  # a bare error of gloo: a bug
+            self.error = error
+        except (RingAborted, RingBroken) as error:
+            self.error = error
+
+    def ended(self):
+        self.join(ENDS_SECONDS)
+        assert not self.is_alive(), "still blocked"
+        return self.error
+
+
+@pytest.mark.parametrize("direction", ["send", "recv"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_abort_ends_a_blocked_wait_and_the_peers_notice(store, direction, size):
+    ring = form_ring(store, "ring", size)
+    message = torch.zeros(3_000_000)  # more than the connection's buffers hold
+    blocked = _Blocked(lambda: getattr(ring[0], direction)(message, 1, 5).wait())
+    peer = _Blocked(lambda: ring[1].recv(message, size - 1 if size > 2 else 0, 6).wait())
+    time.sleep(0.1)  # lets the waits begin; if they have not, the test still must pass
+    ring[0].abort()
+    assert isinstance(blocked.ended(), RingAborted)
+    if size == 2:
+        assert isinstance(peer.ended(), RingBroken)
+    with pytest.raises(RingAborted):
+        ring[0].recv(torch.zeros(1), 1, 5)
+    for transport in ring:
+        transport.abort()
+    peer.ended()
+    for transport in ring:
+        transport.close()
+    again = form_ring(store, "ring again", size)
+    sums = in_threads(size, lambda rank: _all_reduce(again, rank))
+    assert all(torch.equal(out, torch.full((1000,), float(size))) for out in sums)
+
+
+def _all_reduce(ring, rank):
+    ranges = [(host, host + 1) for host in range(len(ring))]
+    out = torch.empty(1000)
+    canonical_allreduce([torch.ones(1000)], out, ranges, ring[rank], 1)
+    return out
+
+
+def test_abort_from_many_threads_at_once(store):
+    ring = form_ring(store, "ring", 2)
+    blocked = _Blocked(lambda: ring[0].recv(torch.zeros(1), 1, 5).wait())
+    in_threads(8, lambda _: ring[0].abort())
+    assert isinstance(blocked.ended(), RingAborted)
+    ring[0].close()
+    ring[0].close()
+
+
+def test_a_break_passes_on_to_members_that_do_not_talk_to_the_dead_one(store):
+    ring = form_ring(store, "ring", 4)
+    waits = [
+        _Blocked(lambda rank=rank: ring[rank].recv(torch.zeros(1), (rank + 1) % 4, 5).wait())
+        for rank in (0, 1, 2)
+    ]
+    ring[3].close()  # only member 2 waits for member 3
+    assert all(isinstance(wait.ended(), RingBroken) for wait in waits)
+
+
+def test_forming_ends_when_it_is_cancelled(store):
+    cancel = threading.Event()
+    forming = _Blocked(lambda: _form(store.address, cancel))
+    time.sleep(0.05)
+    cancel.set()
+    assert isinstance(forming.ended(), RingAborted)
+    assert len(form_ring(store, "next", 2)) == 2
+
+
+def test_forming_ends_when_the_store_dies():
+    receive, send = mp.get_context("spawn").Pipe(duplex=False)
+    process = mp.get_context("spawn").Process(target=_host_store, args=(send,), daemon=True)
+    process.start()
+    assert receive.poll(60)
+    address = receive.recv()
+    forming = _Blocked(lambda: _form(address, threading.Event()))
+    time.sleep(0.2)
+    os.kill(process.pid, signal.SIGKILL)
+    assert isinstance(forming.ended(), RingBroken)
+    process.join()
+
+
+def test_a_cancelled_group_is_not_even_begun():
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(RingAborted):
+        _form("127.0.0.1:1", cancel)
+
+
+def test_a_silent_peer_breaks_the_ring_after_the_timeout(store):
+    ring = in_threads(2, lambda rank: _form(store.address, threading.Event(), rank=rank, timeout_seconds=0.5))
+    with pytest.raises(RingBroken, match="Timed out"):
+        ring[0].recv(torch.zeros(1), 1, 5).wait()
+
+
+def test_warm_up_leaves_nothing_behind():
+    before = threading.active_count()
+    warm_up()
+    assert threading.active_count() == before
+
+
+def _form(address, cancel, rank=0, timeout_seconds=60.0):
+    return RingTransport.form(
+        store_address=address,
+        prefix="group",
+        rank=rank,
+        size=2,
+        cancel=cancel,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _host_store(pipe):
+    store = RendezvousStore("127.0.0.1")
+    pipe.send(store.address)
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_peer_breaks_an_all_reduce(store, victim):
+    """Survivors that reduce on and on raise soon after a member was killed, and can form a ring again."""
+    context = mp.get_context("spawn")
+    pipes = []
+    processes = []
+    for rank in range(3):
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(
+            target=_reduce_for_ever, args=(rank, victim, store.address, send), daemon=True
+        )
+        process.start()
+        pipes.append(receive)
+        processes.append(process)
+    for pipe in pipes:
+        assert pipe.poll(120)
+        assert pipe.recv() == "reducing"
+    killed = time.monotonic()
+    os.kill(processes[victim].pid, signal.SIGKILL)
+    for rank in {0, 1, 2} - {victim}:
+        assert pipes[rank].poll(60)
+        kind, when = pipes[rank].recv()
+        assert kind == "RingBroken"
+        assert when - killed < ENDS_SECONDS
+        assert pipes[rank].poll(60)
+        assert pipes[rank].recv() == 2.0
+    for process in processes:
+        process.join(60)
+
+
+def _reduce_for_ever(rank, victim, address, pipe):
+    torch.set_num_threads(1)
+    ring = RingTransport.form(
+        store_address=address, prefix="three", rank=rank, size=3, cancel=threading.Event()
+    )
+    slots, out = [torch.ones(500_000)], torch.empty(500_000)
+    rounds = 0
+    try:
+        while True:
+            canonical_allreduce(slots, out, [(0, 1), (1, 2), (2, 3)], ring, 1)
+            rounds += 1
+            if rounds == 3:
+                pipe.send("reducing")
+    except RingBroken as error:
+        pipe.send((type(error).__name__, time.monotonic()))
+    ring.close()
+    ring = RingTransport.form(
+        store_address=address,
+        prefix="two",
+        rank=sorted({0, 1, 2} - {victim}).index(rank),
+        size=2,
+        cancel=threading.Event(),
+    )
+    canonical_allreduce(slots, out, [(0, 1), (1, 2)], ring, 1)
+    pipe.send(float(out[0]))
+    pipe.close()

@@ -1,0 +1,253 @@
+"""What the agent does about exits, news and signals: no process, no clock."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from elastane.agent.budget import RestartBudget
+from elastane.agent.policy import (
+    CODE_FAILED,
+    CODE_OK,
+    CODE_REFUSED,
+    CODE_UNREACHABLE,
+    OVER_GRACE_SECONDS,
+    PHASE_WAIT_SECONDS,
+    Action,
+    Finish,
+    JobView,
+    Kill,
+    Say,
+    Spawn,
+    SupervisorPolicy,
+    Terminate,
+)
+from elastane.agent.process import ExitStatus
+
+RUNNING = JobView("running", workers_max=4, step=5, steps=100)
+KILLED = ExitStatus(-signal.SIGKILL)
+RAISED = ExitStatus(1)
+DRAINED = ExitStatus(80)
+FINISHED = ExitStatus(0)
+
+
+def started(workers: int = 4, view: JobView = RUNNING, restarts_max: int = 10) -> SupervisorPolicy:
+    budget = RestartBudget(restarts_max=restarts_max, delay_min_seconds=1.0)
+    policy = SupervisorPolicy([f"w{number}" for number in range(workers)], budget, grace_seconds=20.0)
+    policy.start(0.0, view)
+    return policy
+
+
+def spawned(actions: list[Action]) -> list[str]:
+    return [action.worker for action in actions if isinstance(action, Spawn)]
+
+
+def finished(actions: list[Action]) -> int | None:
+    codes = [action.code for action in actions if isinstance(action, Finish)]
+    assert len(codes) <= 1
+    return codes[0] if codes else None
+
+
+def said(actions: list[Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Say))
+
+
+def test_starts_as_many_workers_as_the_job_wants() -> None:
+    policy = SupervisorPolicy(["w0", "w1", "w2"], RestartBudget())
+    assert spawned(policy.start(0.0, JobView("waiting", workers_max=2))) == ["w0", "w1"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "code"),
+    [("succeeded", CODE_OK), ("failed", CODE_FAILED), ("cancelled", CODE_OK), ("suspended", CODE_OK)],
+)
+def test_a_job_that_is_over_starts_nothing(phase: str, code: int) -> None:
+    policy = SupervisorPolicy(["w0"], RestartBudget())
+    actions = policy.start(0.0, JobView(phase, reason="why"))  # type: ignore[arg-type]
+    assert spawned(actions) == []
+    assert finished(actions) == code
+    assert "why" in said(actions)
+
+
+def test_a_killed_worker_is_restarted_when_its_delay_is_over() -> None:
+    policy = started()
+    actions = policy.worker_exited(100.0, "w2", KILLED)
+    assert "w2 was killed by SIGKILL" in said(actions) and "restart 1 of 10" in said(actions)
+    assert policy.next_due() == 101.0
+    assert spawned(policy.tick(100.9)) == []
+    assert spawned(policy.tick(101.0)) == ["w2"]
+    assert policy.next_due() is None
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (ExitStatus(-signal.SIGTERM), "was preempted (SIGTERM)"),
+        (ExitStatus(-signal.SIGSEGV), "crashed with SIGSEGV"),
+        (ExitStatus(1), "failed with exit code 1"),
+        (ExitStatus(-64 + 30), "crashed with"),
+    ],
+)
+def test_the_message_names_the_cause(status: ExitStatus, words: str) -> None:
+    assert words in said(started().worker_exited(1.0, "w0", status))
+
+
+def test_a_used_up_budget_stops_everything() -> None:
+    policy = started(workers=2, restarts_max=1)
+    policy.worker_exited(1.0, "w0", KILLED)
+    assert spawned(policy.tick(2.0)) == ["w0"]
+    actions = policy.worker_exited(3.0, "w0", KILLED)
+    assert "restart budget used up" in said(actions)
+    assert Terminate("w1") in actions and finished(actions) is None
+    assert finished(policy.worker_exited(4.0, "w1", DRAINED)) == CODE_FAILED
+
+
+@pytest.mark.parametrize(("view", "limit"), [(JobView("waiting", workers_max=2), 2), (RUNNING, 3)])
+def test_a_script_that_always_raises_is_given_up_before_the_budget_is(view: JobView, limit: int) -> None:
+    policy = started(workers=2, view=view)
+    now = 0.0
+    for _ in range(limit - 1):
+        for worker in ("w0", "w1"):
+            assert finished(policy.worker_exited(now, worker, RAISED)) is None
+        now += 30.0
+        assert spawned(policy.tick(now)) == ["w0", "w1"]
+    policy.worker_exited(now, "w0", RAISED)
+    actions = policy.worker_exited(now, "w1", RAISED)
+    assert "the script failed in every worker without a step between" in said(actions)
+    assert finished(actions) == CODE_FAILED
+
+
+def test_a_step_between_makes_raising_forgivable() -> None:
+    policy = started(workers=1)
+    for number in range(5):
+        now = 100.0 * number
+        assert finished(policy.worker_exited(now, "w0", RAISED)) is None
+        assert spawned(policy.tick(now + 1.0)) == ["w0"]
+        policy.job_changed(now + 2.0, JobView("running", workers_max=4, step=6 + number, steps=100))
+
+
+def test_one_bad_worker_among_good_ones_only_uses_the_budget() -> None:
+    policy = started(workers=2)
+    for number in range(4):
+        now = 100.0 * number
+        assert finished(policy.worker_exited(now, "w0", RAISED)) is None
+        policy.tick(now + 50.0)
+
+
+def test_refusal_stops_all_with_its_code() -> None:
+    policy = started(workers=2)
+    actions = policy.worker_exited(1.0, "w0", ExitStatus(82))
+    assert Terminate("w1") in actions
+    assert finished(policy.worker_exited(2.0, "w1", DRAINED)) == CODE_REFUSED
+
+
+def test_unreachable_master_stops_all_with_its_code() -> None:
+    policy = started(workers=1)
+    assert finished(policy.worker_exited(1.0, "w0", ExitStatus(83))) == CODE_UNREACHABLE
+
+
+def test_scale_in_parks_the_drained_and_scale_out_brings_them_back() -> None:
+    policy = started()
+    policy.job_changed(1.0, JobView("running", workers_max=2, step=6, steps=100))
+    for worker in ("w2", "w3"):
+        assert spawned(policy.worker_exited(2.0, worker, DRAINED)) == []
+    assert policy.next_due() is None
+    actions = policy.job_changed(3.0, JobView("running", workers_max=3, step=7, steps=100))
+    assert spawned(actions) == ["w2"]
+    assert spawned(policy.job_changed(4.0, RUNNING)) == ["w3"]
+
+
+def test_a_worker_drained_by_request_stays_away() -> None:
+    policy = started()
+    actions = policy.worker_exited(1.0, "w1", DRAINED, asked_to_leave=True)
+    assert "w1 was drained" in said(actions)
+    assert spawned(policy.tick(1000.0)) == []
+
+
+def test_a_worker_that_left_on_its_own_notice_is_restarted() -> None:
+    policy = started()
+    actions = policy.worker_exited(1.0, "w1", DRAINED)
+    assert "preemption notice" in said(actions)
+    assert spawned(policy.tick(2.0)) == ["w1"]
+
+
+def test_all_drained_by_request_ends_well() -> None:
+    policy = started(workers=2)
+    policy.worker_exited(1.0, "w0", DRAINED, asked_to_leave=True)
+    actions = policy.worker_exited(2.0, "w1", DRAINED, asked_to_leave=True)
+    assert finished(actions) == CODE_OK
+    assert "waits at step 5" in said(actions)
+
+
+@pytest.mark.parametrize(
+    ("phase", "code"),
+    [("succeeded", CODE_OK), ("failed", CODE_FAILED), ("cancelled", CODE_OK), ("suspended", CODE_OK)],
+)
+def test_the_end_of_the_job_waits_for_the_workers(phase: str, code: int) -> None:
+    policy = started(workers=2)
+    over = JobView(phase, reason="because", workers_max=4)  # type: ignore[arg-type]
+    actions = policy.job_changed(1.0, over)
+    assert finished(actions) is None and "because" in said(actions)
+    assert finished(policy.worker_exited(2.0, "w0", FINISHED)) is None
+    assert finished(policy.worker_exited(3.0, "w1", DRAINED)) == code
+
+
+def test_workers_that_ignore_the_end_are_killed() -> None:
+    policy = started(workers=1)
+    policy.job_changed(1.0, JobView("cancelled"))
+    assert policy.tick(1.0 + OVER_GRACE_SECONDS - 0.1) == []
+    assert Kill("w0") in policy.tick(1.0 + OVER_GRACE_SECONDS)
+    assert finished(policy.worker_exited(40.0, "w0", KILLED)) == CODE_OK
+
+
+def test_finished_workers_wait_for_the_phase() -> None:
+    policy = started(workers=1)
+    assert finished(policy.worker_exited(1.0, "w0", FINISHED)) is None
+    assert finished(policy.job_changed(1.2, JobView("succeeded", step=100, steps=100))) == CODE_OK
+
+
+def test_a_script_that_ends_early_is_a_failure() -> None:
+    policy = started(workers=1)
+    policy.worker_exited(1.0, "w0", FINISHED)
+    assert policy.next_due() == 1.0 + PHASE_WAIT_SECONDS
+    actions = policy.tick(1.0 + PHASE_WAIT_SECONDS)
+    assert finished(actions) == CODE_FAILED and "ended at step 5 of 100" in said(actions)
+
+
+def test_a_script_that_never_joins_is_told_so() -> None:
+    policy = started(workers=1, view=JobView("waiting", workers_max=1))
+    policy.worker_exited(1.0, "w0", FINISHED)
+    actions = policy.tick(1.0 + PHASE_WAIT_SECONDS)
+    assert finished(actions) == CODE_OK and "without joining the job" in said(actions)
+
+
+def test_first_signal_drains_second_kills() -> None:
+    policy = started(workers=2)
+    actions = policy.signalled(1.0, signal.SIGTERM)
+    assert Terminate("w0") in actions and Terminate("w1") in actions
+    assert policy.next_due() == 21.0
+    actions = policy.signalled(2.0, signal.SIGINT)
+    assert Kill("w0") in actions and Kill("w1") in actions
+    policy.worker_exited(3.0, "w0", KILLED)
+    assert finished(policy.worker_exited(3.0, "w1", KILLED)) == 143
+
+
+def test_a_signal_cancels_restarts() -> None:
+    policy = started(workers=1)
+    policy.worker_exited(1.0, "w0", KILLED)
+    assert finished(policy.signalled(1.5, signal.SIGINT)) == 130
+
+
+def test_who_does_not_drain_in_time_is_killed() -> None:
+    policy = started(workers=1)
+    policy.signalled(1.0, signal.SIGTERM)
+    actions = policy.tick(21.0)
+    assert Kill("w0") in actions and "did not leave in time" in said(actions)
+
+
+def test_fatal_trouble_elsewhere_stops_the_workers() -> None:
+    policy = started(workers=1)
+    actions = policy.fatal(1.0, CODE_FAILED, "the master is broken")
+    assert Terminate("w0") in actions and "the master is broken" in said(actions)
+    assert finished(policy.worker_exited(2.0, "w0", DRAINED)) == CODE_FAILED

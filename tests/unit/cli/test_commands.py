@@ -1,0 +1,270 @@
+"""The commands against a fake master: text, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elastane.cli.main import GROUPS, build_app
+from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane_proto.v1 import job_pb2, shard_pb2
+from unit.cli.fake_master import FakeMaster, serving
+
+SOURCES = Path(__file__).parents[3]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker")
+    ),
+}
+
+
+@pytest.fixture
+def master() -> Iterator[FakeMaster]:
+    fake = FakeMaster()
+    with serving(fake) as address:
+        fake.address = address
+        yield fake
+
+
+def invoke(master: FakeMaster, *arguments: str) -> Result:
+    environment = {"ELASTANE_MASTER": master.address}
+    return CliRunner().invoke(build_app(), list(arguments), env=environment)
+
+
+def document(result: Result) -> object:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_status_shows_phase_step_and_workers(master: FakeMaster) -> None:
+    result = invoke(master, "status")
+    assert result.exit_code == 0
+    for text in (
+        "train",
+        "running: 2 workers",
+        "12/30",
+        "generation 3",
+        "w0",
+        "member",
+        "0-1",
+        "2-3",
+        "joined",
+    ):
+        assert text in result.stdout
+
+
+def test_status_as_json_has_plain_numbers_and_short_names(master: FakeMaster) -> None:
+    job = document(invoke(master, "status", "train", "--json"))
+    assert isinstance(job, dict)
+    assert (job["phase"], job["step"], job["settings"]["seed"]) == ("running", 12, None)
+    assert job["workers"][1]["ests"] == {"start": 2, "end": 4}
+
+
+def test_jobs(master: FakeMaster) -> None:
+    assert "train" in invoke(master, "jobs").stdout
+    listed = document(invoke(master, "jobs", "--json"))
+    assert isinstance(listed, list) and [job["name"] for job in listed] == ["train"]
+
+
+def test_not_found_exits_with_3_and_a_hint(master: FakeMaster) -> None:
+    result = invoke(master, "status", "other")
+    assert result.exit_code == 3
+    assert "no job 'other'" in result.stderr and "hint: look with elastane jobs" in result.stderr
+    result = invoke(master, "status", "other", "--json")
+    error = json.loads(result.stderr)
+    assert (error["reason"], error["exit_code"], error["facts"]) == ("not_found", 3, {"job": "other"})
+
+
+def test_unreachable_exits_with_4_and_a_hint() -> None:
+    result = CliRunner().invoke(build_app(), ["jobs", "--master", "127.0.0.1:1", "--timeout", "0.2"])
+    assert result.exit_code == 4
+    assert "127.0.0.1:1" in result.stderr and "--master" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["scale", "4:2"],
+        ["scale", "x"],
+        ["scale", "0:2"],
+        ["scale", "a", "b", "c"],
+        ["drain"],
+        ["nothing"],
+        ["run", "--ests", "0", "x.py"],
+        ["run", "--ests", "2", "/nowhere/x.py"],
+        ["run", "x.py"],
+        ["status", "--timeout", "-1"],
+        ["jobs", "--master", ","],
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_exits_with_2(master: FakeMaster, arguments: list[str]) -> None:
+    assert invoke(master, *arguments).exit_code == 2
+    assert master.requests == []
+
+
+@pytest.mark.parametrize("arguments", [["scale", "2:3"], ["scale", "train", "2:3"]], ids=" ".join)
+def test_scale(master: FakeMaster, arguments: list[str]) -> None:
+    result = invoke(master, *arguments)
+    assert result.exit_code == 0 and "scaled to 2:3 workers" in result.stdout
+    assert master.jobs["train"].settings.workers_max == 3
+    assert master.requests[-1].request_id
+
+
+def test_drain_suspend_resume_cancel_checkpoint(master: FakeMaster) -> None:
+    assert "w1 leaves" in invoke(master, "drain", "w1").stdout
+    assert master.requests[-1].worker_id == "w1" and master.requests[-1].name == "train"
+    assert "suspended: on request" in invoke(master, "suspend").stdout
+    assert invoke(master, "resume").exit_code == 0
+    assert invoke(master, "cancel", "train").exit_code == 0
+    assert "saved at step 13: file:///saved" in invoke(master, "checkpoint").stdout
+
+
+def test_events(master: FakeMaster) -> None:
+    lines = invoke(master, "events", "--since", "2").stdout.splitlines()
+    assert len(lines) == 2
+    assert "worker_lost" in lines[0] and "w2" in lines[0] and "reason 2" in lines[0]
+    records = [json.loads(line) for line in invoke(master, "events", "--json").stdout.splitlines()]
+    assert [record["sequence"] for record in records] == [1, 2, 3]
+    assert records[0]["time"].startswith("2023-11-14T")
+
+
+def test_progress_once_and_until_complete(master: FakeMaster) -> None:
+    assert "todo 1  doing 1  done 2/4  re-queued 1" in invoke(master, "progress").stdout
+    lines = invoke(master, "progress", "--watch").stdout.splitlines()
+    assert len(lines) == 2 and lines[0].endswith("left 0:04") and lines[1].endswith("complete")
+    records = [
+        json.loads(line) for line in invoke(master, "progress", "--watch", "--json").stdout.splitlines()
+    ]
+    assert [record["datasets"][0]["done"] for record in records] == [2, 4]
+    assert records[0]["datasets"][0]["eta"] == 4.0
+
+
+def test_audit(master: FakeMaster) -> None:
+    master.jobs["train"].settings.ests, master.jobs["train"].steps_per_epoch = 2, 2
+    for step in range(2):
+        for rank in range(2):
+            start = 4 * step + 2 * rank
+            entry = shard_pb2.AuditEntry(step=step, virtual_rank=rank, samples=[start, start + 1])
+            entry.range.start, entry.range.end = start, start + 2
+            master.history.append(entry)
+    result = invoke(master, "audit")
+    assert result.exit_code == 0 and "every sample of every epoch counts exactly once" in result.stdout
+    assert document(invoke(master, "audit", "--json"))["ok"] is True
+    result = invoke(master, "audit", "--samples", "20")
+    assert result.exit_code == 1 and "12 samples (8, 9, 10" in result.stdout
+    master.history[1].samples[0] = 0
+    assert "violation: epoch 0" in invoke(master, "audit").stdout
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    app = build_app()
+    names = [command.name for command in app.registered_commands if not command.hidden]
+    assert len(names) >= 13
+    for name in names:
+        if name in ("master", "demo", "verify", "doctor"):
+            continue
+        result = CliRunner().invoke(app, [str(name), "--help"], env={"COLUMNS": "120"})
+        assert result.exit_code == 0 and "Example" in result.stdout, name
+
+
+def test_status_imports_neither_torch_nor_numpy(master: FakeMaster) -> None:
+    code = (
+        "import sys\n"
+        "from elastane.cli.main import main\n"
+        "assert 'grpc' not in sys.modules, 'grpc at import'\n"
+        "try:\n    main(['status'])\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "assert 'grpc' in sys.modules\n"
+        "heavy = {'torch', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    environment = {**ENVIRONMENT, "ELASTANE_MASTER": master.address}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+
+
+def test_help_imports_nothing_slow() -> None:
+    code = (
+        "import sys\n"
+        "from elastane.cli.main import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "slow = {'torch', 'numpy', 'grpc', 'google.protobuf', 'pydantic', 'tenacity'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
+
+
+def test_ctrl_c_leaves_quietly(master: FakeMaster) -> None:
+    watching = subprocess.Popen(
+        [sys.executable, "-u", "-m", "elastane.cli", "events", "--follow", "--json"],
+        env={**ENVIRONMENT, "ELASTANE_MASTER": master.address},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    for _ in range(3):
+        watching.stdout.readline()
+    watching.send_signal(signal.SIGINT)
+    _, errors = watching.communicate(timeout=60)
+    assert watching.returncode == 130
+    assert "Traceback" not in errors
+
+
+def test_master_becomes_the_masters_program(tmp_path: Path) -> None:
+    package = tmp_path / "elastane_master"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import os, sys; print(os.getpid(), sys.argv[1:])")
+    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "elastane.cli", "master", "--listen", ":1", "--help", "x"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    said, _ = process.communicate(timeout=60)
+    assert said.strip() == f"{process.pid} ['--listen', ':1', '--help', 'x']"
+
+
+def test_groups_are_modules_that_register() -> None:
+    for group in GROUPS:
+        assert callable(sys.modules[group].register)
+
+
+def test_settings_of_run() -> None:
+    settings = job_settings(
+        ests=4, limits=(1, 2), seed=None, checkpoint="", checkpoint_steps=0, keep=3, threads=1,
+        audit_samples=True, durations={"heartbeat_timeout": 0.5, "join_window": 0.2},
+    )  # fmt: skip
+    assert not settings.HasField("seed") and not settings.HasField("lease_min")
+    assert settings.heartbeat_timeout.ToMilliseconds() == 500
+    assert isinstance(settings, job_pb2.JobSettings)
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "name"),
+    [
+        ("a/b/train.py", False, "train"),
+        ("pkg.sub.train", True, "train"),
+        ("é è.py", False, "job"),
+        ("my script.py", False, "my-script"),
+    ],
+)
+def test_default_job_name(script: str, module: bool, name: str) -> None:
+    assert default_job_name(script, module=module) == name
+
+
+def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert checkpoint_url("saved") == str(tmp_path / "saved")
+    assert checkpoint_url("s3://bucket/saved") == "s3://bucket/saved"
+    assert checkpoint_url("") == ""

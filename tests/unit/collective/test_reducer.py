@@ -1,0 +1,259 @@
+"""The reducer's rules, on a ring of one member."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.reducer import Reducer
+from elastane.collective.transport import RingAborted, RingTransport
+from elastane.errors import StepError, UnsupportedError
+
+
+def _alone():
+    return RingTransport.form(store_address="", prefix="", rank=0, size=1, cancel=threading.Event())
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def build(module, ests=3, **options):
+        names, params = zip(*module.named_parameters(), strict=True)
+        reducer = Reducer(params, names, ests, list(module.buffers()), **options)
+        reducer.set_ring(_alone(), [(0, ests)], 0)
+        made.append(reducer)
+        return reducer
+
+    yield build
+    for reducer in made:
+        reducer.close()
+
+
+class _Elementwise(nn.Module):
+    """Its gradient is x times the loss's: no sum that starts from 0.0 hides a -0.0."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def _step(reducer, module, ests=3, zero=lambda: None, loss=None):
+    for slot in range(ests):
+        reducer.begin_turn(slot, slot == ests - 1, record_order=False)
+        zero()
+        x = torch.full((2, 4), float(slot + 1))
+        (loss or (lambda out: out.sum()))(module(x)).backward()
+
+
+def test_gradients_are_the_script_s_only_on_the_last_turn(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    seen = []
+    for slot in range(3):
+        reducer.begin_turn(slot, slot == 2, record_order=slot == 0)
+        module(torch.full((2, 4), float(slot + 1))).sum().backward()
+        seen.append(module.weight.grad)
+    assert seen[:2] == [None, None]
+    assert torch.allclose(seen[2], torch.full((2, 4), 4.0))
+    assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
+    assert sorted(reducer.ready_order) == [0, 1]
+
+
+def test_report_comes_before_the_sums(make):
+    module = nn.Linear(4, 2)
+    grads_at_report = []
+    reducer = make(module, on_last_backward=lambda: grads_at_report.append(module.weight.grad))
+    _step(reducer, module)
+    assert grads_at_report == [None]
+    assert module.weight.grad is not None
+
+
+def test_backward_outside_the_loop_is_the_script_s_own(make):
+    module = nn.Linear(4, 2)
+    make(module)
+    module(torch.ones(1, 4)).sum().backward()
+    assert torch.equal(module.weight.grad, torch.ones(2, 4))
+
+
+def test_a_parameter_without_a_gradient_is_named(make):
+    module = nn.ModuleDict({"used": nn.Linear(4, 2), "idle": nn.Linear(4, 2)})
+    reducer = make(module)
+    reducer.begin_turn(0, False, record_order=False)
+    with pytest.raises(StepError, match=r"no gradient to idle\.weight, idle\.bias .*find_unused_parameters"):
+        module["used"](torch.ones(1, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("ests", [1, 3])
+def test_a_second_backward_in_a_turn_is_refused(make, ests):
+    module = nn.Linear(4, 2)
+    reducer = make(module, ests)
+    reducer.begin_turn(0, ests == 1, record_order=False)
+    module(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(StepError, match="second gradient"):
+        module(torch.ones(1, 4)).sum().backward()
+
+
+def test_a_turn_without_backward_is_refused(make):
+    reducer = make(nn.Linear(4, 2))
+    reducer.begin_turn(0, False, record_order=False)
+    with pytest.raises(StepError, match="without backward"):
+        reducer.begin_turn(1, False, record_order=False)
+
+
+def test_a_sparse_gradient_is_refused(make):
+    module = nn.Embedding(5, 3, sparse=True)
+    reducer = make(module)
+    reducer.begin_turn(0, False, record_order=False)
+    with pytest.raises(UnsupportedError, match="sparse"):
+        module(torch.tensor([1])).sum().backward()
+
+
+def test_zeroing_in_place_turns_negative_zeros_positive_for_every_est(make):
+    """Stock ranks add -0.0 to the zeros that zero_grad(set_to_none=False) leaves, and get 0.0."""
+    module = _Elementwise()
+    reducer = make(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(4):
+        if step == 2:
+            reducer.drop()
+        _step(
+            reducer,
+            module,
+            zero=lambda: optimizer.zero_grad(set_to_none=False),
+            loss=lambda out: (out * -0.0).sum(),
+        )
+        signs = torch.signbit(module.weight.grad)
+        assert signs.all() if step == 0 else not signs.any(), "only the first one is added to nothing"
+
+
+def test_zeroing_to_none_keeps_negative_zeros(make):
+    module = _Elementwise()
+    reducer = make(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for _ in range(2):
+        _step(reducer, module, zero=optimizer.zero_grad, loss=lambda out: (out * -0.0).sum())
+        assert torch.signbit(module.weight.grad).all()
+
+
+def test_gradients_that_are_never_zeroed_are_refused(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module)
+    with pytest.raises(UnsupportedError, match="added to those of the step before"):
+        _step(reducer, module)
+
+
+def test_an_aborted_ring_leaves_no_gradients_and_a_failure(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    transport = _alone()
+    reducer.set_ring(transport, [(0, 3)], 0)
+    transport.abort()
+    _step(reducer, module)
+    assert isinstance(reducer.failure, RingAborted)
+    assert module.weight.grad is None
+    reducer.set_ring(_alone(), [(0, 3)], 0)
+    _step(reducer, module)
+    assert reducer.failure is None
+    assert module.weight.grad is not None
+
+
+def test_a_dropped_step_can_be_run_again(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    reducer.begin_turn(0, False, record_order=False)
+    module(torch.full((2, 4), 9.0)).sum().backward()
+    reducer.begin_turn(1, False, record_order=False)
+    reducer.drop()
+    _step(reducer, module)
+    assert torch.allclose(module.weight.grad, torch.full((2, 4), 4.0))
+
+
+def test_buffers_of_est_0_come_back_as_they_were_captured(make):
+    module = nn.BatchNorm1d(4)
+    expected = [torch.randn(4), torch.rand(4), torch.tensor(7)]
+    captured = [tensor.clone() for tensor in expected]
+
+    def report():
+        reducer.broadcast_buffers(captured)
+        for tensor in captured:
+            tensor.zero_()  # the script goes on with its own memory
+
+    reducer = make(module, on_last_backward=report)
+    _step(reducer, module)
+    assert [tensor.dtype for tensor in reducer.next_buffers] == [t.dtype for t in module.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(reducer.next_buffers, expected, strict=True))
+
+
+def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module)
+    shown = module.weight.grad.clone()
+    slots = reducer._slots.plans[0].blocks[0]
+    reducer.set_layout([1, 0])
+    reducer.begin_turn(0, False, record_order=False)
+    assert reducer._slots.plans[0].blocks[0] is slots
+    assert reducer._slots.plans[0].blocks[-1].data_ptr() != module.weight.grad.data_ptr()
+    assert torch.equal(module.weight.grad, shown)
+
+
+def test_a_closed_reducer_leaves_the_model_alone(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    reducer.begin_turn(0, True, record_order=False)
+    reducer.close()
+    module(torch.ones(1, 4)).sum().backward()
+    assert module.weight.grad is not None
+
+
+def test_a_failed_step_does_not_hold_the_old_ring(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    transport = _alone()
+    reducer.set_ring(transport, [(0, 3)], 0)
+    transport.abort()
+    _step(reducer, module)
+    gone = weakref.ref(transport)
+    del transport
+    reducer.set_ring(_alone(), [(0, 3)], 0)
+    gc.collect()
+    assert gone() is None
+
+
+def test_buckets_are_reduced_while_backward_goes_on(make, monkeypatch):
+    """Also when gradients come in another order than the layout's: then in the layout's order."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    reducer = make(module, 1, bucket_cap_mb=1e-5)  # a bucket for every weight with its bias
+    reducer.begin_turn(0, True, record_order=True)
+    out = module(torch.ones(2, 4))
+    out.sum().backward()
+    reducer.set_layout(reducer.ready_order)
+    reduced, tags = threading.Event(), []
+    run = CanonicalAllreduce.run
+
+    def observed(plan, transport, tag):
+        run(plan, transport, tag)
+        tags.append(tag)
+        reduced.set()
+
+    monkeypatch.setattr(CanonicalAllreduce, "run", observed)
+    reducer.begin_turn(0, True, record_order=False)
+    hidden = module[0](torch.ones(2, 4))
+    seen_in_backward = []
+    hidden.register_hook(lambda _: seen_in_backward.append(reduced.wait(30)))
+    module.zero_grad()
+    module[2](module[1](hidden)).sum().backward()
+    assert seen_in_backward == [True]
+    assert len(tags) > 1
+    assert tags == sorted(tags)

@@ -1,0 +1,186 @@
+"""How partial sums and vectors travel between hosts: around the ring, or straight to the chunk's owner.
+
+Both overlap receiving, adding and sending by cutting messages into pieces: everything is received
+as it comes, and sent as soon as it is added. NCCL orders messages by streams instead: there each
+round is one exchange (`run_in_rounds`), which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from torch import Tensor
+
+from elastane.collective.additions import add_in_order
+from elastane.collective.order import Action, Ranges, RingOrder
+from elastane.collective.transport import RingTransport, Transfer
+
+#: Longest message on CPU, bytes: short enough that receiving, adding and sending overlap, long
+#: enough that a message's fixed cost is small beside it (measured: benchmarks/allreduce.py).
+PIECE_BYTES: Final = 512 * 1024
+
+
+def _piece_elements(out: Tensor) -> int:
+    # Where streams order the messages nothing is gained by cutting them.
+    piece_bytes = PIECE_BYTES if out.device.type == "cpu" else out.nbytes
+    return max(1, piece_bytes // out.element_size())
+
+
+class Ring:
+    """Runs a host's actions (see `order`); partial sums are received in `out`, added to and sent from there.
+
+    Where a final chunk arrives in `out`, the partial sum that was there has left: the chunk could not
+    have become final without it.
+    """
+
+    def __init__(self, slots: Sequence[Tensor], out: Tensor, ranges: Ranges, me: int) -> None:
+        self._slots, self._out = slots, out
+        self._first = ranges[me][0]
+        self._hosts = hosts = len(ranges)
+        self._left, self._right = (me - 1) % hosts, (me + 1) % hosts
+        order = RingOrder(out.numel(), out.element_size(), ranges, _piece_elements(out))
+        self._actions = order.actions(me)
+
+    def run(self, transport: RingTransport, tag: int) -> None:
+        """All hosts at once."""
+        if self._out.device.type == "cpu":
+            self._run_pipelined(transport, tag)
+        else:
+            self.run_in_rounds(transport, tag)
+
+    def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
+        """Everything is received as it comes, every piece is sent as soon as it is added."""
+        arriving = deque(
+            transport.recv(self._out[action.low : action.high], self._right, tag)
+            for action in self._actions
+            if action.receive
+        )
+        leaving: list[Transfer] = []
+        for action in self._actions:
+            if action.receive:
+                arriving.popleft().wait()
+            elements = self._act(action)
+            if action.send:
+                leaving.append(transport.send(elements, self._left, tag))
+        for transfer in leaving:
+            transfer.wait()
+
+    def run_in_rounds(self, transport: RingTransport, tag: int) -> None:
+        """One exchange a round: for NCCL, whose messages wait for one another unless started together."""
+        leaving: list[tuple[Tensor, int]] = []
+        for number in range(2 * self._hosts):
+            actions = [action for action in self._actions if action.round == number]
+            arriving = [
+                (self._out[action.low : action.high], self._right) for action in actions if action.receive
+            ]
+            for transfer in transport.exchange(leaving, arriving, tag):
+                transfer.wait()
+            leaving = [(self._act(action), self._left) for action in actions if action.send]
+            for action in actions:
+                if not action.send:
+                    self._act(action)
+
+    def _act(self, action: Action) -> Tensor:
+        """Add what the action adds; returns the elements as they are now."""
+        if not action.receive and len(action.segments) == 1 and len(action.segments[0].ranks) == 1:
+            # A partial sum of one vector: it is sent from where it lies.
+            return self._slots[action.segments[0].ranks[0] - self._first][action.low : action.high]
+        for segment in action.segments:
+            vectors = [self._slots[rank - self._first][segment.low : segment.high] for rank in segment.ranks]
+            add_in_order(vectors, self._out[segment.low : segment.high], started=action.receive)
+        return self._out[action.low : action.high]
+
+
+class Scatter:
+    """Every host sends its vectors' parts to the hosts that own the chunks; these add and send the sums.
+
+    Two hops, whatever the number of hosts, for (k + 1) (P - 1) / P of the vector sent by each host.
+    slots, out: as for `Ring`; inbox: room for other hosts' parts, `inbox_elements` long.
+    """
+
+    def __init__(self, slots: Sequence[Tensor], out: Tensor, inbox: Tensor, ranges: Ranges, me: int) -> None:
+        self._out = out
+        self._slots = slots
+        self._peers = [host for host in range(len(ranges)) if host != me]
+        order = RingOrder(out.numel(), out.element_size(), ranges, _piece_elements(out))
+        self._owned = [order.owned(host) for host in range(len(ranges))]
+        self._mine = self._owned[me]
+        self._low = self._mine[0].low if self._mine else 0
+        first, last = ranges[me]
+        width = self._mine[-1].high - self._low if self._mine else 0
+        foreign = [rank for rank in range(order.ranks) if not first <= rank < last]
+        rows = dict(zip(foreign, inbox.view(len(foreign), width), strict=True))
+        #: What is received for each of my pieces: (where, from which host).
+        self._parts = [
+            [
+                (rows[rank][piece.low - self._low : piece.high - self._low], host)
+                for host in self._peers
+                for rank in range(*ranges[host])
+            ]
+            for piece in self._mine
+        ]
+        self._vectors = {
+            **rows,
+            **{rank: slots[rank - first][self._low : self._low + width] for rank in range(first, last)},
+        }
+
+    @staticmethod
+    def inbox_elements(elements: int, element_size: int, ranges: Ranges, me: int) -> int:
+        """Room that the parts of other hosts' vectors need."""
+        order = RingOrder(elements, element_size, ranges, elements)
+        width = sum(piece.high - piece.low for piece in order.owned(me))
+        return width * (order.ranks - (ranges[me][1] - ranges[me][0]))
+
+    def run(self, transport: RingTransport, tag: int) -> None:
+        """All hosts at once."""
+        if self._out.device.type == "cpu":
+            self._run_pipelined(transport, tag)
+        else:
+            self.run_in_rounds(transport, tag)
+
+    def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
+        arriving = [[transport.recv(part, host, tag) for part, host in parts] for parts in self._parts]
+        transfers = [transport.recv(sums, host, tag) for sums, host in self._arriving_sums()]
+        transfers += [transport.send(part, host, tag) for part, host in self._leaving_parts()]
+        for piece, parts in zip(self._mine, arriving, strict=True):
+            for transfer in parts:
+                transfer.wait()
+            sums = self._add(piece)
+            transfers += [transport.send(sums, host, tag) for host in self._peers]
+        for transfer in transfers:
+            transfer.wait()
+
+    def run_in_rounds(self, transport: RingTransport, tag: int) -> None:
+        """One exchange of parts, one of sums."""
+        parts = [part for parts in self._parts for part in parts]
+        for transfer in transport.exchange(self._leaving_parts(), parts, tag):
+            transfer.wait()
+        sums = [self._add(piece) for piece in self._mine]
+        leaving = [(piece, host) for piece in sums for host in self._peers]
+        for transfer in transport.exchange(leaving, self._arriving_sums(), tag):
+            transfer.wait()
+
+    def _leaving_parts(self) -> list[tuple[Tensor, int]]:
+        """My vectors' parts for their owners, piece by piece, so that all owners can begin to add."""
+        longest = max(len(self._owned[host]) for host in self._peers)
+        return [
+            (slot[piece.low : piece.high], host)
+            for number in range(longest)
+            for host in self._peers
+            for piece in self._owned[host][number : number + 1]
+            for slot in self._slots
+        ]
+
+    def _arriving_sums(self) -> list[tuple[Tensor, int]]:
+        return [
+            (self._out[piece.low : piece.high], host) for host in self._peers for piece in self._owned[host]
+        ]
+
+    def _add(self, piece: Action) -> Tensor:
+        for segment in piece.segments:
+            low, high = segment.low - self._low, segment.high - self._low
+            vectors = [self._vectors[rank][low:high] for rank in segment.ranks]
+            add_in_order(vectors, self._out[segment.low : segment.high], started=False)
+        return self._out[piece.low : piece.high]

@@ -57,6 +57,7 @@ class Cluster:
     def usable_holders(self) -> list[str]:
         """Attending processes whose weights the job could go on from, as far as the master can know."""
         state = self.master.machine.state
+        saved_step = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
         return [
             worker.name
             for worker in self.alive
@@ -68,6 +69,7 @@ class Cluster:
             and not record.drain_sent
             and worker.name not in state.fenced_claims
             and state.contexts.has(worker.applied)
+            and worker.applied > saved_step
         ]
 
     # ------------------------------------------------------------------ agents

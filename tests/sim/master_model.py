@@ -45,6 +45,7 @@ class MasterModel:
     snapshot: bytes = b""
     log: list[tuple[bytes, float]] = field(default_factory=list)
     queue: list[Undelivered] = field(default_factory=list)
+    streams: list[Stream] = field(default_factory=list)
     bound: dict[str, Stream] = field(default_factory=dict)
     liveness: Liveness = field(default_factory=Liveness)
     is_flushing: bool = False
@@ -64,8 +65,9 @@ class MasterModel:
         self.world.log(f"MASTER crashes, loses {len(self.queue)} outcomes")
         self.is_up = False
         self.incarnation += 1
-        for stream in list(self.bound.values()):
+        for stream in self.streams:
             stream.break_down()
+        self.streams.clear()
         self.bound.clear()
         self.queue.clear()
         self.world.after(down_seconds, self._restart)

@@ -20,6 +20,7 @@ class Stream:
         self.incarnation = master.incarnation
         self.up_at = self.down_at = world.now
         self.open_up = self.open_down = True
+        master.streams.append(self)
 
     def up(self, event: events.Event) -> None:
         """Worker to master."""

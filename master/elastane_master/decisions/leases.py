@@ -92,8 +92,8 @@ def _changing(turn: Turn) -> None:
         leader = state.workers.get(ring_state.members[0].worker)
         limit_seconds = state.settings.idle_max_seconds
         if leader is not None and turn.now >= ring_state.since + limit_seconds:
-            sessions.evict(turn, leader, f"did not load a checkpoint within {limit_seconds:g} s")
-            sessions.after_loss(turn, leader.worker, f"{leader.worker} did not load a checkpoint")
+            was_needed = sessions.evict(turn, leader, f"did not load a checkpoint within {limit_seconds:g} s")
+            sessions.after_loss(turn, was_needed, f"{leader.worker} did not load a checkpoint")
         return
     limit_seconds = ready_seconds(turn)
     if turn.now < ring_state.since + limit_seconds:
@@ -107,7 +107,7 @@ def _changing(turn: Turn) -> None:
     for record in unready:
         sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s")
     if unready:
-        sessions.after_loss(turn, unready[0].worker, f"{names} did not answer Prepare")
+        sessions.after_loss(turn, True, f"{names} did not answer Prepare")
 
 
 def _running(turn: Turn) -> None:
@@ -129,7 +129,7 @@ def _running(turn: Turn) -> None:
     turn.queues.ring_stopped(timed_out=sum(member.end - member.start for member in members if member))
     for record, reason in blamed:
         sessions.evict(turn, record, reason)
-    sessions.after_loss(turn, blamed[0][0].worker, f"{blamed[0][0].worker} was evicted: {blamed[0][1]}")
+    sessions.after_loss(turn, True, f"{blamed[0][0].worker} was evicted: {blamed[0][1]}")
 
 
 def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, str]]:

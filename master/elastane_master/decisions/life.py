@@ -72,7 +72,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     state, ring = turn.state, turn.state.ring
     checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
     checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
-    ring.stage, ring.members, ring.planned_from = "none", (), ()
+    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
     ring.rebuild_due, ring.put_off = None, ""
     ring.since = turn.now
     state.suspending, state.join_due, state.grace_until = False, None, None
@@ -92,7 +92,7 @@ def suspend(turn: Turn, reason: str) -> None:
     state.suspending, state.join_due = False, None
     checkpoints.give_up(turn, reason, again=True)
     ring.generation += 1
-    ring.stage, ring.members, ring.planned_from = "none", (), ()
+    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
     ring.since, ring.reason = turn.now, reason
     ring.rebuild_due, ring.put_off = None, ""
     state.steps.drop_reports()

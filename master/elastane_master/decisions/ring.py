@@ -79,7 +79,7 @@ def announce(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: b
     ring.stage = "preparing" if members else "none"
     ring.since, ring.reason = turn.now, reason
     ring.planned_from = tuple(before) if planned else ()
-    ring.members = members
+    ring.members, ring.gone = members, ()
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     ring.donors = ring.receivers = ()
     ring.rebuild_due, ring.put_off = None, ""

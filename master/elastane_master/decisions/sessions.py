@@ -41,15 +41,16 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     if record is not None and record.awaited and _is_same(record, event):
         _returned(turn, record, event)
         return
+    was_needed = False
     was_awaited = record is not None and record.awaited
     if record is not None:
         reason = "was started anew" if record.awaited else "opened a new session: its old one is dead"
         turn.note("worker_lost", f"{event.worker} {reason}", event.worker)
         turn.close(event.worker, "evicted", reason)
-        _remove(turn, record, reason, counts=True)
+        was_needed = _remove(turn, record, reason, counts=True)
     _add(turn, event)
     if record is not None:
-        after_loss(turn, event.worker, f"{event.worker} was lost and came back")
+        after_loss(turn, was_needed, f"{event.worker} was lost and came back")
     if was_awaited and not state.awaited():
         _settle(turn)
     if event.role == "ring":
@@ -63,15 +64,15 @@ def stream_lost(turn: Turn, event: StreamLost) -> None:
         return
     turn.note("worker_lost", f"{event.worker}: {event.reason}", event.worker)
     turn.close(event.worker, "evicted", event.reason)
-    _remove(turn, record, event.reason, counts=True)
-    after_loss(turn, event.worker, f"{event.worker} was lost: {event.reason}")
+    was_needed = _remove(turn, record, event.reason, counts=True)
+    after_loss(turn, was_needed, f"{event.worker} was lost: {event.reason}")
 
 
-def evict(turn: Turn, record: WorkerRecord, reason: str) -> None:
-    """Puts a worker out. The caller decides what becomes of the ring (`after_loss`)."""
+def evict(turn: Turn, record: WorkerRecord, reason: str) -> bool:
+    """Puts a worker out; True if the ring needed it. The caller goes on with `after_loss`."""
     turn.note("worker_evicted", f"{record.worker}: {reason}", record.worker)
     turn.close(record.worker, "evicted", reason)
-    _remove(turn, record, reason, counts=True)
+    return _remove(turn, record, reason, counts=True)
 
 
 def bye(turn: Turn, event: ByeReported) -> None:
@@ -87,8 +88,8 @@ def bye(turn: Turn, event: ByeReported) -> None:
         if was_member and life.count_failure(turn, record, event.message):
             _remove(turn, record, event.message, counts=True)
             return
-        _remove(turn, record, f"the script raised: {event.message}", counts=True)
-        after_loss(turn, worker, f"the script of {worker} raised: {event.message}")
+        was_needed = _remove(turn, record, f"the script raised: {event.message}", counts=True)
+        after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
     what = "came to its end" if event.reason == "finished" else "was drained"
     turn.note("worker_left", f"{worker} {what}" + (f": {event.message}" if event.message else ""), worker)
@@ -100,7 +101,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
         if not life.conclude_if_finished(turn) and state.ring.stage != "running":
             ring.reform(turn, f"the script of {worker} came to its end")
         return
-    after_loss(turn, worker, f"{worker} {what}")
+    after_loss(turn, was_needed, f"{worker} {what}")
 
 
 def leaving(turn: Turn, event: LeavingReported) -> None:
@@ -123,8 +124,8 @@ def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
         ring.dismiss(turn)
 
 
-def after_loss(turn: Turn, worker: str, reason: str) -> None:
-    """Decides what the ring does without a worker that has just been removed."""
+def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
+    """Decides what the ring does without workers that have just been removed."""
     state, ring_state = turn.state, turn.state.ring
     if state.phase in OVER or state.phase == "suspended" or life.conclude_if_finished(turn):
         return
@@ -133,7 +134,7 @@ def after_loss(turn: Turn, worker: str, reason: str) -> None:
         return
     if state.all_committed and ring_state.stage == "running" and state.active_members():
         return  # nothing is left to do for the ring; the others only have to end
-    if ring_state.member(worker) is not None or _still_needed(turn, worker):
+    if was_needed:
         ring.reform(turn, reason)
 
 
@@ -172,9 +173,8 @@ def grace_over(turn: Turn) -> None:
     for record in [record for record in state.workers.values() if record.awaited]:
         why = f"did not return within {state.settings.return_grace_seconds:g} s"
         turn.note("worker_lost", f"{record.worker} {why}", record.worker)
-        if ring_state.member(record.worker) is not None or _still_needed(turn, record.worker):
+        if _remove(turn, record, why, counts=True):
             ring_state.put_off = ring_state.put_off or f"{record.worker} {why}"
-        _remove(turn, record, why, counts=True)
     if unsettled:
         _settle(turn)
 
@@ -276,15 +276,21 @@ def _admit(turn: Turn, worker: str) -> None:
     ring.form_if_due(turn)
 
 
-def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> None:
-    state = turn.state
+def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
+    """Forgets a worker; True if the ring needed it. counts: its dynamic tasks have failed an attempt."""
+    state, ring_state, worker = turn.state, turn.state.ring, record.worker
     turn.touch()
-    del state.workers[record.worker]
-    state.ring.order = tuple(worker for worker in state.ring.order if worker != record.worker)
+    needed = ring_state.member(worker) is not None or _still_needed(turn, worker)
+    del state.workers[worker]
+    ring_state.order = tuple(name for name in ring_state.order if name != worker)
+    ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
+    if worker in ring_state.names():
+        ring_state.gone = (*ring_state.gone, worker)
     flight = state.checkpoints.in_flight
-    if flight is not None and record.worker in flight.workers:
-        checkpoints.give_up(turn, f"{record.worker} is gone: {reason}", again=True)
-    datasets.abandon(turn, record.worker, reason, counts=counts)
+    if flight is not None and worker in flight.workers:
+        checkpoints.give_up(turn, f"{worker} is gone: {reason}", again=True)
+    datasets.abandon(turn, worker, reason, counts=counts)
+    return needed
 
 
 def _still_needed(turn: Turn, worker: str) -> bool:

@@ -57,7 +57,7 @@ class RingState(msgspec.Struct):
     """The ring, and the change of membership in flight (ring.py).
 
     stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running.
-    since: when the stage began. order: seats of the last ring that had members. planned_from: members of the ring
+    gone: members that left since the ring was decided. since: when the stage began. order: seats of the last ring that had members. planned_from: members of the ring
     that a planned change in flight leaves, empty otherwise. rebuild_due: a member said that the
     collective broke. put_off: why the ring must change once the return grace is over. stalled_since: the
     first Go after which no step was prepared. unblocked_at: when a member last came back from user code.
@@ -66,6 +66,7 @@ class RingState(msgspec.Struct):
     generation: int = 0
     stage: Stage = "none"
     members: tuple[Member, ...] = ()
+    gone: tuple[str, ...] = ()
     reason: str = ""
     since: float = 0.0
     order: tuple[str, ...] = ()
@@ -85,7 +86,9 @@ class RingState(msgspec.Struct):
         return tuple(member.worker for member in self.members)
 
     def member(self, worker: str) -> Member | None:
-        """The worker's place, or None."""
+        """The worker's place, or None; a newcomer of a gone member's name has none."""
+        if worker in self.gone:
+            return None
         return next((member for member in self.members if member.worker == worker), None)
 
 
@@ -145,4 +148,4 @@ class JobState(msgspec.Struct):
 
     def active_members(self) -> list[WorkerRecord]:
         """The ring's members that have not ended, in the ring's order."""
-        return [self.workers[name] for name in self.ring.names() if name in self.workers]
+        return [self.workers[name] for name in self.ring.names() if self.ring.member(name) and name in self.workers]

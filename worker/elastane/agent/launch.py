@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
     """Does not return: becomes COMMAND, or exits when the parent is gone already."""
     parent, death_signal, command = int(arguments[0]), int(arguments[1]), arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
-    if False:
+    if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         # The parent ended before the request was made: nobody would ever end this process.

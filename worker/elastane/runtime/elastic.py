@@ -82,7 +82,7 @@ class ElasticJob(Job):
         for optimizer in prepared.optimizers:
             _intercept(optimizer, trainer.optimizer_step)
         for scheduler in prepared.schedulers:
-            _intercept(scheduler, trainer.scheduler_step)
+            _intercept_in_class(scheduler, trainer.scheduler_step)
         loader = ElasticLoader(prepared.loaders[0], trainer, source.steps_per_epoch)
         self._trainer = trainer
         result = tuple(loader if o is prepared.loaders[0] else o for o in objects)
@@ -120,3 +120,14 @@ def _intercept(owner: Any, replacement: Any) -> None:
     """
     original = owner.step
     owner.step = functools.wraps(original)(functools.partial(replacement, original))
+
+
+def _intercept_in_class(owner: Any, replacement: Any) -> None:
+    """The same for schedulers, by a subclass: a scheduler's `state_dict` holds its instance attributes."""
+    kind = type(owner)
+
+    @functools.wraps(kind.step)
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(functools.partial(kind.step, self), *args, **kwargs)
+
+    owner.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})

@@ -29,7 +29,18 @@ SCRIPT = str(Path(__file__).with_name("steady_script.py"))
 
 def script(folder: Path, model: str, batch: int, steps: int, *more: str) -> tuple[list[str], Path]:
     out = folder / "times.json"
-    return [SCRIPT, "--model", model, "--batch-size", str(batch), "--steps", str(steps), "--out", str(out), *more], out
+    return [
+        SCRIPT,
+        "--model",
+        model,
+        "--batch-size",
+        str(batch),
+        "--steps",
+        str(steps),
+        "--out",
+        str(out),
+        *more,
+    ], out
 
 
 def median_step(out: Path) -> float:
@@ -66,7 +77,9 @@ def run_accumulation(model: str, batch: int, steps: int, *, k: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one run each, fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     args = parser.parse_args()

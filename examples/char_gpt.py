@@ -41,7 +41,9 @@ class CharGpt(nn.Module):
         super().__init__()
         self.code = nn.Embedding(128, width)
         self.place = nn.Embedding(length, width)
-        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Linear(width, 128)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(length))

@@ -95,6 +95,7 @@ class JobHost(LogListener):
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self.stopping = False
+        self._streams: set[Session] = set()
         self._owner = owner
         self._note_sequence = note_sequence
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
@@ -121,12 +122,16 @@ class JobHost(LogListener):
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        for session in self.sessions.values():
+        self._end_streams(refusal)
+        await self.log.close()
+
+    def _end_streams(self, refusal: Rejection) -> None:
+        """Ends every session, and wakes all who follow: they find that the job is not served any more."""
+        for session in self._streams:
             session.end(refusal)
         self.changed.announce()
         self.noted.announce()
         self.task_waiters.wake_all()
-        await self.log.close()
 
     # ---------------------------------------------------------------- events in
 
@@ -164,6 +169,7 @@ class JobHost(LogListener):
             if previous is not None:
                 self.sessions[event.worker] = previous
             raise
+        self._streams.add(session)
         self.liveness.heard(session.worker, session.id, self.clock())
         self._plan(PLAN_SECONDS)
         if previous is not None:
@@ -191,13 +197,20 @@ class JobHost(LogListener):
 
     def close_session(self, session: Session, reason: str) -> None:
         """The stream is gone; without a Bye before it, the worker is dead."""
-        if self.sessions.get(session.worker) is session and not self.stopping:
+        if self.sessions.get(session.worker) is not session:
+            return  # its end was decided on before: by a Bye, or by a Close
+        if not self.stopping:
             try:
                 self._decide(StreamLost(session.worker, session.id, reason))
             except (Rejection, StoreError, MachineBroken) as error:
                 logger.warning("a lost stream could not be recorded", job=self.name, error=str(error))
         self._forget(session)
         session.end(Rejection("evicted", reason, hint="rejoin as a newcomer"))
+
+    def stream_over(self, session: Session, reason: str) -> None:
+        """Nothing can be sent down the stream any more."""
+        self._streams.discard(session)
+        self.close_session(session, reason)
 
     def _forget(self, session: Session) -> None:
         self.liveness.forget(session.worker, session.id)
@@ -351,11 +364,7 @@ class JobHost(LogListener):
 
     def failed(self, error: StoreError) -> None:
         self._outbox.clear()
-        for session in self.sessions.values():
-            session.end(Rejection("fenced", str(error), hint=error.hint))
-        self.changed.announce()
-        self.noted.announce()
-        self.task_waiters.wake_all()
+        self._end_streams(Rejection("fenced", str(error), hint=error.hint))
         if not self.stopping:
             self._owner.host_failed(self, error)
 

@@ -187,7 +187,6 @@ class LockstepQueue:
         begun_until = max([state.committed, *(s + 1 for s in state.attempts)])
         state.replayed_until = max(state.replayed_until, begun_until)
         state.replay_attempt = state.attempt_highest
-        state.attempts.clear()
         state.requeued += (state.committed - step) * state.settings.ests
         tasks = self.requeue()
         state.committed = step

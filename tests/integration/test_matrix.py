@@ -85,12 +85,17 @@ def act(cluster: LocalCluster, action: str, churn: Churn) -> None:
     if verb == "add":
         wanted = len(cluster.workers)
         cluster.wait_for(
-            lambda job: any(w.worker_id == f"w{wanted - 1}" for w in job.workers) or cluster.workers[f"w{wanted - 1}"].status
+            lambda job: (
+                any(w.worker_id == f"w{wanted - 1}" for w in job.workers)
+                or cluster.workers[f"w{wanted - 1}"].status
+            )
         )
 
 
 def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluster:
-    settings = job_pb2.JobSettings(ests=config.ests, workers_min=1, workers_max=config.ests, audit_samples=True)
+    settings = job_pb2.JobSettings(
+        ests=config.ests, workers_min=1, workers_max=config.ests, audit_samples=True
+    )
     with local_cluster(tmp_path, settings, config.arguments) as cluster:
         for index in range(churn.start):
             aim = {"ELASTANE_TEST_KILL": churn.kill} if churn.kill and index == churn.start - 1 else {}

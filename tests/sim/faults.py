@@ -70,6 +70,8 @@ class Cluster:
             and worker.name not in state.fenced_claims
             and state.contexts.has(worker.applied)
             and worker.applied > saved_step
+            # The one EST of such a job cannot be shared for a hand-over, and nothing can be saved.
+            and not (record.draining and state.settings.ests == 1 and not state.settings.checkpoint_url)
         ]
 
     # ------------------------------------------------------------------ agents

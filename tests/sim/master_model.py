@@ -108,8 +108,10 @@ class MasterModel:
             return rejection
         if before and not decision.durable and self.machine.snapshot() != before:
             raise SimulationError(f"not durable, but the state changed: {event!r}")
-        if any(isinstance(e, effects.Send) and isinstance(e.message, effects.Load) for e in decision.effects):
-            self.checkers.loading(self.usable_holders())
+        for effect in decision.effects:
+            if isinstance(effect, effects.Send) and isinstance(effect.message, effects.Load):
+                # The leader itself may have loaded already, before the master was restarted.
+                self.checkers.loading([name for name in self.usable_holders() if name != effect.worker])
         if decision.durable:
             self.world.log(f"  handle {type(event).__name__} {_short(event)}")
         record = (msgspec.msgpack.encode(event), self.world.now) if decision.durable else None

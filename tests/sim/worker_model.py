@@ -267,7 +267,7 @@ class WorkerModel:
     def _loaded(self, generation: int) -> None:
         if not self._awake(lambda: self._loaded(generation)):
             return
-        if generation != self.generation or self.load_report is not None:
+        if generation != self.generation or self.load_report is not None or self.go is not None:
             return
         found = sorted(self.world.checkpoints, key=lambda checkpoint: -checkpoint.step)
         usable = next((checkpoint for checkpoint in found if not checkpoint.corrupt), None)

@@ -71,9 +71,7 @@ def test_planned_change_that_comes_after_the_step_is_answered_at_once() -> None:
 
 def test_an_unplanned_change_supersedes_a_planned_one() -> None:
     protocol = in_ring()
-    protocol.prepared(
-        ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2))
-    )
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, then_prepare=ring_pb2.Prepare(generation=2)))
     outcome = protocol.prepare(ring_pb2.Prepare(generation=3))
     assert outcome.send[0].ready.generation == 3
     assert protocol.planned is None

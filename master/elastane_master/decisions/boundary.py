@@ -44,7 +44,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     turn.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(turn)
     ended = [
-        worker for worker in state.ring.names() if state.finished.get(worker, event.step + 1) <= event.step
+        worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step
     ]
     if ended:
         ring.reform(turn, f"the script of {ended[0]} ended before step {event.step}, the others go on")

@@ -259,7 +259,7 @@ def commit_applied(turn: Turn) -> None:
     if ring.stage != "running":
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
-    applied += [state.finished[worker] for worker in ring.names() if worker in state.finished]
+    applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
     commit_below(turn, min(applied, default=-1))
 
 

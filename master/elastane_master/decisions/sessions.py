@@ -93,7 +93,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
         return
     what = "came to its end" if event.reason == "finished" else "was drained"
     turn.note("worker_left", f"{worker} {what}" + (f": {event.message}" if event.message else ""), worker)
-    _remove(turn, record, what, counts=False)
+    was_needed = _remove(turn, record, what, counts=False)
     all_applied = record.holds_state and event.applied_step >= state.total_steps > 0
     if event.reason == "finished" and (was_member or all_applied):
         state.finished[worker] = event.applied_step
@@ -236,7 +236,7 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
         if record.applied_step < event.applied_step <= state.steps.prepared + 1:
             claims.proven(state, record, event.applied_step)
             ring.commit_applied(turn)
-    if resumed:
+    if resumed and not ring_state.put_off:
         ring.resend(turn, record)
     if resumed and not state.awaited():
         _settle(turn)
@@ -273,6 +273,8 @@ def _admit(turn: Turn, worker: str) -> None:
     if members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
         turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)
+    if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
+        ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(turn)
 
 

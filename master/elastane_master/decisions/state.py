@@ -82,8 +82,8 @@ class RingState(msgspec.Struct):
     unblocked_at: float = 0.0
 
     def names(self) -> tuple[str, ...]:
-        """The members' worker ids in the ring's order."""
-        return tuple(member.worker for member in self.members)
+        """The worker ids of the members that are not gone, in the ring's order."""
+        return tuple(member.worker for member in self.members if member.worker not in self.gone)
 
     def member(self, worker: str) -> Member | None:
         """The worker's place, or None; a newcomer of a gone member's name has none."""
@@ -148,4 +148,4 @@ class JobState(msgspec.Struct):
 
     def active_members(self) -> list[WorkerRecord]:
         """The ring's members that have not ended, in the ring's order."""
-        return [self.workers[name] for name in self.ring.names() if self.ring.member(name) and name in self.workers]
+        return [self.workers[name] for name in self.ring.names()]

@@ -8,7 +8,8 @@ INVALID_ARGUMENT, and the errors named in `errors.REFUSALS` become typed ones.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -46,7 +47,7 @@ def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.Generi
     handlers = {
         method.name: _method_handler(method, getattr(servicer, method.name)) for method in service.methods
     }
-    return cast("grpc.GenericRpcHandler", grpc.method_handlers_generic_handler(service.full_name, handlers))
+    return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
 def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> Any:
@@ -91,14 +92,16 @@ def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[
 
 
 def _streaming(
-    behaviour: Callable[[Any, Context], AsyncIterator[Message]],
-) -> Callable[..., AsyncIterator[Message]]:
-    async def serve(request: Any, context: Context) -> AsyncIterator[Message]:
+    behaviour: Callable[[Any, Context], AsyncGenerator[Message]],
+) -> Callable[..., Awaitable[None]]:
+    async def serve(request: Any, context: Context) -> None:
         if isinstance(request, Malformed):
             await refuse(context, request.rejection())
         try:
-            async for message in behaviour(request, context):
-                yield message
+            # Closed here and now, also when the client is gone: the generator's end is what tells of it.
+            async with aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    await context.write(message)
         except REFUSALS as error:
             await refuse(context, error)
 

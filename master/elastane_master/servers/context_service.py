@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from elastane_proto.v1 import context_pb2
-
 from elastane_master.decisions.views import context_of, context_views
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.binding import Context
 from elastane_master.servers.translate_job import context_info, context_message
+from elastane_proto.v1 import context_pb2
 
 
 class ContextServicer:

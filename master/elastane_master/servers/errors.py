@@ -46,7 +46,9 @@ def as_rejection(error: Exception) -> Rejection:
     if isinstance(error, Fenced):
         return Rejection("fenced", str(error), hint=error.hint, **error.facts)
     if isinstance(error, MachineBroken):
-        return Rejection("internal", str(error), hint="this is a fault of the master; its log has the details")
+        return Rejection(
+            "internal", str(error), hint="this is a fault of the master; its log has the details"
+        )
     if isinstance(error, StoreError):
         return Rejection("store_unavailable", str(error), hint=error.hint, **error.facts)
     return Rejection("store_unavailable", f"the store does not answer: {error}", hint="ask again in a moment")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-
-from elastane_proto.v1 import job_pb2
+from collections.abc import AsyncGenerator
 
 from elastane_master.decisions.events import (
     AnyEvent,
@@ -25,6 +23,7 @@ from elastane_master.servers.binding import Context
 from elastane_master.servers.following import require_serving
 from elastane_master.servers.translate import checked_name, checked_request_id
 from elastane_master.servers.translate_job import job_message, job_settings
+from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
 """A watcher gets the newest job at most so often, however many changes there are."""
@@ -57,7 +56,7 @@ class JobServicer:
 
     async def Watch(
         self, request: job_pb2.JobServiceWatchRequest, context: Context
-    ) -> AsyncIterator[job_pb2.JobServiceWatchResponse]:
+    ) -> AsyncGenerator[job_pb2.JobServiceWatchResponse]:
         host = self._hosts.get(request.name)
         revision = -1
         while True:
@@ -140,5 +139,7 @@ def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResp
                 step=failed.step,
             )
     if request_id not in view.pending:
-        raise Rejection("not_found", "what became of this request is not known any more", request_id=request_id)
+        raise Rejection(
+            "not_found", "what became of this request is not known any more", request_id=request_id
+        )
     return None

@@ -8,10 +8,10 @@ ends the other; a stream that ends without Bye is a dead worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import islice
 
 import structlog
-from elastane_proto.v1 import ring_pb2
 
 from elastane_master import records
 from elastane_master.decisions.events import Rejection
@@ -30,6 +30,7 @@ from elastane_master.servers.translate_session import (
     ring_members,
 )
 from elastane_master.sessions import Session
+from elastane_proto.v1 import ring_pb2
 
 logger = structlog.get_logger(__name__)
 
@@ -44,9 +45,7 @@ class RingServicer:
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
 
-    async def Attend(
-        self, requests: Requests, context: Context
-    ) -> AsyncIterator[ring_pb2.AttendResponse]:
+    async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[ring_pb2.AttendResponse]:
         first = await anext(requests, None)
         if isinstance(first, Malformed):
             raise first.rejection()
@@ -64,11 +63,9 @@ class RingServicer:
                 yield attend_response(message, host.machine.state.settings)
         finally:
             reader.cancel()
-            host.close_session(session, "its stream broke without Bye")
+            host.stream_over(session, "its stream broke without Bye")
 
-    async def GetRing(
-        self, request: ring_pb2.GetRingRequest, context: Context
-    ) -> ring_pb2.GetRingResponse:
+    async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
         host = self._hosts.get(request.job)
         await host.log.settled()
         view = ring_view(host.machine)
@@ -78,7 +75,7 @@ class RingServicer:
 
     async def WatchEvents(
         self, request: ring_pb2.WatchEventsRequest, context: Context
-    ) -> AsyncIterator[ring_pb2.WatchEventsResponse]:
+    ) -> AsyncGenerator[ring_pb2.WatchEventsResponse]:
         host = self._hosts.get(request.job)
         following = max(request.since, 1)
         while True:
@@ -98,7 +95,7 @@ class RingServicer:
         """The next notes from number `since` on: out of memory, or older ones out of the store."""
         recent = host.recent_notes
         if recent and recent[0].sequence <= since:
-            return [stored for stored in recent if stored.sequence >= since]
+            return list(islice(recent, since - recent[0].sequence, None))
         await host.log.settled()
         stored = await self._hosts.history(host).events(since, EVENTS_AT_ONCE)
         return [records.decode_note(payload) for _, payload in stored]

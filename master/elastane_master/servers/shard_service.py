@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import cast
 
 import msgspec
-from elastane_proto.v1 import shard_pb2
 
 from elastane_master import records
 from elastane_master.decisions.datasets import LeaseResult
@@ -21,6 +20,7 @@ from elastane_master.servers.binding import Context
 from elastane_master.servers.following import require_serving
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
 from elastane_master.store.history import is_history_token
+from elastane_proto.v1 import shard_pb2
 
 WAIT_SECONDS = 20.0
 WAIT_SECONDS_MAX = 300.0
@@ -65,7 +65,7 @@ class ShardServicer:
 
     async def WatchProgress(
         self, request: shard_pb2.WatchProgressRequest, context: Context
-    ) -> AsyncIterator[shard_pb2.WatchProgressResponse]:
+    ) -> AsyncGenerator[shard_pb2.WatchProgressResponse]:
         host = self._hosts.get_or_only(request.job)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
         while True:
@@ -140,6 +140,9 @@ def _progress(host: JobHost, dataset: str) -> list[shard_pb2.Progress]:
 def _page_size(asked: int) -> int:
     if asked > PAGE_SIZE_MAX:
         raise Rejection(
-            "invalid_argument", f"a page of {asked}", hint=f"ask for at most {PAGE_SIZE_MAX}", field="page_size"
+            "invalid_argument",
+            f"a page of {asked}",
+            hint=f"ask for at most {PAGE_SIZE_MAX}",
+            field="page_size",
         )
     return asked or PAGE_SIZE

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from elastane_proto import contexts
-from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
-
 from elastane_master.decisions.events import JobSettings, Parts
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
 from elastane_master.records import StoredNote
 from elastane_master.servers.translate import as_range, duration, seconds, timestamp
+from elastane_proto import contexts
+from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
 _DEFAULTS = JobSettings(ests=1)
 _PHASES = {
@@ -33,7 +32,7 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
     """The settings, with the defaults of job.proto where the message says nothing. Raises Rejection."""
 
     def span(field: str, default: float) -> float:
-        return seconds(getattr(message, field), field) if message.HasField(field) else default  # type: ignore[arg-type]
+        return seconds(getattr(message, field), field) if message.HasField(field) else default
 
     return JobSettings(
         ests=message.ests,

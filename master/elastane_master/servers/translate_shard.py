@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from elastane_proto import contexts
-from elastane_proto.v1 import shard_pb2
-from elastane_shards.tasks import Outcome, TaskInfo, TaskLease, TaskState
-
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET, LeaseResult
 from elastane_master.decisions.effects import Commit
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport, TasksRequested
@@ -22,6 +18,9 @@ from elastane_master.servers.translate import (
     seconds,
     timestamp,
 )
+from elastane_proto import contexts
+from elastane_proto.v1 import shard_pb2
+from elastane_shards.tasks import Outcome, TaskInfo, TaskLease, TaskState
 
 _DEFAULTS = DatasetSettings(task_size=1)
 _STATES = {
@@ -30,7 +29,7 @@ _STATES = {
     TaskState.DONE: shard_pb2.TASK_STATE_DONE,
     TaskState.FAILED: shard_pb2.TASK_STATE_FAILED,
 }
-_STATE_OF = {number: state for state, number in _STATES.items()}
+_STATE_OF: dict[int, TaskState] = {number: state for state, number in _STATES.items()}
 _OUTCOMES = {
     Outcome.ACCEPTED: shard_pb2.REPORT_OUTCOME_ACCEPTED,
     Outcome.STALE: shard_pb2.REPORT_OUTCOME_STALE,
@@ -144,7 +143,7 @@ def task_state(number: int) -> TaskState | None:
     """The state asked for; None: all. Raises Rejection on one this master does not know."""
     if number == shard_pb2.TASK_STATE_UNSPECIFIED:
         return None
-    state = _STATE_OF.get(shard_pb2.TaskState.ValueType(number))
+    state = _STATE_OF.get(number)
     if state is None:
         raise Rejection("invalid_argument", f"there is no task state {number}", field="state")
     return state

@@ -50,5 +50,9 @@ class Fenced(StoreError):
     hint = "another master serves this store now; ask that one, and do not start this one again"
 
 
+class LogBroken(StoreError):
+    hint = "this is a fault of the master; start it again, what was acknowledged is stored"
+
+
 class LogClosed(StoreError):
     hint = "the master is stopping; ask again"

@@ -30,7 +30,7 @@ from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from elastane_master.signals import Signal
-from elastane_master.store.errors import Fenced, LogClosed, StoreError
+from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
 from elastane_master.store.format import encode_batch, encode_snapshot
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
@@ -243,7 +243,7 @@ class JobLog:
             self._fail(error)
             logger.error("another master took the job over", **error.facts)
         except Exception as error:  # a writer that died must say so to all who wait for it
-            self._fail(StoreError(f"the log of job {self.job} broke: {error!r}", job=self.job))
+            self._fail(LogBroken(f"the log of job {self.job} broke: {error!r}", job=self.job))
             logger.exception("the log of a job broke", job=self.job)
 
     async def _wait_for_work(self) -> bool:

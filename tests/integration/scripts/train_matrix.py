@@ -73,7 +73,11 @@ def main() -> None:
         random.seed(5), np.random.seed(5), torch.manual_seed(5)
     net = build_model()
     if args.width:
-        net.append(nn.Sequential(nn.Linear(5, args.width), nn.Linear(args.width, args.width), nn.Linear(args.width, 5)))
+        net.append(
+            nn.Sequential(
+                nn.Linear(5, args.width), nn.Linear(args.width, args.width), nn.Linear(args.width, 5)
+            )
+        )
     if args.optimizer == "sgd":
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     else:

@@ -100,14 +100,23 @@ def test_a_reader_that_left_does_not_stop_the_workers() -> None:
 
 
 def test_lines_of_many_threads_do_not_mix() -> None:
-    out = io.StringIO()
+    class SlowStream(io.StringIO):
+        """Writes a piece at a time, and lets others run between."""
+
+        def write(self, text: str) -> int:
+            for character in text:
+                super().write(character)
+                os.sched_yield()
+            return len(text)
+
+    out = SlowStream()
     output = Output(stdout=out, stderr=io.StringIO(), color=False)
     barrier = threading.Barrier(8)
 
     def write(number: int) -> None:
         barrier.wait()
-        for _ in range(200):
-            output.line(f"w{number}", "stdout", str(number) * 50)
+        for _ in range(20):
+            output.line(f"w{number}", "stdout", str(number) * 20)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
     for thread in threads:
@@ -115,5 +124,5 @@ def test_lines_of_many_threads_do_not_mix() -> None:
     for thread in threads:
         thread.join()
     lines = out.getvalue().splitlines()
-    assert len(lines) == 1600
-    assert set(lines) == {f"[w{number}] {str(number) * 50}" for number in range(8)}
+    assert len(lines) == 160
+    assert set(lines) == {f"[w{number}] {str(number) * 20}" for number in range(8)}

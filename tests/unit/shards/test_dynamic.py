@@ -288,6 +288,10 @@ def test_the_rate_looks_at_the_last_half_minute_and_the_rest_takes_its_time() ->
     progress = queue.progress(59.5)
     assert progress.samples_per_second == pytest.approx(10, rel=0.05)
     assert progress.eta_seconds == pytest.approx(400 / progress.samples_per_second)
+    twice = make(size=20, task_size=10, epochs=3)
+    (lease,) = twice.lease("a", 1, now=0.0)
+    report(twice, lease, now=1.0)
+    assert twice.progress(1.0).eta_seconds == pytest.approx(5.0)  # 10 of 60 samples in a second
     assert queue.progress(200.0).samples_per_second == 0
     assert queue.progress(200.0).eta_seconds is None
 

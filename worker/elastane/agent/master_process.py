@@ -110,7 +110,7 @@ class EmbeddedMaster:
         self._stopping = True
         if self._process is not None:
             self._process.stop(grace_seconds)
-        pass
+        self._stop_store(grace_seconds)
 
     def sigkill(self) -> None:
         """What a fault does to it: SIGKILL to the master alone. `on_exit` follows; the store lives on."""

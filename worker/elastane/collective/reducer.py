@@ -56,6 +56,8 @@ class _Turn:
     #: Buckets handed to the background thread, in order.
     started: int = 0
     callback_queued: bool = False
+    #: Gradients were added to the last step's averages, which the script had not set to None.
+    in_place: bool = False
     complete: bool = False
 
 
@@ -212,6 +214,8 @@ class Reducer:
             return  # outside the loop the gradients are the script's own
         gradient = param.grad
         assert gradient is not None
+        if gradient.requires_grad:
+            gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
         if turn.complete or turn.arrived[index]:
             raise StepError(
                 f"parameter {self._names[index]} got a second gradient in one turn",
@@ -227,12 +231,12 @@ class Reducer:
             )
         bucket = slots.bucket_of[index]
         if turn.slot == 0 and gradient is slots.averages[index]:
-            self._zeroes_in_place = True
+            turn.in_place = self._zeroes_in_place = True
         elif turn.slot == 0 and self._zeroes_in_place:
             # A dropped step took the zeros away that the script adds to. They make 0.0 of -0.0, and one
             # 0.0 among the terms keeps the sum from being -0.0: the other ESTs need no such care.
             gradient = gradient + 0.0
-        torch.mul(gradient.detach(), self._scale, out=slots.views[turn.slot][index])
+        torch.mul(gradient, self._scale, out=slots.views[turn.slot][index])
         param.grad = None
         turn.arrived[index] = 1
         turn.missing[bucket] -= 1
@@ -247,7 +251,7 @@ class Reducer:
     def _bucket_is_in(self, bucket: int) -> None:
         turn, slots = self._turn, self._slots
         assert turn is not None and slots is not None
-        if turn.slot == 0:
+        if turn.in_place:
             self._check_zeroed(bucket, slots)
         while turn.last and turn.started < len(slots.plans) and not turn.missing[turn.started]:
             self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
@@ -256,12 +260,11 @@ class Reducer:
     def _check_zeroed(self, bucket: int, slots: _Slots) -> None:
         """Gradients that were added to the last step's averages must have been zeroed in between.
 
-        Each ESTs' script sees the averages of the last step in p.grad, but only the first turn has
-        them: what the others would add to is known only if it is zero.
+        Only the first turn has those averages: what the other ESTs would add to is known only if it is
+        zero. Zeroing and adding write to every gradient once each.
         """
         writes = slots.plans[bucket].out._version - slots.versions[bucket]
-        parameters = len(slots.layout[bucket].places)
-        if 0 < writes < 2 * parameters:
+        if writes < 2 * len(slots.layout[bucket].places):
             raise UnsupportedError(
                 "gradients were added to those of the step before",
                 hint="call optimizer.zero_grad() in every turn, before backward()",

@@ -60,7 +60,9 @@ def compare_runs(
     rows = [Row(part, leader["fingerprint"][part], stock[0]["fingerprint"][part]) for part in PARTS]
     elastic_losses = standing_metric(history, metric)
     stock_losses = {
-        (step, rank): values[metric] for rank in range(ests) for step, values in enumerate(stock[rank]["logged"])
+        (step, rank): values[metric]
+        for rank in range(ests)
+        for step, values in enumerate(stock[rank]["logged"])
     }
     rows.append(Row("losses", _series_sha256(elastic_losses), _series_sha256(stock_losses)))
     result = audit(
@@ -85,7 +87,9 @@ def leader_report(reports: Path) -> dict[str, dict[str, str]]:
 def standing_metric(history: Iterable[shard_pb2.AuditEntry], metric: str) -> dict[tuple[int, int], float]:
     """The values of the history that stands: (step, virtual rank) -> value; the latest entry wins."""
     return {
-        (entry.step, entry.virtual_rank): entry.metrics[metric] for entry in history if metric in entry.metrics
+        (entry.step, entry.virtual_rank): entry.metrics[metric]
+        for entry in history
+        if metric in entry.metrics
     }
 
 

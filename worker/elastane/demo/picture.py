@@ -47,7 +47,9 @@ class Picture:
 
     def event(self, event: ring_pb2.Event) -> None:
         """A decision of the master, with its reason."""
-        self._line(Text.assemble((f"step {event.step:>4}  ", "dim"), (f"{event.kind:<18}", "cyan"), event.reason))
+        self._line(
+            Text.assemble((f"step {event.step:>4}  ", "dim"), (f"{event.kind:<18}", "cyan"), event.reason)
+        )
 
     def fault(self, fault: Fault) -> None:
         """Something is about to be done to the job."""

@@ -133,7 +133,9 @@ def print_result(console: Console, result: DemoResult) -> None:
         + ("[green]yes[/]" if report.ok else "[red]NO[/] " + "; ".join(report.violations[:3]))
     )
     for recovery in result.recoveries:
-        console.print(f"{recovery.text}: {recovery.seconds:.2f} s to the next committed step ({recovery.step})")
+        console.print(
+            f"{recovery.text}: {recovery.seconds:.2f} s to the next committed step ({recovery.step})"
+        )
     workers = [r.seconds for r in result.recoveries if "worker" in r.text]
     if workers:
         console.print(

@@ -22,17 +22,21 @@ class WorkerEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
     mode: Literal["auto", "elastic", "ddp", "plain"] = "auto"
-    master: str = Field("", description="host:port of the master; several separated by commas")
+    master: str = Field(default="", description="host:port of the master; several separated by commas")
     job: str = "default"
     worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}")
-    ests: int = Field(0, description="N; the agent passes the job's")
+    ests: int = Field(default=0, description="N; the agent passes the job's")
     seed: int | None = None
-    torch_threads: int = Field(1, ge=1)
-    master_timeout_seconds: float = Field(600.0, gt=0)
-    notice_seconds: float = Field(30.0, gt=0, description="time to leave after SIGTERM")
+    torch_threads: int = Field(default=1, ge=1)
+    master_timeout_seconds: float = Field(default=600.0, gt=0)
+    notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
     drain_exit_code: int = 0
-    store_host: str = Field("", description="address other workers reach this one at; default: this host's")
-    report_dir: str = Field("", description="where fingerprints of the result are written, for comparisons")
+    store_host: str = Field(
+        default="", description="address other workers reach this one at; default: this host's"
+    )
+    report_dir: str = Field(
+        default="", description="where fingerprints of the result are written, for comparisons"
+    )
 
     def resolved_mode(self) -> Literal["elastic", "ddp", "plain"]:
         """The mode asked for, or: elastic with a master, plain without."""

@@ -181,9 +181,9 @@ class WorkerProtocol:
     def saved(self, message: ring_pb2.Saved) -> Outcome:
         """A shard or a manifest is written; repeated after a reconnect until the next checkpoint."""
         request = ring_pb2.AttendRequest(saved=message)
-        self._saved = [
-            kept for kept in self._saved if kept.saved.checkpoint == message.checkpoint
-        ] + [request]
+        self._saved = [kept for kept in self._saved if kept.saved.checkpoint == message.checkpoint] + [
+            request
+        ]
         return Outcome(send=[request])
 
     def broken(self, step: int, error: str) -> Outcome:

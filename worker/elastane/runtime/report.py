@@ -16,7 +16,12 @@ def write_elastic_report(
     """Write `<report_dir>/elastic-<worker>.json`: sha256 of weights, optimizer and buffers at `step`."""
     _write(
         Path(environment.report_dir) / f"elastic-{environment.worker_id}.json",
-        {"worker": environment.worker_id, "leader": is_leader, "step": step, "fingerprint": state.fingerprint()},
+        {
+            "worker": environment.worker_id,
+            "leader": is_leader,
+            "step": step,
+            "fingerprint": state.fingerprint(),
+        },
     )
 
 

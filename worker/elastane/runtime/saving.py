@@ -59,7 +59,9 @@ def load_state(
     else:
         state.load(checkpoint.exported)
         loaded = ring_pb2.Loaded(
-            generation=message.generation, step=checkpoint.step, checkpoint=checkpoint.name,
+            generation=message.generation,
+            step=checkpoint.step,
+            checkpoint=checkpoint.name,
             rejected=checkpoint.rejected,
         )
         loaded.extra.ready_order.extend(checkpoint.ready_order)
@@ -141,5 +143,3 @@ class CheckpointSaver:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._report(job())
-
-

@@ -184,7 +184,7 @@ class MasterSession:
 def _refusal(error: grpc.RpcError) -> RefusedError:
     """The typed error of a refused session, with the master's facts and hint."""
     hint, facts = "", {}
-    status = rpc_status.from_call(error)
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
     for detail in status.details if status is not None else ():
         typed = errors_pb2.ErrorDetail()
         if detail.Unpack(typed):

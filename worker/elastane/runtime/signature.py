@@ -20,7 +20,9 @@ def script_signature(
     )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         signature.tensors.append(
-            ring_pb2.TensorSpec(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+            ring_pb2.TensorSpec(
+                name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
+            )
         )
     environment = {
         "torch": torch.__version__,

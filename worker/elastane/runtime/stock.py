@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
+from torch.utils.data import DistributedSampler
 
+from elastane.data import stock_loader
 from elastane.errors import StepError, UnsupportedError
 from elastane.rng import seed_all
 from elastane.runtime.environment import WorkerEnvironment
@@ -53,7 +54,9 @@ class PlainJob(Job):
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         if size < 1 or task_size < 1:
-            raise UnsupportedError(f"dataset {dataset!r}: size {size} and task_size {task_size} must be at least 1")
+            raise UnsupportedError(
+                f"dataset {dataset!r}: size {size}, task_size {task_size}: both at least 1"
+            )
         for _ in range(int(settings.get("epochs", 1))):
             for index, start in enumerate(range(0, size, task_size)):
                 yield LocalTask(index, range(start, min(start + task_size, size)))
@@ -78,7 +81,9 @@ class DdpJob(Job):
         prepared = self._prepared = Prepared(objects)
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
         model = DistributedDataParallel(prepared.models[0], device_ids=device_ids)
-        loader = self._distributed(prepared.loaders[0])
+        loader = stock_loader(prepared.loaders[0], self.num_ests, self.rank)
+        assert isinstance(loader.sampler, DistributedSampler)
+        self._sampler = loader.sampler
         for optimizer in prepared.optimizers[:1]:
             optimizer.register_step_post_hook(self._stepped)
         if self._seed is not None:
@@ -111,31 +116,9 @@ class DdpJob(Job):
         raise UnsupportedError("dynamic datasets need a master", hint="start the script with `elastane run`")
 
     def _stepped(self, *_: Any) -> None:
-        self._logged.append({name: value.item() if isinstance(value, torch.Tensor) else float(value) for name, value in self._pending.items()})
+        self._logged.append({name: _number(value) for name, value in self._pending.items()})
         self._pending = {}
 
-    def _distributed(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        given = loader.sampler
-        if isinstance(given, DistributedSampler):
-            shuffle, seed, drop_last = given.shuffle, given.seed, given.drop_last
-        else:
-            shuffle, seed, drop_last = not isinstance(given, SequentialSampler), 0, False
-        self._sampler = DistributedSampler(
-            loader.dataset, self.num_ests, self.rank, shuffle=shuffle, seed=seed, drop_last=drop_last
-        )
-        workers: dict[str, Any] = {}
-        if loader.num_workers > 0:
-            workers = {
-                "prefetch_factor": loader.prefetch_factor,
-                "persistent_workers": loader.persistent_workers,
-                "worker_init_fn": loader.worker_init_fn,
-            }
-        return DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            sampler=self._sampler,
-            num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
-            drop_last=loader.drop_last,
-            **workers,
-        )
+
+def _number(value: Any) -> float:
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)

@@ -228,7 +228,8 @@ class Trainer:
         turn = self.turn
         if turn is None:
             raise StepError(
-                "job.log was called outside the loader loop", hint="log inside the loop, before loss.backward()"
+                "job.log was called outside the loader loop",
+                hint="log inside the loop, before loss.backward()",
             )
         if turn.reported and not turn.lost:
             raise StepError(
@@ -275,9 +276,7 @@ class Trainer:
                 buffer.copy_(base)
         self._generators.exchange(self._contexts[turn.rank].parts)
         batch, turn.batch = self._source.begin(turn.rank)
-        self._reducer.begin_turn(
-            turn.slot, last=turn.last, record_order=turn.step == 0 and turn.rank == 0
-        )
+        self._reducer.begin_turn(turn.slot, last=turn.last, record_order=turn.step == 0 and turn.rank == 0)
         probes.reached("forward", turn.step)
         return batch
 
@@ -328,8 +327,9 @@ class Trainer:
             )
         if not turn.applied:
             with self._changed:
-                self._changed.wait_for(lambda: self._error or self._protocol.changing
-                                       or self._protocol.may_apply(turn.step))
+                self._changed.wait_for(
+                    lambda: self._error or self._protocol.changing or self._protocol.may_apply(turn.step)
+                )
                 self._raise_error()
                 if self._protocol.changing:
                     turn.lost = True
@@ -352,7 +352,8 @@ class Trainer:
             return step(*args, **kwargs)
         if turn.last and not turn.lost and self._reducer.failure is None:
             raise StepError(
-                "scheduler.step() came before optimizer.step()", hint="step the optimizer first, as in stock PyTorch"
+                "scheduler.step() came before optimizer.step()",
+                hint="step the optimizer first, as in stock PyTorch",
             )
         return None
 
@@ -413,15 +414,14 @@ class Trainer:
     def _something_to_do(self) -> bool:
         protocol = self._protocol
         running = protocol.generation > 0 and not protocol.changing
-        return bool(
-            self._error or protocol.done or protocol.drain or protocol.load or protocol.go or running
-        )
+        return bool(self._error or protocol.done or protocol.drain or protocol.load or protocol.go or running)
 
     def _await_change(self) -> None:
         """The collective failed: the master will announce a change; wait for it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._error or self._protocol.changing
-                                   or self._protocol.generation == 0)
+            self._changed.wait_for(
+                lambda: self._error or self._protocol.changing or self._protocol.generation == 0
+            )
             self._raise_error()
 
     def _load(self, message: ring_pb2.Load) -> None:

@@ -1,0 +1,29 @@
+"""Dynamic mode: writes one line per finished task, so that a test can count what was really done."""
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import elastane
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--size", type=int, default=4000)
+    parser.add_argument("--task-size", type=int, default=4)
+    parser.add_argument("--busy-seconds", type=float, default=0.002, help="what a task costs")
+    args = parser.parse_args()
+
+    job = elastane.init(seed=1)
+    with (args.out / f"{os.environ['ELASTANE_WORKER_ID']}-{os.getpid()}.txt").open("a", buffering=1) as done:
+        for task in job.tasks("scores", size=args.size, task_size=args.task_size):
+            end = time.perf_counter() + args.busy_seconds
+            while time.perf_counter() < end:
+                pass
+            done.write(f"{task.index} {task.attempt} {task.indices.start} {task.indices.stop}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""SIGKILL of the master, twenty times: ten in training, ten in dynamic leasing. Nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from pathlib import Path
+
+from elastane.agent.cluster import local_cluster
+from elastane.agent.reference import run_stock_ddp
+from elastane.audit import audit
+from elastane.demo.compare import compare_runs
+from elastane_proto.v1 import job_pb2, shard_pb2
+from test_matrix import BATCH, SIZE, Config
+
+SCRIPTS = Path(__file__).parent / "scripts"
+KILLS = 10
+
+
+def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
+    config = Config(4, epochs=6)
+    moments = random.Random(20261121)
+    settings = job_pb2.JobSettings(ests=4, workers_min=1, workers_max=4, audit_samples=True)
+    with local_cluster(tmp_path / "elastic", settings, config.arguments) as cluster:
+        for _ in range(2):
+            cluster.add_worker()
+        step = 0
+        for kill in range(KILLS):
+            step += moments.randint(1, 7)
+            cluster.wait_for_step(min(step, 58))
+            cluster.restart_master()
+            if kill == 4:
+                cluster.add_worker()
+        job = cluster.wait_for_end()
+        assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
+        history = list(cluster.client.audit_log(cluster.job))
+    stock = run_stock_ddp(tmp_path / "stock", config.arguments, processes=4)
+    comparison = compare_runs(
+        cluster.reports, stock, history, ests=4, dataset_size=SIZE, steps_per_epoch=config.steps_per_epoch
+    )
+    assert comparison.audit.ok, comparison.audit.violations
+    assert comparison.losses == 6 * 4 * -(-(SIZE // 4) // BATCH)
+    assert [row.name for row in comparison.rows if not row.equal] == []
+
+
+def test_master_killed_ten_times_in_dynamic_leasing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    size, task_size = 8000, 4
+    script = [
+        str(SCRIPTS / "score_tasks.py"),
+        "--out",
+        str(out),
+        "--size",
+        str(size),
+        "--task-size",
+        str(task_size),
+    ]
+    moments = random.Random(7)
+    settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=4)
+    with local_cluster(tmp_path / "cluster", settings, script) as cluster:
+        for _ in range(3):
+            cluster.add_worker()
+        done = 0
+        for kill in range(KILLS):
+            done += moments.randint(60, 160)
+            wait_for_done(cluster.client, cluster.job, done)
+            cluster.restart_master()
+            if kill == 5:
+                cluster.workers["w1"].signal(signal.SIGKILL)
+        for name, process in cluster.workers.items():
+            status = process.wait(120)
+            assert status is not None, cluster.last_lines()
+            assert status.returncode == (-signal.SIGKILL if name == "w1" else 0), cluster.last_lines()
+        history = list(cluster.client.audit_log(cluster.job, "scores"))
+        progress = cluster.client.get_progress(cluster.job, "scores")[0]
+    tasks = size // task_size
+    assert (progress.done, progress.todo, progress.doing, progress.failed) == (tasks, 0, 0, 0)
+    result = audit(history, dataset_sizes={"scores": size}, tasks_per_epoch={"scores": tasks})
+    assert result.ok, result.violations
+    assert len(history) == tasks
+    # What the workers themselves wrote: every task was done, and only those of a fault more than once.
+    written = Counter(
+        int(line.split()[0]) for path in out.iterdir() for line in path.read_text().splitlines()
+    )
+    assert sorted(written) == list(range(tasks))
+    assert sum(written.values()) - tasks <= KILLS * 3 + 1
+
+
+def wait_for_done(client: object, job: str, tasks: int) -> None:
+    """Until so many tasks of the dataset are DONE; woken by the master's own watch."""
+    for progress in client.watch_progress(job, "scores", interval_seconds=0.05):  # type: ignore[attr-defined]
+        done: list[shard_pb2.Progress] = progress
+        if done and done[0].done >= tasks:
+            return

@@ -176,6 +176,10 @@ class DynamicQueue:
 
     # ------------------------------------------------------------------ queries
 
+    def bounds(self, index: int) -> tuple[int, int]:
+        """Positions [start, end) of a task. Raises InvalidRequest when there is no such task."""
+        return self._splitter.bounds(index)
+
     def next_deadline(self) -> float | None:
         """When `expire` should be called; None while nothing is leased."""
         return next((held.deadline for held in self._tasks.doing.values()), None)

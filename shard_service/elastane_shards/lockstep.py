@@ -192,6 +192,20 @@ class LockstepQueue:
         state.committed = step
         return tasks
 
+    def forward(self, step: int) -> list[tuple[int, int]]:
+        """History goes on at a later step: weights or a checkpoint prove that all before it are DONE.
+
+        Returns the (step, virtual rank) that were in DOING. Raises InvalidRequest unless committed <= step <=
+        the number of steps.
+        """
+        state = self._state
+        if not state.committed <= step <= state.settings.steps:
+            raise InvalidRequest(f"history at step {state.committed} cannot go on at {step}", step=step)
+        tasks = self.requeue()
+        state.committed = step
+        state.attempts = {kept: attempt for kept, attempt in state.attempts.items() if kept >= step}
+        return tasks
+
     def pause(self, worker: str) -> None:
         """The worker is between steps (evaluation, saving): it holds no lease that runs."""
         if worker not in self._state.paused:

@@ -6,7 +6,9 @@ number of workers as the run goes on.
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import math
 import signal
 import tempfile
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from elastane.agent.cluster import LocalCluster, local_cluster
+from elastane.agent.process import ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from elastane.demo.compare import compare_runs
 from elastane_proto.v1 import job_pb2
@@ -41,7 +44,7 @@ class Config:
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-(-(-SIZE // self.ests)) // BATCH)
+        return math.ceil(math.ceil(SIZE / self.ests) / BATCH)
 
 
 @functools.cache
@@ -65,44 +68,71 @@ def members(cluster: LocalCluster) -> list[str]:
     return [member.worker_id for member in cluster.client.get_ring(cluster.job).members]
 
 
-def act(cluster: LocalCluster, action: str, churn: Churn) -> None:
+class Gate:
+    """Holds every worker in a step, after its report, until it is opened."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        folder.mkdir(exist_ok=True)
+        self._file = (folder / str(step)).open("w")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def open(self) -> None:
+        self._file.close()
+
+
+def attending(job: job_pb2.Job) -> set[str]:
+    return {worker.worker_id for worker in job.workers}
+
+
+def act(cluster: LocalCluster, action: str, churn: Churn, gate: Gate) -> None:
+    """Carry out one action while the ring stands at the gate, then let it go on."""
     verb, _, count = action.partition(" ")
-    for _ in range(int(count or 1)):
-        if verb == "add":
+    times = int(count or 1)
+    ring = members(cluster)
+    if verb == "add":
+        names = set()
+        for _ in range(times):
             aim = {"ELASTANE_TEST_KILL": churn.late_kill} if churn.late_kill else {}
             churn.late_kill = ""
-            cluster.add_worker(environment=aim)
-        elif verb == "drain":
-            running = [w for w in members(cluster) if cluster.workers[w].status is None]
-            cluster.client.drain_worker(cluster.job, running[-1])
-            cluster.wait_for(lambda job, gone=running[-1]: gone not in [w.worker_id for w in job.workers])
-        elif verb == "term":
-            cluster.workers[members(cluster)[-1]].signal(signal.SIGTERM)
-        elif verb == "kill":
-            cluster.workers[members(cluster)[0]].signal(signal.SIGKILL)
-        elif verb == "master":
-            cluster.restart_master()
-    if verb == "add":
-        wanted = len(cluster.workers)
-        cluster.wait_for(
-            lambda job: (
-                any(w.worker_id == f"w{wanted - 1}" for w in job.workers)
-                or cluster.workers[f"w{wanted - 1}"].status
-            )
-        )
+            names.add(cluster.add_worker(environment=aim))
+        cluster.wait_for(lambda job: names <= attending(job), what=f"{names} at the master")
+    elif verb == "kill":
+        for name in ring[:times]:
+            cluster.workers[name].signal(signal.SIGKILL)
+        cluster.wait_for(lambda job: not set(ring[:times]) & attending(job), what="the death noticed")
+    elif verb == "master":
+        cluster.restart_master()
+    gone = ring[-times:]
+    if verb == "drain":
+        for name in gone:
+            cluster.client.drain_worker(cluster.job, name)
+    elif verb == "term":
+        for name in gone:
+            cluster.workers[name].signal(signal.SIGTERM)
+    gate.open()
+    if verb in ("drain", "term"):
+        for name in gone:
+            assert cluster.workers[name].wait(60) is not None, cluster.last_lines()
+            assert cluster.workers[name].status == ExitStatus(0), cluster.last_lines()
 
 
 def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluster:
+    # All workers of the start are in the first ring: the churn is what the test says and nothing else.
     settings = job_pb2.JobSettings(
-        ests=config.ests, workers_min=1, workers_max=config.ests, audit_samples=True
+        ests=config.ests, workers_min=churn.start, workers_max=config.ests, audit_samples=True
     )
-    with local_cluster(tmp_path, settings, config.arguments) as cluster:
+    gates = tmp_path / "gates"
+    held = [(step, action, Gate(gates, step)) for step, action in churn.acts]
+    environment = {"ELASTANE_TEST_GATES": str(gates)}
+    with local_cluster(tmp_path, settings, config.arguments, environment=environment) as cluster:
         for index in range(churn.start):
             aim = {"ELASTANE_TEST_KILL": churn.kill} if churn.kill and index == churn.start - 1 else {}
             cluster.add_worker(environment=aim)
-        for step, action in churn.acts:
+        cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
+        cluster.client.scale_job(cluster.job, 1, config.ests)
+        for step, action, gate in held:
             cluster.wait_for_step(step)
-            act(cluster, action, churn)
+            act(cluster, action, churn, gate)
         job = cluster.wait_for_end()
         assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
         history = list(cluster.client.audit_log(cluster.job))

@@ -2,13 +2,17 @@
 
 Convolution, BatchNorm, dropout, augmentation from torch, NumPy and Python in the data set, mixup in
 the main process, clipping, a scheduler per step and one per epoch. ELASTANE_TEST_KILL="point:step"
-kills this process at that point of that step (see elastane.runtime.probes).
+kills this process at that point of that step (see elastane.runtime.probes). In step s, once the step
+is reported, it waits while somebody holds a lock on the file ELASTANE_TEST_GATES/s, if there is one.
 """
 
 import argparse
+import fcntl
 import os
 import random
 import signal
+import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -41,17 +45,21 @@ def build_model() -> nn.Module:
     )  # fmt: skip
 
 
-def install_kill() -> None:
-    aim = os.environ.get("ELASTANE_TEST_KILL")
-    if not aim or os.environ.get("ELASTANE_MODE") == "ddp":
+def install_probe() -> None:
+    if os.environ.get("ELASTANE_MODE") == "ddp":
         return
     from elastane.runtime import probes
 
-    wanted, at = aim.split(":")
+    wanted, _, at = os.environ.get("ELASTANE_TEST_KILL", "").partition(":")
+    gates = Path(os.environ.get("ELASTANE_TEST_GATES", "/nonexistent"))
 
     def probe(point: str, step: int) -> None:
         if point == wanted and step >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
+        gate = gates / str(step)
+        if point == "all_reduce" and gate.exists():
+            with gate.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH)
 
     probes.install(probe)
 
@@ -65,9 +73,10 @@ def main() -> None:
     parser.add_argument("--data-workers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--width", type=int, default=0, help="add a wide layer: large buckets")
+    parser.add_argument("--busy-seconds", type=float, default=0.0, help="what a mini-batch costs besides")
     args = parser.parse_args()
 
-    install_kill()
+    install_probe()
     job = elastane.init(seed=args.seed)
     if args.seed is None:
         random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -89,6 +98,7 @@ def main() -> None:
 
     for _ in job.epochs(args.epochs):
         for images, labels in loader:
+            time.sleep(args.busy_seconds)  # stands for computing on a device
             mix = random.random()
             order = torch.randperm(len(images))
             images = mix * images + (1 - mix) * images[order]

@@ -46,6 +46,7 @@ def test_a_task_is_leased_in_order_and_done_once() -> None:
     assert (last.start, last.end) == (8, 10)
     assert [report(queue, lease, now=7.0) for lease in (second, last, first)] == [Outcome.ACCEPTED] * 3
     assert report(queue, first, now=7.0) is Outcome.STALE
+    assert (queue.bounds(0), queue.bounds(2)) == ((0, 4), (8, 10))
     assert queue.complete and queue.status(7.0) is QueueStatus.COMPLETE
     assert queue.progress(7.0).samples_done == 10
 

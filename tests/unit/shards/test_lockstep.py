@@ -129,6 +129,23 @@ def test_history_goes_back_and_replays_bear_new_attempts() -> None:
             queue.rewind(step)
 
 
+def test_history_goes_on_at_a_later_step() -> None:
+    queue = make()
+    queue.begin(0, TWO, now=0.0)
+    assert queue.forward(4) == [(0, rank) for rank in range(4)]
+    assert (queue.committed, queue.epoch, queue.progress(0.0).samples_done) == (4, 1, 72 + 32)
+    queue.validate()
+    assert queue.begin(4, TWO, now=1.0) == 1
+    queue.requeue()
+    assert queue.forward(4) == []
+    assert queue.begin(4, TWO, now=2.0) == 2
+    for step in (3, 7):
+        with pytest.raises(InvalidRequest):
+            queue.forward(step)
+    queue.forward(6)
+    assert queue.complete
+
+
 def test_a_hung_worker_is_overdue_and_only_its_unreported_tasks_are() -> None:
     queue = make()
     queue.begin(0, TWO, now=100.0)
@@ -332,6 +349,12 @@ class LockstepMachine(RuleBasedStateMachine):
         self.queue.rewind(self.done)
         self.reported.clear()
 
+    @rule(ahead=st.integers(0, 2))
+    def forward(self, ahead: int) -> None:
+        self.done = min(self.total, self.done + ahead)
+        self.queue.forward(self.done)
+        self.reported.clear()
+
     @rule(name=st.sampled_from("abc"), pause=st.booleans())
     def pause_or_resume(self, name: str, pause: bool) -> None:
         if pause:
@@ -375,6 +398,7 @@ def test_long_lives_of_a_ring(seed: int) -> None:
         (4, life.commit),
         (1, life.ring_changes),
         (1, lambda: life.rewind(back=chance.randrange(4)) if chance.random() < 0.3 else None),
+        (1, lambda: life.forward(ahead=chance.randrange(3)) if chance.random() < 0.1 else None),
         (3, lambda: life.pause_or_resume(name=chance.choice("abc"), pause=chance.random() < 0.5)),
         (2, life.restore),
     ]

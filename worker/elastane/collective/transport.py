@@ -123,7 +123,8 @@ class RingTransport:
         self.backend = backend
         self._group = group
         self._aborted = False
-        self._broken: RingBroken | None = None
+        #: Why the ring broke.
+        self._broken = ""
         #: Messages started and not yet waited for with success.
         self._in_flight = 0
         self._waits_ended = False
@@ -160,6 +161,7 @@ class RingTransport:
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
         """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
+        assert tensor.is_contiguous()
         group = self._usable()
         try:
             return self._started(group.send([tensor], peer, tag))
@@ -168,6 +170,7 @@ class RingTransport:
 
     def recv(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
         """Start to receive into a contiguous tensor. Raises RingAborted or RingBroken."""
+        assert tensor.is_contiguous()
         group = self._usable()
         try:
             return self._started(group.recv([tensor], peer, tag))
@@ -202,8 +205,8 @@ class RingTransport:
         """Raise if the ring is aborted or broken."""
         if self._aborted:
             raise RingAborted("the ring of this generation was aborted")
-        if self._broken is not None:
-            raise self._broken
+        if self._broken:
+            raise self._break()
 
     @property
     def aborted(self) -> bool:
@@ -239,10 +242,12 @@ class RingTransport:
         """The typed error for one of the group's. A break is passed on to the peers that do not see it."""
         if self._aborted:
             return RingAborted("the ring of this generation was aborted")
-        if self._broken is None:
-            self._broken = RingBroken(f"the ring broke: {_first_line(error)}", rank=self.rank, size=self.size)
+        self._broken = self._broken or _first_line(error)
         self._end_waits()
-        return self._broken
+        return self._break()
+
+    def _break(self) -> RingBroken:
+        return RingBroken(f"the ring broke: {self._broken}", rank=self.rank, size=self.size)
 
     def _end_waits(self) -> None:
         with self._lock:
@@ -253,9 +258,10 @@ class RingTransport:
                 group.abort()
             else:
                 nothing = torch.empty(1, dtype=torch.uint8)
-                # A connection that is closed already raises without telling the others: try them all.
-                peers = (peer for peer in range(self.size) if peer != self.rank)
-                any(_times_out(group, nothing, peer) for peer in peers)
+                for peer in range(self.size):
+                    # A connection that is closed already raises without telling the others: try them all.
+                    if peer != self.rank and _times_out(group, nothing, peer):
+                        break
             self._waits_ended = True
 
 

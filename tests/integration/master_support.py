@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import msgspec
+from elastane_master.servers.app import Master
+from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store, StoreOptions
+from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.log import JobLog, LogListener, LogOptions
+from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
+from grpc_status import rpc_status
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "master")]
 
 
 @contextlib.asynccontextmanager
@@ -96,3 +107,110 @@ class CuttingRelay:
                     return
                 writer.write(data)
                 await writer.drain()
+
+
+@contextlib.asynccontextmanager
+async def serving_master(folder: Path, **settings: object) -> AsyncIterator[tuple[Master, grpc.aio.Channel]]:
+    """A master in this process with a private store in `folder`, and a channel to it."""
+    master = Master(MasterSettings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5, **settings))
+    try:
+        await master.start()
+        async with grpc.aio.insecure_channel(master.address) as channel:
+            yield master, channel
+    finally:
+        await master.stop()
+
+
+class MasterProcess:
+    """A master in a process of its own, which can be killed and started again at the same port."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.folder = folder
+        self.arguments = arguments
+        self.address = "127.0.0.1:0"
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        port_file = self.folder / "port"
+        port_file.unlink(missing_ok=True)
+        arguments = ["--listen", self.address, "--state-dir", str(self.folder), "--port-file", str(port_file)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "elastane_master",
+            *arguments,
+            *self.arguments,
+            env=environment,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(60):
+            while not port_file.exists():
+                if self.process.returncode is not None:
+                    raise AssertionError((await self.process.communicate())[1].decode())
+                await asyncio.sleep(0.01)
+        self.address = port_file.read_text().strip()
+
+    async def kill(self) -> None:
+        """SIGKILL: nothing is said to anybody, the private store lives on."""
+        self.process.kill()
+        await self.process.wait()
+
+    async def stop(self) -> str:
+        """SIGTERM; returns what it logged."""
+        self.process.terminate()
+        async with asyncio.timeout(30):
+            return (await self.process.communicate())[1].decode()
+
+
+@contextlib.asynccontextmanager
+async def master_process(folder: Path, *arguments: str) -> AsyncIterator[MasterProcess]:
+    """A started master process; it and its private store are gone afterwards."""
+    master = MasterProcess(folder, *arguments)
+    try:
+        await master.start()
+        yield master
+    finally:
+        if master.process is not None and master.process.returncode is None:
+            await master.kill()
+        store = EmbeddedStore(folder)
+        if store.server_pid() is not None:
+            await store.stop()
+
+
+def reason_of(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, errors_pb2.ErrorDetail]:
+    """The code, the reason's name and the detail of a typed error."""
+    status = rpc_status.from_call(error)
+    assert status is not None, "no google.rpc.Status in the trailing metadata"
+    detail = errors_pb2.ErrorDetail()
+    assert status.details[0].Unpack(detail)
+    return error.code(), errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_"), detail
+
+
+class Worker:
+    """The worker's side of one Attend stream, spoken by hand."""
+
+    def __init__(self, channel: grpc.aio.Channel, worker_id: str, job: str = "j") -> None:
+        self.worker_id = worker_id
+        self.job = job
+        self.call = ring_pb2_grpc.RingServiceStub(channel).Attend()
+
+    async def hello(self, role: int = ring_pb2.WORKER_ROLE_TASKS, **fields: object) -> ring_pb2.Welcome:
+        await self.send(hello=ring_pb2.Hello(job=self.job, worker_id=self.worker_id, role=role, **fields))
+        return (await self.receive("welcome")).welcome
+
+    async def send(self, **message: object) -> None:
+        await self.call.write(ring_pb2.AttendRequest(**message))
+
+    async def receive(self, kind: str = "") -> ring_pb2.AttendResponse:
+        response = await asyncio.wait_for(self.call.read(), 20)
+        assert response is not grpc.aio.EOF, f"the stream ended, {kind or 'a message'} was expected"
+        assert kind in ("", response.WhichOneof("message")), response
+        return response
+
+    async def ended(self) -> grpc.StatusCode:
+        """Waits for the end of the stream."""
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await asyncio.wait_for(self.call.read(), 20) is not grpc.aio.EOF:
+                pass
+        return await self.call.code()

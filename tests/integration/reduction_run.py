@@ -69,7 +69,9 @@ def build(variant: Variant) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def backward(model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, step: int, rank: int) -> float:
+def backward(
+    model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, step: int, rank: int
+) -> float:
     """The loop body up to the optimizer: batch of `rank` at `step`, loss, gradients."""
     generator = torch.Generator().manual_seed(step * 100 + rank)
     x = torch.randn(6, 3, 8, 8, generator=generator)

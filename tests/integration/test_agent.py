@@ -113,12 +113,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def client_of(run: Run) -> MasterClient:
-    started = run.of("master_started") or [run.until("master_started")]
+    """To the master of a run whose job exists."""
+    if not run.of("job_created"):
+        run.until("job_created")
+    started = run.of("master_started")
     return MasterClient(started[0]["address"], timeout_seconds=WAIT_SECONDS)
 
 
-def wait_for_step(client: MasterClient, step: int) -> job_pb2.Job:
-    return next(job for job in client.watch_job("j") if job.step >= step)
+def wait_for_step(client: MasterClient, step: int, members: int = 1) -> job_pb2.Job:
+    """The job once `step` steps are committed and the ring has that many members."""
+    for job in client.watch_job("j"):
+        ring = [worker for worker in job.workers if worker.ests.end > worker.ests.start]
+        if job.step >= step and len(ring) >= members:
+            return job
+    raise AssertionError("the watch ended")
 
 
 def check_history(tmp_path: Path, steps: int) -> None:
@@ -154,7 +162,7 @@ def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -
     run = start("--workers", "1:3", steps=100)
     pid = run.until("worker_started", worker="w1")["pid"]
     with client_of(run) as client:
-        wait_for_step(client, 10)
+        wait_for_step(client, 10, members=3)
         os.kill(pid, signal.SIGKILL)
         assert "SIGKILL" in run.until("worker_died", worker="w1")["message"]
         assert run.until("worker_started", worker="w1")["pid"] != pid
@@ -163,9 +171,9 @@ def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -
 
 
 def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("--workers", "1:2", steps=100)
+    run = start("--workers", "1:2", steps=300)
     with client_of(run) as client:
-        wait_for_step(client, 10)
+        wait_for_step(client, 10, members=2)
         (master,) = [process for process in run.descendants() if "elastane_master" in process.cmdline()]
         generation = client.get_job("j").generation
         master.kill()
@@ -173,26 +181,26 @@ def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_
         assert wait_for_step(client, 30).generation == generation
     assert run.end() == 0, run.said()
     assert not run.of("worker_died")
-    check_history(tmp_path, 100)
+    check_history(tmp_path, 300)
 
 
 def test_scale_in_and_out(start: Callable[..., Run], tmp_path: Path) -> None:
-    run = start("--workers", "1:3", steps=300)
+    run = start("--workers", "1:3", steps=600)
     with client_of(run) as client:
-        wait_for_step(client, 5)
+        wait_for_step(client, 5, members=3)
         client.scale_job("j", 1, 1)
         gone = {run.until("worker_drained")["worker"], run.until("worker_drained")["worker"]}
         client.scale_job("j", 1, 3)
         back = {run.until("worker_started")["worker"], run.until("worker_started")["worker"]}
         assert back == gone
     assert run.end() == 0, run.said()
-    check_history(tmp_path, 300)
+    check_history(tmp_path, 600)
 
 
 def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=100)
     with client_of(run) as client:
-        wait_for_step(client, 5)
+        wait_for_step(client, 5, members=2)
         client.drain_worker("j", "w1")
         run.until("worker_drained", worker="w1")
     assert run.end() == 0, run.said()
@@ -200,10 +208,10 @@ def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -
 
 
 def test_a_worker_that_leaves_on_a_notice_comes_back(start: Callable[..., Run]) -> None:
-    run = start("--workers", "1:2", steps=150)
+    run = start("--workers", "1:2", steps=300)
     pid = run.until("worker_started", worker="w1")["pid"]
     with client_of(run) as client:
-        wait_for_step(client, 5)
+        wait_for_step(client, 5, members=2)
         os.kill(pid, signal.SIGTERM)
         assert "preemption notice" in run.until("worker_died", worker="w1")["message"]
         run.until("worker_started", worker="w1")
@@ -241,7 +249,7 @@ def test_a_second_signal_kills(start: Callable[..., Run], tmp_path: Path) -> Non
 def test_nothing_outlives_a_killed_agent(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=100_000)
     with client_of(run) as client:
-        wait_for_step(client, 5)
+        wait_for_step(client, 5, members=2)
     processes = run.descendants()
     assert len(processes) >= 4, "two workers, the master, its store"
     run.signal(signal.SIGKILL)
@@ -288,9 +296,9 @@ def test_two_agents_at_one_master(start: Callable[..., Run], tmp_path: Path) -> 
 
 
 def test_looking_at_a_job(start: Callable[..., Run]) -> None:
-    run = start("--workers", "1:2", steps=200)
+    run = start("--workers", "1:2", steps=700)
     with client_of(run) as client:
-        wait_for_step(client, 10)
+        wait_for_step(client, 10, members=2)
         address = client.addresses[0]
 
     def elastane(*arguments: str) -> str:

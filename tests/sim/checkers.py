@@ -1,9 +1,9 @@
-"""The properties, checked from outside: they know the fixed run and what is visible, nothing of the machine's state.
+"""The properties, checked from outside: they know the fixed run and what is visible, not the machine's state.
 
-    bits       what a worker applies, and every context the master hands out, is that of the fixed run
-    one ring   generations of Go grow, and no Prepared of an older generation follows one
-    history    committed steps follow each other; only a rewinding that was announced goes back
-    nothing lost  history is not rewound while an attending process holds the weights
+bits       what a worker applies, and every context the master hands out, is that of the fixed run
+one ring   generations of Go grow, and no Prepared of an older generation follows one
+history    committed steps follow each other; only a rewinding that was announced goes back
+nothing lost  history is not rewound while an attending process holds the weights
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
-
 from sim.reference import Context, FixedRun
 from sim.world import SimulationError
 
@@ -25,6 +24,7 @@ class Checkers:
     steps: int
     fixed: FixedRun
     standing: dict[int, effects.Commit] = field(default_factory=dict)
+    tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
     go_generation: int = 0
     rewinds: int = 0
@@ -45,7 +45,8 @@ class Checkers:
                 self._check_go(worker, message)
             case effects.Prepared():
                 if message.generation < self.go_generation:
-                    raise SimulationError(f"Prepared of {message.generation} after Go of {self.go_generation}")
+                    text = f"Prepared of {message.generation} after Go of {self.go_generation}"
+                    raise SimulationError(text)
 
     def stored(self, effect: effects.Effect) -> None:
         """An effect became durable together with its event."""
@@ -53,9 +54,14 @@ class Checkers:
             case effects.Note("history_rewound"):
                 self.rewinds += 1
                 self.next_step = int(effect.facts["to_step"])
-                self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
+                kept = [step for step in self.standing if step < self.next_step]
+                self.standing = {step: self.standing[step] for step in kept}
             case effects.Commit():
                 self._check_commit(effect)
+            case effects.TaskCommit():
+                if (effect.epoch, effect.index) in self.tasks_done:
+                    raise SimulationError(f"{effect} is done a second time")
+                self.tasks_done.add((effect.epoch, effect.index))
         if isinstance(effect, effects.Note):
             self.notes[effect.kind] = self.notes.get(effect.kind, 0) + 1
 
@@ -71,8 +77,10 @@ class Checkers:
         if rejection.reason in ("invalid_argument", "mismatch"):
             raise SimulationError(f"{event!r} was refused: {rejection}")
 
-    def finished(self) -> None:
-        """The job succeeded: the history is whole."""
+    def finished(self, tasks: int) -> None:
+        """The job succeeded: the history is whole, and so is the dynamic dataset of `tasks` tasks."""
+        if len(self.tasks_done) != tasks:
+            raise SimulationError(f"{len(self.tasks_done)} dynamic tasks of {tasks} are done")
         if sorted(self.standing) != list(range(self.steps)):
             raise SimulationError(f"the standing history has the steps {sorted(self.standing)}")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from elastane_master.decisions import events
 from elastane_master.decisions.state import OVER
-
 from sim.master_model import MasterModel
 from sim.network import Group
 from sim.worker_model import Script, WorkerModel
@@ -38,7 +37,7 @@ class Cluster:
     def start(self, name: str) -> None:
         """Starts a process, unless one of that name runs or the job is over."""
         running = self.workers.get(name)
-        if self.is_over or (running is not None and running.is_alive):
+        if self.master.machine.state.phase in OVER or (running is not None and running.is_alive):
             return
         self.started += 1
         worker = WorkerModel(self.world, self.master, self.script, self.groups, name, self.started)
@@ -52,7 +51,8 @@ class Cluster:
 
     @property
     def is_over(self) -> bool:
-        return self.master.machine.state.phase in OVER
+        """A job that failed, because random errors hit one step three times, is resumed by its operator."""
+        return self.master.machine.state.phase in ("succeeded", "cancelled")
 
     def usable_holders(self) -> list[str]:
         """Attending processes whose weights the job could go on from, as far as the master can know."""
@@ -81,9 +81,9 @@ class Cluster:
         calm = self.world.now >= self.faults_until
         state = self.master.machine.state
         wanted = max(state.settings.workers_min, 1) if calm else 1
-        if calm and state.phase == "suspended":
+        if calm and state.phase in ("suspended", "failed"):
             self._request(events.ResumeRequested(self._request_id()))
-        wants_workers = not self.is_over and state.phase != "suspended" and self.master.is_up
+        wants_workers = not self.is_over and state.phase not in ("suspended", "failed") and self.master.is_up
         if wants_workers and len(self.alive) < wanted and (calm or self.world.rng.random() < 0.3):
             self.start(f"w{self.started}")
         if not self.is_over:
@@ -106,9 +106,10 @@ class Cluster:
             (1, lambda: [worker.kill() for worker in self.alive] and None),
             (2, lambda: pick(self._restart)),
             (2, lambda: pick(lambda worker: worker.leave())),
-            (1, lambda: pick(lambda worker: self._request(events.DrainRequested(self._request_id(), worker.name)))),
+            (1, lambda: pick(self._drain)),
             (1.5, lambda: pick(lambda worker: worker.freeze(rng.choice((0.1, 1.0, 2.9, 3.5, 8.0))))),
             (1, lambda: pick(lambda worker: worker.hang())),
+            (1, lambda: pick(lambda worker: worker.fail())),
             (2, lambda: pick(lambda worker: worker.blip())),
             (0.5, lambda: [worker.blip() for worker in self.alive] and None),
             (2, lambda: self.master.crash(rng.choice((0.02, 0.3, 2.0)))),
@@ -141,7 +142,11 @@ class Cluster:
 
     def _scale(self) -> None:
         low = self.world.rng.randint(1, max(1, self.script.ests // 2))
-        self._request(events.ScaleRequested(self._request_id(), low, self.world.rng.randint(low, self.script.ests + 1)))
+        high = self.world.rng.randint(low, self.script.ests + 1)
+        self._request(events.ScaleRequested(self._request_id(), low, high))
+
+    def _drain(self, worker: WorkerModel) -> None:
+        self._request(events.DrainRequested(self._request_id(), worker.name))
 
     def _break_storage(self) -> None:
         self.world.storage_broken = not self.world.storage_broken

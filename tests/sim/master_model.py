@@ -1,7 +1,7 @@
 """The master around the unmodified `JobMachine`: log with group commit, effects after durability, restart.
 
-What the edge does, in the order in which it must be done: decide at once, store what changed the state, carry
-effects out once stored. A crash loses the tail that was not stored, with its effects, and also effects of stored
+What the edge does, in the order in which it must be done: decide at once, store what changed the
+state, carry effects out once stored. A crash loses the tail that was not stored, with its effects, and also effects of stored
 events that were not sent yet. A stream is bound to its worker by the Welcome of its own Hello.
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
+
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
-
 from sim.checkers import Checkers
 from sim.network import Stream
 from sim.world import SimulationError, World
@@ -31,6 +31,7 @@ class Undelivered:
     effects: list[effects.Effect]
     stream: Stream | None
     is_bye: bool = False
+    reply: Callable[[], None] | None = None
 
 
 @dataclass
@@ -91,8 +92,16 @@ class MasterModel:
         if self.bound.get(stream.worker.name) is stream:
             del self.bound[stream.worker.name]
 
+    def call(self, event: events.Event, reply: Callable[[object], None]) -> None:
+        """A unary request; the reply leaves when everything it rests on is durable, or never."""
+        if not self.is_up:
+            return
+        result = self.event(event)
+        self.queue.append(Undelivered(None, [], None, reply=lambda: reply(result)))
+        self._flush()
+
     def event(self, event: events.Event, stream: Stream | None = None) -> object:
-        """Decides; what it led to is carried out once it is durable."""
+        """Decides; what it led to is carried out once it is durable. Returns the result or the Rejection."""
         if not self.is_up:
             return None
         before = self.machine.snapshot() if self.world.rng.random() < 0.02 else b""
@@ -140,7 +149,8 @@ class MasterModel:
             return
         self.is_flushing = True
         batch, incarnation = list(self.queue), self.incarnation
-        self.world.after(self.world.rng.choice((0.0005, 0.001, 0.005)), lambda: self._stored(batch, incarnation))
+        delay = self.world.rng.choice((0.0005, 0.001, 0.005))
+        self.world.after(delay, lambda: self._stored(batch, incarnation))
 
     def _stored(self, batch: list[Undelivered], incarnation: int) -> None:
         if incarnation != self.incarnation:
@@ -160,6 +170,8 @@ class MasterModel:
         for outcome in batch:
             for effect in outcome.effects:
                 self._effect(effect, outcome.stream)
+            if outcome.reply is not None:
+                outcome.reply()
             if outcome.is_bye and outcome.stream is not None:
                 outcome.stream.break_down(final=True)
         if self.world.rng.random() < 0.01 and not self.queue:
@@ -185,7 +197,8 @@ class MasterModel:
                     target.break_down()
                 self.world.log(f"MASTER closes {worker}: {reason}")
             case effects.Note():
-                self.world.log(f"NOTE {effect.kind} {effect.worker} g{effect.generation} s{effect.step}: {effect.reason}")
+                place = f"g{effect.generation} s{effect.step}"
+                self.world.log(f"NOTE {effect.kind} {effect.worker} {place}: {effect.reason}")
 
     def _restart(self) -> None:
         self.machine = self._replayed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from elastane_master.decisions import effects, events
@@ -91,9 +92,9 @@ class Group:
         self.is_broken = True
         for other in list(self.present.values()):
             # An all-reduce whose data has arrived may still complete; a waiting one breaks or hangs.
-            chance = self.world.rng.random()
-            if chance < 0.6:
-                self.world.after(self.world.rng.uniform(0.0, 0.3), lambda other=other: other.collective_broke(self))
+            if self.world.rng.random() < 0.6:
+                delay = self.world.rng.uniform(0.0, 0.3)
+                self.world.after(delay, partial(other.collective_broke, self))
 
     def contribute(self, step: int, gradients: dict[int, bytes], ests: int) -> None:
         """A member's part of the all-reduce of a step; the last one's lets all of them complete."""
@@ -104,7 +105,7 @@ class Group:
         if len(parts) == ests:
             for worker in list(self.present.values()):
                 delay = self.world.rng.choice((0.0, 0.001, 0.01, 0.05))
-                self.world.after(delay, lambda worker=worker: worker.reduced(self, step, parts))
+                self.world.after(delay, partial(worker.reduced, self, step, parts))
             self.contributions.pop(step - 1, None)
 
     def _form(self) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastane_master.decisions import effects, events
+import msgspec
 
+from elastane_master.decisions import effects, events
 from sim.master_model import MasterModel
 from sim.network import Group, Stream
 from sim.reference import Context, contribution, initial_context, initial_weights, next_context, next_weights
 from sim.world import StoredCheckpoint, StoredShard, World
+
+Repeated = events.StepReported | events.LoadedReported | events.RingBrokenReported
 
 
 @dataclass
@@ -100,6 +103,14 @@ class WorkerModel:
         """The trainer never comes back from its next step."""
         self.world.log(f"{self.name} hangs")
         self.is_hung = True
+
+    def fail(self) -> None:
+        """The script raises; its agent may start it anew."""
+        if self.is_alive and self.is_welcome and self.world.now >= self.frozen_until:
+            self.world.log(f"{self.name}: the script raises")
+            error = ("failed", "ValueError", self.applied)
+            self._up(lambda session: events.ByeReported(self.name, session, *error))  # type: ignore[arg-type]
+            self._exit()
 
     def leave(self) -> None:
         """Spot notice."""
@@ -228,9 +239,7 @@ class WorkerModel:
             self.leave()
         self._heartbeat()
 
-    def _send_again(self, report: events.StepReported | events.LoadedReported | events.RingBrokenReported) -> None:
-        import msgspec
-
+    def _send_again(self, report: Repeated) -> None:
         self._up(lambda session: msgspec.structs.replace(report, session=session))
 
     def _bye(self, reason: str) -> None:

@@ -43,9 +43,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     steps.report(event.worker, state.contexts.after(event.step, event.contexts), event.tasks, event.epoch)
     turn.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(turn)
-    ended = [
-        worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step
-    ]
+    ended = [worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step]
     if ended:
         ring.reform(turn, f"the script of {ended[0]} ended before step {event.step}, the others go on")
     else:

@@ -60,9 +60,10 @@ class FailedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class CheckpointBook(msgspec.Struct):
-    """wanted: request ids of checkpoints asked for and not begun. saved: newest last. saved_step: -1 without any.
+    """What is asked for, being written, saved, failed.
 
-    rejected: what a Load found unusable. not_before: a closing checkpoint failed and is tried again then.
+    wanted: request ids of checkpoints asked for and not begun. saved: newest last; saved_step: -1 without
+    any. rejected: what a Load found unusable. not_before: a closing checkpoint failed and is tried again then.
     """
 
     wanted: tuple[str, ...] = ()
@@ -150,7 +151,7 @@ def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
 
 
 def give_up(turn: Turn, reason: str, *, again: bool) -> None:
-    """Ends the checkpoint in flight, if any. again: those who asked get the next one, else they get the error."""
+    """Ends the checkpoint in flight, if any. again: those who asked get the next one, else the error."""
     book = turn.state.checkpoints
     flight, book.in_flight = book.in_flight, None
     if flight is None:

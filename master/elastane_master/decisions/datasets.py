@@ -9,10 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
-from elastane_shards.dynamic import DynamicQueue
-from elastane_shards.errors import ShardsError
-from elastane_shards.settings import QueueSettings
-from elastane_shards.tasks import Outcome, QueueStatus, ReturnedTask, TaskLease, TaskState
 
 from elastane_master.decisions.effects import TaskCommit
 from elastane_master.decisions.events import (
@@ -23,6 +19,10 @@ from elastane_master.decisions.events import (
     TaskReport,
     TasksRequested,
 )
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import ShardsError
+from elastane_shards.settings import QueueSettings
+from elastane_shards.tasks import Outcome, QueueStatus, ReturnedTask, TaskLease, TaskState
 
 if TYPE_CHECKING:
     from elastane_master.decisions.turn import Turn

@@ -2,12 +2,11 @@
 
 A stuck trainer is found by the lease of its tasks, but only where it alone can be to blame:
 
-    it has applied the step before and does not report this one    it hangs: evicted
-    a prepared step is not applied by all                           the collective hangs, and any member may be
-                                                                    the cause: the ring is formed anew
-    the first step of a ring is not reported                        forming the group needs all of them: the
-                                                                    one that was silent for longest is evicted,
-                                                                    and the others get a new lease
+    it has applied the step before and does not report this one: it hangs, and is evicted
+    a prepared step is not applied by all: the collective hangs, any member may be the cause, and
+    the ring is formed anew
+    the first step of a ring is not reported: forming the group needs all of them, so the one that was
+    silent for longest is evicted, and the others get a new lease
 
 A member in user code between two steps holds no lease; idle_max_seconds bounds that.
 """
@@ -185,6 +184,6 @@ def _unready_leavers(state: JobState) -> Iterator[WorkerRecord]:
     if ring_state.stage in ("none", "running"):
         for record in state.ring_workers():
             stopped = record.trainer_at is None or record.ready_generation == ring_state.generation
-            if record.draining and not record.drain_sent and not stopped:
-                if ring_state.member(record.worker) is None:
-                    yield record
+            leaves = record.draining and ring_state.member(record.worker) is None
+            if leaves and not record.drain_sent and not stopped:
+                yield record

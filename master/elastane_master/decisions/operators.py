@@ -62,7 +62,7 @@ def _scale(turn: Turn, event: ScaleRequested) -> None:
     )
     turn.note(
         "ring_change",
-        f"scaled by an operator to {event.workers_min} to {event.workers_max} workers; takes effect at a step boundary",
+        f"scaled by an operator to {event.workers_min} to {event.workers_max} workers, at a step boundary",
         workers_min=event.workers_min,
         workers_max=event.workers_max,
     )

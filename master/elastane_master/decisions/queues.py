@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from elastane_shards.dynamic import DynamicQueue
-from elastane_shards.lockstep import LockstepQueue
-from elastane_shards.steps import LockstepSettings, LockstepState
 
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import JobSettings, Signature
+from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.lockstep import LockstepQueue
+from elastane_shards.steps import LockstepSettings, LockstepState
 
 EPOCHS_UNKNOWN = 1 << 31
 """Stands for the number of epochs while the script has not said it."""
@@ -70,7 +70,7 @@ class Queues:
         return self.lockstep
 
     def ring_stopped(self, *, timed_out: int = 0) -> None:
-        """The ring changes: what was in DOING is TODO again. timed_out: how many of the tasks were overdue."""
+        """The ring changes: what was in DOING is TODO again. timed_out: how many tasks were overdue."""
         if self.lockstep is not None:
             self.lockstep.requeue(timed_out=timed_out)
 

@@ -226,7 +226,8 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
     if event.step < steps.committed:
         turn.note(
             "history_rewound",
-            f"no worker holds the state: from {source} the steps {event.step} to {steps.committed - 1} are done again",
+            f"no worker holds the state: from {source} on, steps {event.step} to {steps.committed - 1}"
+            " are done again",
             event.worker,
             from_step=steps.committed,
             to_step=event.step,
@@ -365,7 +366,8 @@ def _go(turn: Turn, resume_step: int) -> None:
             turn.queues.training.pause(record.worker)
     turn.note(
         "ring_formed",
-        f"{len(ring.members)} workers go on from step {resume_step}; {len(ring.receivers)} of them receive the state",
+        f"{len(ring.members)} workers go on from step {resume_step},"
+        f" {len(ring.receivers)} of them receive the state",
         resume_step=resume_step,
         donors=len(ring.donors),
     )

@@ -8,7 +8,7 @@ if all come back the generation does not change.
 
 from __future__ import annotations
 
-from elastane_master.decisions import boundary, checkpoints, claims, datasets, life, ring
+from elastane_master.decisions import checkpoints, claims, datasets, life, ring
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -231,11 +231,11 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
     resumed = record.role == "ring"
     turn.send(record.worker, Welcome(ring_state.generation, resumed))
     turn.note("worker_joined", f"{record.worker} returned to the restarted master", record.worker)
-    running = ring_state.stage == "running" and ring_state.member(record.worker) is not None
-    if running and event.generation == ring_state.generation and event.holds_state:
-        if record.applied_step < event.applied_step <= state.steps.prepared + 1:
-            claims.proven(state, record, event.applied_step)
-            ring.commit_applied(turn)
+    running = ring_state.stage == "running" and event.generation == ring_state.generation
+    is_member = ring_state.member(record.worker) is not None and event.holds_state
+    if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
+        claims.proven(state, record, event.applied_step)
+        ring.commit_applied(turn)
     if resumed and not ring_state.put_off:
         ring.resend(turn, record)
     if resumed and not state.awaited():

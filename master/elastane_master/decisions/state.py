@@ -28,9 +28,9 @@ class WorkerRecord(msgspec.Struct):
     """A worker that attends, or is awaited after the master restarted.
 
     joined_order: grows with each joining. applied_step, holds_state: its weights, as far as they are believed
-    (claims.py). ready_generation: the newest generation it answered Ready for. trainer_at: when its trainer last
-    showed life; None before its first ring. between_since: when it went into user code between two
-    steps; None inside a step.
+    (claims.py). ready_generation: the newest generation it answered Ready for. trainer_at: when its
+    trainer last showed life; None before its first ring. between_since: when it went into user code
+    between two steps; None inside a step.
     """
 
     worker: str
@@ -56,11 +56,12 @@ class WorkerRecord(msgspec.Struct):
 class RingState(msgspec.Struct):
     """The ring, and the change of membership in flight (ring.py).
 
-    stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running.
-    gone: members that left since the ring was decided. since: when the stage began. order: seats of the last ring that had members. planned_from: members of the ring
-    that a planned change in flight leaves, empty otherwise. rebuild_due: a member said that the
-    collective broke. put_off: why the ring must change once the return grace is over. stalled_since: the
-    first Go after which no step was prepared. unblocked_at: when a member last came back from user code.
+    stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
+    began at `since`. gone: members that left since the ring was decided. order: seats of the last ring
+    that had members. planned_from: members of the ring that a planned change in flight leaves,
+    empty otherwise. rebuild_due: when the ring is formed anew because a member's collective broke. put_off:
+    why the ring must change once the return grace is over. stalled_since: the first Go after which no step
+    was prepared. unblocked_at: when a member last went into or came back from user code.
     """
 
     generation: int = 0
@@ -97,9 +98,9 @@ class JobState(msgspec.Struct):
 
     original: the settings as created; `settings` differ after a Scale. revision: counts every change.
     join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
-    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at which each
-    member's script ended. failures, failed_step, failed_generation: script errors in a row at one step.
-    requests: operators' request ids that took effect, oldest first.
+    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
+    which each member's script ended. failures, failed_step, failed_generation: script errors in a row
+    at one step. requests: operators' request ids that took effect, oldest first.
     """
 
     name: str

@@ -38,10 +38,10 @@ class StepBook(msgspec.Struct):
     """Where the steps stand.
 
     committed: the next step to commit. prepared: the newest prepared step of this generation, resume_step - 1
-    before the first. reports: of step prepared + 1, by worker. prepared_steps: by step, until committed.
-    prepared_at: when that was, or when the ring started. prepared_count: steps prepared in all. epoch: of the newest prepared step. hold: Prepared is held
-    back until the checkpoint in flight is saved, because the ring ends with it. ready_order: gradient-ready
-    order of EST 0.
+    before the first. prepared_at: when that was, or when the ring started. prepared_count: steps
+    prepared in all. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
+    prepared_steps: by step, until committed. hold: Prepared is held back until the checkpoint in flight is
+    saved, because the ring ends with it. ready_order: gradient-ready order of EST 0.
     """
 
     committed: int = 0
@@ -82,7 +82,7 @@ class StepBook(msgspec.Struct):
         return sum(len(report.contexts) for report in self.reports.values())
 
     def prepare(self, generation: int, now: float) -> list[Parts]:
-        """All contexts are in: the current step is prepared. Returns the contexts after it, by virtual rank."""
+        """All contexts are in: the current step is prepared. Returns the contexts after it, by rank."""
         contexts: dict[int, Parts] = {}
         tasks: list[tuple[str, StepTask]] = []
         for worker, report in self.reports.items():

@@ -70,7 +70,7 @@ class Turn:
         )
 
     def attending(self, worker: str, session: str) -> WorkerRecord | None:
-        """The worker's record when `session` is its current one, else None: the message is of an old stream."""
+        """The worker's record if `session` is its current one, else None: an old stream's message."""
         record = self.state.workers.get(worker)
         if record is None or record.awaited or record.session != session:
             return None

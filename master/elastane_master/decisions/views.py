@@ -1,12 +1,10 @@
-"""What can be seen of a job: read models for the API, the dashboard and the metrics. Nothing here changes it."""
+"""What can be seen of a job: read models for the API, dashboard and metrics. Nothing here changes it."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
-from elastane_shards.progress import Progress
-from elastane_shards.tasks import TaskInfo, TaskState
 
 from elastane_master.decisions.checkpoints import FailedCheckpoint, SavedCheckpoint
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
@@ -15,6 +13,8 @@ from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import JobSettings, Parts, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_shards.progress import Progress
+from elastane_shards.tasks import TaskInfo, TaskState
 
 HOLDERS_MAX = 1000
 TASKS_PAGE_MAX = 1000
@@ -226,7 +226,7 @@ def _lockstep_holders(machine: JobMachine) -> tuple[TaskInfo, ...]:
     step = queue.step
     if step is None:
         return ()
-    reported = {rank for rank in range(queue.settings.ests)} - {rank for rank, _ in queue.unreported()}
+    reported = set(range(queue.settings.ests)) - {rank for rank, _ in queue.unreported()}
     infos = []
     for rank, worker in sorted(queue.holders(step).items()):
         start, end = queue.bounds(step, rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -147,15 +148,38 @@ def test_unreachable_master_stops_all_with_its_code() -> None:
     assert finished(policy.worker_exited(1.0, "w0", ExitStatus(83))) == CODE_UNREACHABLE
 
 
-def test_scale_in_parks_the_drained_and_scale_out_brings_them_back() -> None:
+def test_scale_in_dismisses_who_stands_by_and_scale_out_brings_them_back() -> None:
     policy = started()
-    policy.job_changed(1.0, JobView("running", workers_max=2, step=6, steps=100))
-    for worker in ("w2", "w3"):
+    small = JobView("running", workers_max=2, step=6, steps=100)
+    assert policy.job_changed(1.0, small) != [], "it is said"
+    assert not any(isinstance(action, Terminate) for action in policy.job_changed(1.1, small))
+    scaled = replace(small, standby=frozenset({"w0", "w3"}))
+    assert policy.job_changed(1.2, scaled) == [Terminate("w3"), Terminate("w0")]
+    assert policy.job_changed(1.3, scaled) == [], "once is enough"
+    for worker in ("w0", "w3"):
         assert spawned(policy.worker_exited(2.0, worker, DRAINED)) == []
     assert policy.next_due() is None
-    actions = policy.job_changed(3.0, JobView("running", workers_max=3, step=7, steps=100))
-    assert spawned(actions) == ["w2"]
+    assert spawned(policy.job_changed(3.0, replace(small, workers_max=3))) == ["w0"]
     assert spawned(policy.job_changed(4.0, RUNNING)) == ["w3"]
+
+
+def test_a_dismissed_worker_comes_back_if_the_job_was_scaled_out_meanwhile() -> None:
+    policy = started(workers=2, view=replace(RUNNING, workers_max=2))
+    policy.job_changed(1.0, replace(RUNNING, workers_max=1, standby=frozenset({"w1"})))
+    policy.job_changed(2.0, replace(RUNNING, workers_max=2))
+    assert spawned(policy.worker_exited(3.0, "w1", DRAINED)) == ["w1"]
+
+
+def test_standbys_within_the_wanted_number_stay() -> None:
+    policy = started(view=replace(RUNNING, standby=frozenset({"w3"})))
+    assert policy.job_changed(1.0, replace(RUNNING, step=9, standby=frozenset({"w3"}))) == []
+
+
+def test_who_is_drained_while_there_are_too_many_stays_away() -> None:
+    policy = started()
+    policy.job_changed(1.0, replace(RUNNING, workers_max=3))
+    assert spawned(policy.worker_exited(2.0, "w1", DRAINED)) == []
+    assert policy.next_due() is None
 
 
 def test_a_worker_drained_by_request_stays_away() -> None:

@@ -396,4 +396,7 @@ def job_view(job: job_pb2.Job) -> JobView:
         workers_max=job.settings.workers_max or job.settings.ests,
         step=job.step,
         steps=job.steps_per_epoch * job.epochs,
+        standby=frozenset(
+            worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
+        ),
     )

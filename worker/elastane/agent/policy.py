@@ -6,6 +6,7 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     exit of a worker          follows
     0                         finished; once all are, the job's phase decides the agent's exit code
     80 (drained, sent away)   stays away if it was asked to, until the job is scaled up; else restarted
+    any, once scaled in       stays away until the job is scaled up
     82 (refused)              everything stops: the same refusal would meet every restart
     83 (master unreachable)   everything stops
     1, or a signal            restarted within the budget
@@ -44,13 +45,17 @@ _OVER: Final = frozenset({"suspended", "succeeded", "failed", "cancelled"})
 
 @dataclass(frozen=True)
 class JobView:
-    """What the policy needs to know of a job. steps: of all epochs; 0 while no worker has told."""
+    """What the policy needs to know of a job.
+
+    steps: of all epochs; 0 while no worker has told. standby: ids of workers that attend without ESTs.
+    """
 
     phase: Phase
     reason: str = ""
     workers_max: int = 1
     step: int = 0
     steps: int = 0
+    standby: frozenset[str] = frozenset()
 
 
 # ------------------------------------------------------------------ actions
@@ -115,6 +120,7 @@ class _Slot:
     due: float = 0.0
     restarts: list[float] = field(default_factory=list)
     raises: int = 0
+    surplus: bool = False  # told to leave because the job was scaled in
 
 
 class SupervisorPolicy:
@@ -164,7 +170,7 @@ class SupervisorPolicy:
                 if slot.state is SlotState.PARKED:
                     slot.state = SlotState.IDLE
             actions.extend(self._fill())
-        return actions
+        return [*actions, *self._dismiss()]
 
     def worker_exited(
         self, now: float, worker: str, status: ExitStatus, *, asked_to_leave: bool = False
@@ -179,7 +185,11 @@ class SupervisorPolicy:
         elif code == 0:
             slot.state = SlotState.FINISHED
             actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
-        elif code == EXIT_DRAINED and (asked_to_leave or self._surplus()):
+        elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
+            slot.state, slot.surplus = SlotState.IDLE, False
+            text = f"{worker} left: the job wants {self._view.workers_max} workers"
+            actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
+        elif code == EXIT_DRAINED and asked_to_leave:
             slot.state = SlotState.PARKED
             actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]
         elif code == EXIT_REFUSED:
@@ -240,9 +250,19 @@ class SupervisorPolicy:
     def _in(self, *states: SlotState) -> list[_Slot]:
         return [slot for slot in self._slots.values() if slot.state in states]
 
-    def _surplus(self) -> bool:
-        """Whether as many workers as the job wants are there without the one that just left."""
-        return len(self._in(SlotState.RUNNING)) - 1 >= self._view.workers_max
+    def _too_many(self) -> int:
+        """How many workers run here beyond what the job wants."""
+        staying = [slot for slot in self._in(SlotState.RUNNING) if not slot.surplus]
+        return len(staying) - self._view.workers_max
+
+    def _dismiss(self) -> list[Action]:
+        """Ask those to leave that stand by because the job was scaled in."""
+        actions: list[Action] = []
+        for slot in reversed(self._in(SlotState.RUNNING)):
+            if self._too_many() > 0 and slot.worker in self._view.standby and not slot.surplus:
+                slot.surplus = True
+                actions.append(Terminate(slot.worker))
+        return actions
 
     def _fill(self) -> list[Action]:
         """Start idle workers while the job wants more."""

@@ -22,7 +22,7 @@ def demo(
     ests: Annotated[
         int, typer.Option("--ests", min=3, help="Logical workers, and processes of stock DDP.")
     ] = 4,
-    epochs: Annotated[int, typer.Option("--epochs", min=4, help="Epochs of the digits.")] = 20,
+    epochs: Annotated[int, typer.Option("--epochs", min=30, help="Epochs of the digits.")] = 32,
     data_workers: Annotated[
         int, typer.Option("--data-workers", min=0, help="Data workers of each process.")
     ] = 1,
@@ -38,8 +38,8 @@ def demo(
 ) -> None:
     """Train digits elastically while workers and master are killed, and compare with stock DDP.
 
-    Three workers; one is killed, two join, one is drained, the master is killed and started again,
-    another worker is killed. Then the same script runs under stock DDP(gloo) with a process for every
+    Three workers; one is killed, two join, one is killed, one is drained, the master is killed and started
+    again, one more worker is killed. Then the same script runs under stock DDP(gloo) with a process for every
     logical worker. Exits with 0 only if weights, optimizer, buffers and losses are equal bit for bit
     and every sample counted exactly once per epoch.
     """

@@ -1,6 +1,6 @@
 """The demo's story: which fault strikes at which step, and what it cost.
 
-Every fault waits for a step of the job, never for a time, so the story is the same on a slow machine.
+Every act waits for steps of the job, never for a time, so the story is the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 
 @dataclass
 class Fault:
-    """One act of the story. at: share of all steps. act: does it and returns when, in Unix seconds.
+    """One act of the story. after: steps since the act before. act: does it, says when (Unix seconds).
 
-    kills: what it kills. struck_at: when it did, 0 before.
+    kills: what it kills. struck_at: when it did, 0 before. step: at which step.
     """
 
-    at: float
+    after: int
     text: str
     act: Callable[[LocalCluster], float]
     kills: Literal["", "worker", "master"] = ""
@@ -70,11 +70,12 @@ def kill_master(cluster: LocalCluster) -> float:
 def story() -> list[Fault]:
     """The acts in order."""
     return [
-        Fault(0.15, "kill -9 a worker in the middle of a step", kill_worker, kills="worker"),
-        Fault(0.30, "add two workers", add_two),
-        Fault(0.55, "drain a worker", drain_one),
-        Fault(0.65, "kill -9 the master, start it again", kill_master, kills="master"),
-        Fault(0.80, "kill -9 another worker", kill_worker, kills="worker"),
+        Fault(25, "kill -9 a worker in the middle of a step", kill_worker, kills="worker"),
+        Fault(10, "add two workers", add_two),
+        Fault(15, "kill -9 another worker", kill_worker, kills="worker"),
+        Fault(15, "drain a worker", drain_one),
+        Fault(15, "kill -9 the master, start it again", kill_master, kills="master"),
+        Fault(15, "kill -9 a third worker", kill_worker, kills="worker"),
     ]
 
 
@@ -102,21 +103,20 @@ class Play:
         """From the first worker to the end of the job; raises ClusterError if it does not get there."""
         cluster = self.cluster
         threading.Thread(target=self._follow_events, daemon=True).start()
+        self._watch_until(1)
         for fault in self.faults:
-            target = int(fault.at * self.total_steps)
-            self._watch_until(target)
-            fault.step = target
+            fault.step = self._watch_until(cluster.get_job().step + fault.after)
             self.on_fault(fault)
             fault.struck_at = fault.act(cluster)
         self._watch_until(self.total_steps)
         return cluster.wait_for_end()
 
-    def _watch_until(self, step: int) -> None:
+    def _watch_until(self, step: int) -> int:
         def reached(job: job_pb2.Job) -> bool:
             self.on_job(job)
             return job.step >= step
 
-        self.cluster.wait_for(reached, what=f"step {step}")
+        return self.cluster.wait_for(reached, what=f"step {step}").step
 
     def _follow_events(self) -> None:
         with MasterClient(self.cluster.master.address, timeout_seconds=60.0) as client:

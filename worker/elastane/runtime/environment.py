@@ -31,6 +31,7 @@ class WorkerEnvironment(BaseSettings):
     master_timeout_seconds: float = Field(default=600.0, gt=0)
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
     drain_exit_code: int = 0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     store_host: str = Field(
         default="", description="address other workers reach this one at; default: this host's"
     )

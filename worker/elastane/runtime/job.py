@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from elastane.errors import ElastaneError, UnsupportedError
+from elastane.logs import configure_logs
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment, read_environment
 
@@ -102,6 +103,7 @@ def open_job(seed: int | None) -> Job:
     """The job of the environment's mode (see `elastane.init`)."""
     try:
         environment = read_environment()
+        configure_logs(environment.log_level)
         mode = environment.resolved_mode()
         if mode == "elastic":
             from elastane.runtime.elastic import ElasticJob

@@ -28,8 +28,9 @@ sys.path[:0] = SOURCES
 
 import grpc  # noqa: E402
 import psutil  # noqa: E402
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc  # noqa: E402
 from google.protobuf import duration_pb2  # noqa: E402
+
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc  # noqa: E402
 
 ECHO = """
 import asyncio, sys
@@ -107,7 +108,7 @@ async def bench_echo(folder: Path, clients: int, seconds: float) -> dict[str, fl
 
 
 async def bench_master(folder: Path, clients: int, seconds: float, tasks: int) -> dict[str, float]:
-    """LeaseTasks that reports `tasks` tasks and leases as many, against a real master with its private store."""
+    """LeaseTasks that reports `tasks` tasks and leases as many: a real master with its private store."""
     arguments = ["-m", "elastane_master", "--listen", "127.0.0.1:0", "--log-level", "warning"]
     arguments += ["--state-dir", str(folder / "state"), "--port-file", str(folder / "port")]
     process, address = await start(arguments, folder / "port")
@@ -123,7 +124,7 @@ async def bench_master(folder: Path, clients: int, seconds: float, tasks: int) -
                 shard_pb2.CreateDatasetRequest(job="bench", dataset="d", settings=settings)
             )
             held: dict[int, list[shard_pb2.TaskReport]] = {}
-            numbers = {client: 0 for client in range(clients)}
+            numbers = dict.fromkeys(range(clients), 0)
 
             async def lease(client: int) -> None:
                 numbers[client] += 1

@@ -30,7 +30,8 @@ class TaskWaiters:
         future = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(dataset, deque()).append(future)
         try:
-            await asyncio.wait_for(future, timeout_seconds)
+            async with asyncio.timeout(timeout_seconds):
+                await future
         except TimeoutError:
             return
         except asyncio.CancelledError:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import grpc
 import msgspec
+from grpc_status import rpc_status
+
 from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.log import JobLog, LogListener, LogOptions
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
-from grpc_status import rpc_status
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "master")]
@@ -112,7 +113,9 @@ class CuttingRelay:
 @contextlib.asynccontextmanager
 async def serving_master(folder: Path, **settings: object) -> AsyncIterator[tuple[Master, grpc.aio.Channel]]:
     """A master in this process with a private store in `folder`, and a channel to it."""
-    master = Master(MasterSettings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5, **settings))
+    master = Master(
+        MasterSettings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5, **settings)
+    )
     try:
         await master.start()
         async with grpc.aio.insecure_channel(master.address) as channel:

@@ -11,6 +11,10 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from google.protobuf import duration_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.v1 import (
     context_pb2,
@@ -23,10 +27,6 @@ from elastane_proto.v1 import (
     shard_pb2,
     shard_pb2_grpc,
 )
-from google.protobuf import duration_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-
 from integration.master_support import Worker, reason_of, serving_master
 
 SERVICES = [f"elastane.v1.{name}Service" for name in ("Context", "Job", "Ring", "Shard")]
@@ -60,7 +60,9 @@ def dataset(name: str = "d", size: int = 100, **settings: object) -> shard_pb2.C
 
 
 def lease(worker: str = "w", wait_seconds: float = 0, **fields: object) -> shard_pb2.LeaseTasksRequest:
-    request = shard_pb2.LeaseTasksRequest(**{"job": "j", "dataset": "d", "worker_id": worker, "max_tasks": 1, **fields})
+    request = shard_pb2.LeaseTasksRequest(
+        **{"job": "j", "dataset": "d", "worker_id": worker, "max_tasks": 1, **fields}
+    )
     request.wait.FromNanoseconds(int(wait_seconds * 1e9))
     return request
 
@@ -344,7 +346,9 @@ async def test_past_and_new_events_are_followed_without_a_gap(api: SimpleNamespa
         await api.shards.CreateDataset(dataset(f"d{number}"))
     numbers = [(await asyncio.wait_for(follower.read(), 10)).event.sequence for _ in range(5)]
     assert numbers == [2, 3, 4, 5, 6]
-    past = [reply.event async for reply in api.ring.WatchEvents(ring_pb2.WatchEventsRequest(job="j", since=3))]
+    past = [
+        reply.event async for reply in api.ring.WatchEvents(ring_pb2.WatchEventsRequest(job="j", since=3))
+    ]
     assert [event.sequence for event in past] == [3, 4, 5, 6]
     assert all(event.reason for event in past)
     follower.cancel()
@@ -385,11 +389,10 @@ async def test_without_its_store_the_master_says_that_it_does_not_serve(api: Sim
 
 
 def test_every_reason_has_a_code_of_its_own_name() -> None:
+    from elastane_master.decisions.events import Rejection
     from elastane_master.servers.errors import status_of
 
-    from elastane_master.decisions.events import Rejection
-
-    for name in errors_pb2.ErrorReason.keys():
+    for name, _ in errors_pb2.ErrorReason.items():
         reason = name.removeprefix("ERROR_REASON_").lower()
         if reason == "unspecified":
             continue

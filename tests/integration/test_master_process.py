@@ -11,10 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from elastane_master.store.embedded import EmbeddedStore
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from google.protobuf import duration_pb2
 
+from elastane_master.store.embedded import EmbeddedStore
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import SOURCES, MasterProcess, master_process, private_store
 
 PYTHON_PATH = {"PYTHONPATH": os.pathsep.join(SOURCES)}
@@ -141,26 +141,30 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path, 
 
 
 async def test_a_second_master_takes_over_and_the_first_ends_with_its_own_code(tmp_path: Path) -> None:
-    async with private_store(tmp_path / "store") as store:
-        async with master_process(tmp_path / "a", "--store", store.url) as first:
-            await create(first, 10)
-            async with master_process(tmp_path / "b", "--store", store.url) as second:
-                async with asyncio.timeout(30):  # an idle master looks every few seconds
-                    _, errors = await first.process.communicate()
-                assert first.process.returncode == 3
-                assert "another master took job j over" in errors.decode()
-                assert (await progress_and_history(second))[0].todo == 10
+    async with (
+        private_store(tmp_path / "store") as store,
+        master_process(tmp_path / "a", "--store", store.url) as first,
+    ):
+        await create(first, 10)
+        async with master_process(tmp_path / "b", "--store", store.url) as second:
+            async with asyncio.timeout(30):  # an idle master looks every few seconds
+                _, errors = await first.process.communicate()
+            assert first.process.returncode == 3
+            assert "another master took job j over" in errors.decode()
+            assert (await progress_and_history(second))[0].todo == 10
 
 
 async def test_an_address_in_use_is_refused_before_any_job_is_taken_over(tmp_path: Path) -> None:
-    async with private_store(tmp_path / "store") as store:
-        async with master_process(tmp_path / "a", "--store", store.url) as first:
-            await create(first, 10)
-            code, errors = await run_cli("--listen", first.address, "--store", store.url)
-            assert code == 2
-            assert f"cannot listen on {first.address}" in errors
-            await create(first, 10)  # not fenced
-            assert (await progress_and_history(first))[0].todo == 10
+    async with (
+        private_store(tmp_path / "store") as store,
+        master_process(tmp_path / "a", "--store", store.url) as first,
+    ):
+        await create(first, 10)
+        code, errors = await run_cli("--listen", first.address, "--store", store.url)
+        assert code == 2
+        assert f"cannot listen on {first.address}" in errors
+        await create(first, 10)  # not fenced
+        assert (await progress_and_history(first))[0].todo == 10
 
 
 @pytest.mark.parametrize(
@@ -170,7 +174,10 @@ async def test_an_address_in_use_is_refused_before_any_job_is_taken_over(tmp_pat
         (["--listen", "127.0.0.1:70000"], "--listen"),
         (["--log-format", "xml"], "--log-format"),
         (["--listen", "127.0.0.1:0", "--store", "http://x"], "not a URL of a store"),
-        (["--listen", "127.0.0.1:0", "--store", "unix:///nowhere/s"], "no store answered at unix:///nowhere/s"),
+        (
+            ["--listen", "127.0.0.1:0", "--store", "unix:///nowhere/s"],
+            "no store answered at unix:///nowhere/s",
+        ),
         (["--listen", "127.0.0.1:0", "--state-dir", "/proc/nowhere"], "state directory"),
     ],
 )

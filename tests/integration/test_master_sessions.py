@@ -1,4 +1,4 @@
-"""Workers' streams over real gRPC: joining, losing, silence, refusals, and the return to a restarted master."""
+"""Workers' streams over real gRPC: joining, losing, silence, refusals, the return to a restarted master."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from pathlib import Path
 
 import grpc
 import pytest
-from elastane_master.servers.app import Master
-from elastane_master.sessions import OUTGOING_MAX, Session
-from elastane_proto import contexts
-from elastane_proto.v1 import common_pb2, context_pb2, context_pb2_grpc, job_pb2, job_pb2_grpc, ring_pb2
-from elastane_proto.v1 import ring_pb2_grpc, shard_pb2, shard_pb2_grpc
 from google.protobuf import duration_pb2
 
+from elastane_master.servers.app import Master
+from elastane_proto import contexts
+from elastane_proto.v1 import (
+    common_pb2,
+    context_pb2,
+    context_pb2_grpc,
+    job_pb2,
+    job_pb2_grpc,
+    ring_pb2,
+    ring_pb2_grpc,
+    shard_pb2,
+    shard_pb2_grpc,
+)
 from integration.master_support import Worker, reason_of, serving_master
 
 RING = ring_pb2.WORKER_ROLE_RING
@@ -35,7 +43,10 @@ async def job(
     """A master with job "j"."""
     async with serving_master(folder) as (master, channel):
         settings = job_pb2.JobSettings(
-            ests=ests, heartbeat_timeout=duration(heartbeat_seconds), join_window=duration(0.01), audit_samples=True
+            ests=ests,
+            heartbeat_timeout=duration(heartbeat_seconds),
+            join_window=duration(0.01),
+            audit_samples=True,
         )
         await job_pb2_grpc.JobServiceStub(channel).Create(
             job_pb2.JobServiceCreateRequest(name="j", settings=settings)
@@ -59,7 +70,9 @@ async def wait_for_workers(channel: grpc.aio.Channel, names: set[str]) -> job_pb
 
 
 async def lease_one(channel: grpc.aio.Channel, worker: str) -> shard_pb2.LeaseTasksResponse:
-    request = shard_pb2.LeaseTasksRequest(job="j", dataset="d", worker_id=worker, max_tasks=1, wait=duration(20))
+    request = shard_pb2.LeaseTasksRequest(
+        job="j", dataset="d", worker_id=worker, max_tasks=1, wait=duration(20)
+    )
     return await shard_pb2_grpc.ShardServiceStub(channel).LeaseTasks(request)
 
 
@@ -80,7 +93,9 @@ async def form_ring(worker: Worker) -> ring_pb2.Go:
     prepare = (await worker.receive("prepare")).prepare
     await worker.send(ready=ring_pb2.Ready(generation=prepare.generation))
     load = (await worker.receive("load")).load
-    loaded = ring_pb2.Loaded(generation=load.generation, contexts=[context(r, 0, delta=False) for r in (0, 1)])
+    loaded = ring_pb2.Loaded(
+        generation=load.generation, contexts=[context(r, 0, delta=False) for r in (0, 1)]
+    )
     await worker.send(loaded=loaded)
     return (await worker.receive("go")).go
 
@@ -116,7 +131,9 @@ async def test_one_worker_trains_to_the_end(tmp_path: Path) -> None:
         stored = (await stub.Get(context_pb2.ContextServiceGetRequest(job="j", virtual_rank=1))).context
         assert contexts.context_from_proto(stored) == contexts.context_from_proto(context(1, 4, delta=False))
         infos = (await stub.List(context_pb2.ContextServiceListRequest(job="j"))).contexts
-        assert {(info.virtual_rank, info.worker_id, info.loader.batch) for info in infos if info.step == 4} == {
+        assert {
+            (info.virtual_rank, info.worker_id, info.loader.batch) for info in infos if info.step == 4
+        } == {
             (0, "a", 4),
             (1, "a", 4),
         }

@@ -10,13 +10,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import EmbeddedStoreFailed, Fenced, LogClosed, StoreUnreachable
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import JobLog, LogListener, LogOptions
-
 from integration.master_support import CuttingRelay, open_ledger, private_store
 
 KEYS = JobKeys.of("j")
@@ -309,7 +309,7 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     store = EmbeddedStore(tmp_path)
     (store.folder / "appendonlydir").mkdir(parents=True)
     (store.folder / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
-    with pytest.raises(EmbeddedStoreFailed, match="ended while starting: .*manifest"):
+    with pytest.raises(EmbeddedStoreFailed, match=r"ended while starting: .*manifest"):
         await store.start()
 
 

@@ -1,8 +1,9 @@
 """The master around the unmodified `JobMachine`: log with group commit, effects after durability, restart.
 
 What the edge does, in the order in which it must be done: decide at once, store what changed the
-state, carry effects out once stored. A crash loses the tail that was not stored, with its effects, and also effects of stored
-events that were not sent yet. A stream is bound to its worker by the Welcome of its own Hello.
+state, carry effects out once stored. A crash loses the tail that was not stored, with its effects,
+and also effects of stored events that were not sent yet. A stream is bound to its worker by the
+Welcome of its own Hello.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ import tenacity
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
+from elastane.backoff import wait_backoff
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import (
     context_pb2,
@@ -405,7 +406,7 @@ class MasterClient:
             stop=tenacity.stop_any(
                 tenacity.stop_before_delay(timeout_seconds), tenacity.stop_when_event_set(self._closing)
             ),
-            wait=tenacity.wait_exponential_jitter(multiplier=0.05, max=2.0, jitter=0.05),
+            wait=wait_backoff,
             sleep=tenacity.sleep_using_event(self._closing),
             before_sleep=before_sleep,
             retry_error_callback=give_up,

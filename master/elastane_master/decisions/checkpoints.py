@@ -62,8 +62,9 @@ class FailedCheckpoint(msgspec.Struct, frozen=True):
 class CheckpointBook(msgspec.Struct):
     """What is asked for, being written, saved, failed.
 
-    wanted: request ids of checkpoints asked for and not begun. saved: newest last; saved_step: -1 without
-    any. rejected: what a Load found unusable. not_before: a closing checkpoint failed and is tried again then.
+    wanted: request ids of checkpoints asked for and not begun. saved: newest last; saved_step: -1
+    without any. rejected: what a Load found unusable. not_before: a closing checkpoint failed, and is
+    tried again then.
     """
 
     wanted: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -39,6 +39,7 @@ from elastane_master.store.scripts import WRITE
 logger = structlog.get_logger(__name__)
 
 SnapshotSource = Callable[[], bytes]
+_RETRIED = (RedisError, OSError)
 NumberedEvent = tuple[int, bytes]
 """An event's sequence number and its payload."""
 
@@ -233,6 +234,7 @@ class JobLog:
         try:
             while True:
                 timed_out = await self._wait_for_work()
+                await asyncio.sleep(0)  # whoever is ready to append in this turn of the loop goes along
                 if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
                     await self._write(self._take())
                 elif self._closing:
@@ -255,7 +257,8 @@ class JobLog:
             timeout = min(timeout, max(0.0, self._snapshot_at - time.monotonic()))
         self._work.clear()
         try:
-            await asyncio.wait_for(self._work.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._work.wait()
         except TimeoutError:
             return True
         return False
@@ -317,13 +320,16 @@ class JobLog:
         """Sends one write until an answer comes; raises Fenced."""
         keys = self._keys
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
-        retrying = AsyncRetrying(
-            wait=wait_random_exponential(multiplier=0.02, max=1.0),
-            retry=retry_if_exception_type((RedisError, OSError)),
-            before_sleep=self._attempt_failed,
-        )
         arguments = write.arguments(self._token, self._options)
-        answer: bytes = await retrying(self._script, keys=names, args=arguments)
+
+        async def attempt() -> bytes:
+            answer: bytes = await self._script(keys=names, args=arguments)
+            return answer
+
+        try:
+            answer = await attempt()
+        except _RETRIED as error:
+            answer = await self._send_again(attempt, error)
         if not self._reachable:
             logger.info("the store answers again", job=self.job)
             self._set_reachable(True)
@@ -338,12 +344,22 @@ class JobLog:
             )
         return reply
 
-    async def _attempt_failed(self, state: RetryCallState) -> None:
-        if self._reachable and state.outcome is not None:
-            error = state.outcome.exception()
+    async def _send_again(self, attempt: Callable[[], Awaitable[bytes]], error: Exception) -> bytes:
+        """Repeats a write without end; whether an earlier attempt arrived does not matter (see WRITE)."""
+        if self._reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
             self._set_reachable(False)
+
+        async def revive(state: RetryCallState) -> None:
+            await self._listener.revive()
+
         await self._listener.revive()
+        retrying = AsyncRetrying(
+            wait=wait_random_exponential(multiplier=0.02, max=1.0),
+            retry=retry_if_exception_type(_RETRIED),
+            before_sleep=revive,
+        )
+        return await retrying(attempt)
 
     def _set_reachable(self, reachable: bool) -> None:
         self._reachable = reachable

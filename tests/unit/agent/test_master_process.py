@@ -135,6 +135,16 @@ def test_a_stale_port_file_is_not_believed(tmp_path: Path) -> None:
         master.stop()
 
 
+def started_by(code: str, tmp_path: Path) -> subprocess.Popen[str]:
+    worker = Path(__file__).parents[3] / "worker"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "state")],
+        env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{worker}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
 def test_it_and_its_store_end_when_their_starter_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, sys, pathlib\n"
@@ -144,18 +154,29 @@ def test_it_and_its_store_end_when_their_starter_is_killed(tmp_path: Path) -> No
         "print(master.pid, flush=True)\n"
         "signal.pause()\n"
     )
-    worker = Path(__file__).parents[3] / "worker"
-    starter = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "state")],
-        env={**os.environ, "PYTHONPATH": f"{os.environ['PYTHONPATH']}{os.pathsep}{worker}"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert starter.stdout is not None
-    pid = int(starter.stdout.readline())
-    store = int((tmp_path / "state" / "store" / "server.pid").read_text())
-    starter.kill()
-    starter.wait()
-    starter.stdout.close()
+    with started_by(code, tmp_path) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        store = int((tmp_path / "state" / "store" / "server.pid").read_text())
+        starter.kill()
     wait_gone(pid)
+    wait_gone(store)
+
+
+def test_the_store_of_a_dead_master_ends_when_the_starter_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, pathlib\n"
+        "from elastane.agent.master_process import EmbeddedMaster\n"
+        "master = EmbeddedMaster(pathlib.Path(sys.argv[1]))\n"
+        "master.start()\n"
+        "master.sigkill()\n"
+        "master.wait()\n"
+        "print('dead', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with started_by(code, tmp_path) as starter:
+        assert starter.stdout is not None and starter.stdout.readline() == "dead\n"
+        store = int((tmp_path / "state" / "store" / "server.pid").read_text())
+        assert psutil.Process(store).is_running()
+        starter.kill()
     wait_gone(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from elastane_master.store.connection import checked_store_url, without_password
 from elastane_master.store.errors import BadJobName, BadStoreUrl, StoreFormatUnknown
 from elastane_master.store.format import (

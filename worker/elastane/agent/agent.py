@@ -269,6 +269,8 @@ class Agent:
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            # A peer's death is a normal event here; torch would print a C++ backtrace for it.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
             # As torchrun: libraries read it at import, before the script could set their threads.
             "OMP_NUM_THREADS": threads,
             "ELASTANE_MODE": "elastic",

@@ -151,6 +151,9 @@ class LocalCluster:
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            # A peer's death is a normal event here; torch would print a C++ backtrace for it.
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "OMP_NUM_THREADS": str(settings.torch_threads or 1),
             "ELASTANE_MASTER": self.master.address,
             "ELASTANE_JOB": self.job,
             "ELASTANE_WORKER_ID": name,

@@ -5,26 +5,26 @@
 listens, and `master.log`, everything it says. A restart keeps port and state directory, so workers find
 it where it was and the job stands where it stood.
 
-The master keeps a private store server that outlives it on purpose (`store/server.pid`, alive while
-`store/lock` is held). So the kernel is asked for SIGTERM, not SIGKILL, when our process ends: the master
-then ends its store too. When it cannot, `stop` does.
+The master keeps a private store server that outlives it on purpose. `stop` ends it too, and `guard.py`
+does when our process is killed and cannot.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from elastane.agent.guard import stop_store
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.errors import ElastaneError
 
+_GUARD = Path(__file__).with_name("guard.py")
 #: Between two looks at the port file; the master's exit wakes the wait at once.
 _LOOK_SECONDS = 0.01
 
@@ -58,6 +58,7 @@ class EmbeddedMaster:
         self._start_timeout_seconds = start_timeout_seconds
         self._process: ChildProcess | None = None
         self._stopping = False
+        self._guard: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -102,6 +103,7 @@ class EmbeddedMaster:
         )
         process.start()
         self._process = process
+        self._tell_guard(process.pid)
         self._port = self._wait_for_port(process, port_file)
         return self.address
 
@@ -110,7 +112,8 @@ class EmbeddedMaster:
         self._stopping = True
         if self._process is not None:
             self._process.stop(grace_seconds)
-        self._stop_store(grace_seconds)
+        stop_store(self.state_dir, grace_seconds)
+        self._dismiss_guard()
 
     def sigkill(self) -> None:
         """What a fault does to it: SIGKILL to the master alone. `on_exit` follows; the store lives on."""
@@ -156,37 +159,23 @@ class EmbeddedMaster:
             hint=f"its whole log is {self.log_path}",
         )
 
-    def _stop_store(self, grace_seconds: float) -> None:
-        """End a store server that a killed master left behind."""
-        store = self.state_dir / "store"
-        if not _locked(store / "lock"):
-            return
-        try:
-            pidfd = os.pidfd_open(int((store / "server.pid").read_text()))
-        except (OSError, ValueError):
-            return
-        try:
-            # Looked at again with the process in hand: the number may have changed hands before.
-            if _locked(store / "lock"):
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-                if not select.select([pidfd], [], [], grace_seconds)[0]:
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(pidfd)
+    def _tell_guard(self, pid: int) -> None:
+        """Have the guard look after this master too; it is started with the first one."""
+        if self._guard is None:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_GUARD), str(self.state_dir)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        assert self._guard.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the kernel's signal remains
+            self._guard.stdin.write(f"{pid}\n".encode())
+            self._guard.stdin.flush()
 
-
-def _locked(path: Path) -> bool:
-    """Whether somebody holds the lock on this file."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.communicate()
+            self._guard = None

@@ -46,6 +46,7 @@ def run_stock_ddp(
         variables = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "RANK": str(rank),

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import structlog
-import tenacity
 from grpc_status import rpc_status
 
+from elastane.backoff import backoff_seconds
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
@@ -114,8 +114,6 @@ class MasterSession:
 
     def _attend_until_closed(self) -> None:
         attempt = 0
-        backoff = tenacity.wait_exponential_jitter(initial=0.05, max=2.0)
-        state = tenacity.RetryCallState(tenacity.Retrying(), None, (), {})
         while not self._closing.is_set():
             address = self._addresses[attempt % len(self._addresses)]
             contact_before = self._last_contact
@@ -133,8 +131,7 @@ class MasterSession:
                     "ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait",
                     last_error=error.details() if error is not None else "stream closed",
                 )
-            state.attempt_number = attempt
-            self._closing.wait(backoff(state))
+            self._closing.wait(backoff_seconds(attempt))
 
     def _attend(self, address: str) -> grpc.RpcError | None:
         """One stream, from Hello until it ends; returns the error that ended it."""

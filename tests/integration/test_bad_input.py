@@ -1,0 +1,110 @@
+"""Bad input gets a clear error and an exit code, and the job goes on as if it had not been."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastane.agent.cluster import LocalCluster, local_cluster
+from elastane.client import RequestRefusedError
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane_proto.v1 import job_pb2, shard_pb2
+from test_matrix import Config
+
+CONFIG = Config(2, "sgd", epochs=2)
+
+
+def settings(**values: object) -> job_pb2.JobSettings:
+    return job_pb2.JobSettings(**{"ests": 2, "workers_min": 1, "workers_max": 2, **values})  # type: ignore[arg-type]
+
+
+def run_script(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *CONFIG.arguments, *arguments],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_master_refuses_bad_requests_and_keeps_its_state(tmp_path: Path) -> None:
+    with local_cluster(tmp_path, settings(), []) as cluster:
+        client, before = cluster.client, cluster.get_job().SerializeToString()
+
+        def refused(reason: str, call: object, *args: object) -> str:
+            with pytest.raises(RequestRefusedError) as caught:
+                call(*args)  # type: ignore[operator]
+            assert caught.value.reason == reason
+            return str(caught.value)
+
+        assert "nosuch" in refused("not_found", client.get_job, "nosuch")
+        refused("not_found", client.drain_worker, cluster.job, "nobody")
+        assert "ests" in refused("invalid_argument", client.create_job, "new", settings(ests=0)).lower()
+        refused("invalid_argument", client.create_job, "new", settings(workers_min=3, workers_max=2))
+        refused("invalid_argument", client.create_job, "bad name/", settings())
+        assert "ests" in refused("already_exists", client.create_job, cluster.job, settings(ests=3)).lower()
+        refused("invalid_argument", client.scale_job, cluster.job, 3, 1)
+        empty = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=0), task_size=4)
+        refused("invalid_argument", client.create_dataset, cluster.job, "d", empty)
+        no_batch = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=8), task_size=0)
+        refused("invalid_argument", client.create_dataset, cluster.job, "d", no_batch)
+        assert [job.name for job in client.list_jobs()] == [cluster.job]
+        assert cluster.get_job().SerializeToString() == before
+
+
+def start_one(cluster: LocalCluster) -> None:
+    cluster.add_worker()
+    cluster.wait_for(lambda job: job.step >= 2, what="two steps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--width", "8"], "parameter"), (["--size", "100"], "dataset"), (["--batch-size", "4"], "batch")],
+    ids=["model", "dataset", "batch"],
+)
+def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[str], named: str) -> None:
+    script = [*CONFIG.arguments, "--busy-seconds", "0.3"]
+    with local_cluster(tmp_path, settings(), script) as cluster:
+        start_one(cluster)
+        environment = {
+            "ELASTANE_MASTER": cluster.master.address,
+            "ELASTANE_JOB": cluster.job,
+            "ELASTANE_ESTS": "2",
+            "ELASTANE_WORKER_ID": "stranger",
+        }
+        result = run_script(environment, *arguments)
+        assert result.returncode == EXIT_REFUSED, result.stderr
+        assert named in result.stderr.lower()
+        assert "Traceback" not in result.stderr
+        assert cluster.statuses()["w0"] is None
+        assert [worker.worker_id for worker in cluster.get_job().workers] == ["w0"]
+
+
+def test_unreachable_master_ends_the_worker_with_a_hint() -> None:
+    environment = {
+        "ELASTANE_MASTER": "127.0.0.1:9",
+        "ELASTANE_ESTS": "2",
+        "ELASTANE_MASTER_TIMEOUT_SECONDS": "1",
+    }
+    result = run_script(environment)
+    assert result.returncode == EXIT_MASTER_UNREACHABLE, result.stderr
+    assert "127.0.0.1:9" in result.stderr and "is the master running" in result.stderr
+
+
+def test_a_dataset_smaller_than_a_batch_is_refused_before_training() -> None:
+    environment = {"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "2"}
+    result = run_script(environment, "--size", "0")
+    assert result.returncode != 0
+    assert "0 samples" in result.stderr or "num_samples" in result.stderr
+
+
+def test_bad_environment_names_the_variable() -> None:
+    result = run_script({"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "many"})
+    assert result.returncode == EXIT_REFUSED
+    assert "ELASTANE_ESTS" in result.stderr

@@ -1,0 +1,198 @@
+"""Between messages and values: nothing is lost, defaults are filled in, nonsense is refused."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from google.protobuf import duration_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastane_master.decisions import effects, events
+from elastane_master.decisions.events import Rejection
+from elastane_master.records import StoredEvent, decode_event, encode
+from elastane_master.servers.app import services
+from elastane_master.servers.binding import service_handler
+from elastane_master.servers.translate import duration, seconds, timestamp
+from elastane_master.servers.translate_job import job_settings, settings_message
+from elastane_master.servers.translate_session import attend_event, attend_response, hello
+from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
+from elastane_proto import contexts
+from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
+
+SPANS = st.integers(1, 10**12).map(lambda micros: micros / 1e6)
+SETTINGS = st.builds(
+    events.JobSettings,
+    ests=st.integers(1, 1000),
+    workers_min=st.integers(1, 10),
+    workers_max=st.integers(1, 1000),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    checkpoint_url=st.text(max_size=20),
+    checkpoint_interval_steps=st.integers(0, 10**6),
+    checkpoint_keep=st.integers(1, 100),
+    heartbeat_timeout_seconds=SPANS,
+    lease_min_seconds=SPANS,
+    lease_factor=st.floats(0.1, 1000),
+    join_window_seconds=SPANS,
+    return_grace_seconds=SPANS,
+    idle_max_seconds=SPANS,
+    torch_threads=st.integers(1, 64),
+    audit_samples=st.booleans(),
+)
+
+
+@given(SETTINGS)
+def test_job_settings_survive_the_wire(settings: events.JobSettings) -> None:
+    back = job_settings(job_pb2.JobSettings.FromString(settings_message(settings).SerializeToString()))
+    for name in events.JobSettings.__struct_fields__:
+        assert getattr(back, name) == pytest.approx(getattr(settings, name), abs=1e-8), name
+
+
+def test_what_a_message_leaves_out_has_the_default() -> None:
+    assert job_settings(job_pb2.JobSettings(ests=4)) == events.JobSettings(ests=4, audit_samples=False)
+    message = shard_pb2.DatasetSettings(task_size=2, range=shard_pb2.RangeSource(size=9))
+    assert dataset_settings(message) == events.DatasetSettings(task_size=2, size=9)
+
+
+def test_a_dataset_has_exactly_the_source_that_was_given() -> None:
+    listed = dataset_settings(shard_pb2.DatasetSettings(list=shard_pb2.ListSource(entries=[4, 2])))
+    assert (listed.size, listed.entries, listed.watermark) == (None, (4, 2), None)
+    stream = dataset_settings(
+        shard_pb2.DatasetSettings(stream=shard_pb2.StreamSource(watermark=5, closed=True))
+    )
+    assert (stream.size, stream.entries, stream.watermark, stream.closed) == (None, None, 5, True)
+    with pytest.raises(Rejection, match="no source"):
+        dataset_settings(shard_pb2.DatasetSettings(task_size=1))
+
+
+@given(st.floats(0, 1e9))
+def test_spans_survive_the_wire(value: float) -> None:
+    assert seconds(duration(value), "x") == pytest.approx(value, rel=1e-12, abs=1e-8)
+
+
+@pytest.mark.parametrize("value", [-5.0, 0.0, 1.7e9, 1e300, math.inf])
+def test_times_stay_in_range(value: float) -> None:
+    timestamp(value).ToDatetime()
+
+
+def test_negative_spans_are_refused() -> None:
+    with pytest.raises(Rejection, match="lease is negative"):
+        seconds(duration_pb2.Duration(seconds=-1), "lease")
+
+
+@pytest.mark.parametrize("token", ["x", "1", "1-", "-1-2", "1-2-3", "9" * 30 + "-1"])
+def test_tokens_that_were_not_given_out_are_refused(token: str) -> None:
+    with pytest.raises(Rejection, match="no page token"):
+        after_token(token)
+
+
+def test_an_unknown_task_state_is_refused() -> None:
+    with pytest.raises(Rejection):
+        task_state(17)
+
+
+def a_context(rank: int) -> common_pb2.EstContext:
+    parts = {
+        "rng/python": b"p",
+        "rng/torch_cpu": b"t",
+        "loader": contexts.pack_loader(1, 2, None),
+        "stream/1/rng/numpy": b"n",
+        "item/counter": b"\x00",
+    }
+    return contexts.context_to_proto(rank, 3, parts, delta=True)
+
+
+MESSAGES = [
+    ({"heartbeat": ring_pb2.Heartbeat(generation=1, applied_step=2, phase=2)}, events.AppliedReported),
+    ({"ready": ring_pb2.Ready(generation=1, applied_step=2, holds_state=True)}, events.ReadyReported),
+    (
+        {"loaded": ring_pb2.Loaded(generation=1, step=3, contexts=[a_context(0)], rejected=["x"])},
+        events.LoadedReported,
+    ),
+    (
+        {
+            "step_report": ring_pb2.StepReport(
+                generation=1,
+                step=3,
+                epoch=1,
+                contexts=[a_context(1)],
+                tasks=[ring_pb2.StepTask(virtual_rank=1, samples=[5, 6], metrics={"loss": 0.5})],
+                extra=common_pb2.ExtraState(ready_order=[2, 1, 0]),
+            )
+        },
+        events.StepReported,
+    ),
+    ({"ring_broken": ring_pb2.RingBroken(generation=1, step=2, error="e")}, events.RingBrokenReported),
+    ({"saved": ring_pb2.Saved(checkpoint="c", step=2, shard=1, bytes=9)}, events.SavedReported),
+    ({"leaving": ring_pb2.Leaving(reason="spot", notice=duration(1.5))}, events.LeavingReported),
+    ({"bye": ring_pb2.Bye(reason=ring_pb2.BYE_REASON_DRAINED, message="m")}, events.ByeReported),
+]
+
+
+@pytest.mark.parametrize(("message", "kind"), MESSAGES, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_worker_message_becomes_its_event_and_can_be_stored(message: dict, kind: type) -> None:
+    event = attend_event(ring_pb2.AttendRequest(**message), "w", "s")
+    assert type(event) is kind
+    assert (event.worker, event.session) == ("w", "s")
+    stored = StoredEvent(12.5, event)
+    assert decode_event(encode(stored)) == stored
+
+
+def test_every_field_of_the_oneof_is_handled() -> None:
+    handled = {name for message, _ in MESSAGES for name in message} | {"hello"}
+    assert handled == {field.name for field in ring_pb2.AttendRequest.DESCRIPTOR.oneofs[0].fields}
+
+
+def test_a_hello_becomes_a_joining() -> None:
+    message = ring_pb2.Hello(
+        worker_id="w",
+        role=ring_pb2.WORKER_ROLE_RING,
+        signature=ring_pb2.ScriptSignature(
+            tensors=[ring_pb2.TensorSpec(name="a", shape=[2, 3], dtype="float32")], environment={"torch": "2"}
+        ),
+        store_address="h:1",
+        generation=4,
+    )
+    event = hello(message, "s")
+    assert event.signature.tensors == (events.TensorSpec("a", (2, 3), "float32"),)
+    assert decode_event(encode(StoredEvent(1.0, event))).event == event
+
+
+MEMBER = effects.Member("w", 0, 2, "h:1")
+PREPARE = effects.Prepare(3, (MEMBER,), "why")
+CHECKPOINT = effects.Checkpoint("c", "file:///x", 5, 0, 1, 3, (effects.ManifestEntry(0, "f", "s", 9),))
+TO_WORKER = [
+    effects.Welcome(3, True),
+    PREPARE,
+    effects.Load(3, "file:///x"),
+    effects.Go(3, 5, (MEMBER,), (0,), (), ((0, {"rng/python": b"p"}),), (1, 0)),
+    effects.Prepared(3, 5, (1, 0), PREPARE, CHECKPOINT),
+    CHECKPOINT,
+    effects.Drain("why"),
+    effects.Done("succeeded", "why"),
+]
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
+def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
+    response = attend_response(message, events.JobSettings(ests=2))  # type: ignore[arg-type]
+    name = type(message).__name__.lower()
+    assert response.WhichOneof("message") == name
+    wire = getattr(response, name)
+    for field in msgspec.structs.fields(message):  # type: ignore[arg-type]
+        assert field.name in wire.DESCRIPTOR.fields_by_name or field.name == "ready_order", field.name
+    for field in ("generation", "step", "reason", "resume_step", "keep"):
+        if hasattr(message, field):
+            assert getattr(wire, field) == getattr(message, field)
+
+
+def test_every_message_to_a_worker_is_covered() -> None:
+    covered = {type(message).__name__.lower() for message in TO_WORKER}
+    assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}
+
+
+def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
+    with pytest.raises(AttributeError):
+        service_handler(services()[0], object())

@@ -2,8 +2,8 @@
 
     python benchmarks/idle_sessions.py [--sessions 1000] [--quick] [--json]
 
-The workers lease dynamic tasks only, so no ring is formed. They sit in a process of their own and send a heartbeat
-every second; then they all leave, and what the master keeps is measured again.
+The workers lease dynamic tasks only, so no ring is formed. They sit in a process of their own and send a
+heartbeat every second; then they all leave, and what the master keeps is measured again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from dispatch import ROOT, start
 
 sys.path.insert(0, str(ROOT))
 
-import grpc  # noqa: E402
-import psutil  # noqa: E402
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc  # noqa: E402
+import grpc
+import psutil
+
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 
 SESSIONS_PER_CONNECTION = 50
 HEARTBEAT_SECONDS = 1.0
@@ -113,4 +114,6 @@ if __name__ == "__main__":
     parser.add_argument("--json", action="store_true", help="one JSON object")
     chosen = parser.parse_args()
     outcome = asyncio.run(main(chosen.sessions, 2.0 if chosen.quick else 10.0))
-    print(json.dumps(outcome, indent=2) if chosen.json else "\n".join(f"{k:26} {v}" for k, v in outcome.items()))
+    print(
+        json.dumps(outcome, indent=2) if chosen.json else "\n".join(f"{k:26} {v}" for k, v in outcome.items())
+    )

@@ -23,7 +23,6 @@ from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
 from elastane_master.decisions.events import (
     AnyEvent,
-    AppliedReported,
     ByeReported,
     Rejection,
     StreamLost,
@@ -186,10 +185,6 @@ class JobHost(LogListener):
         """Decides on a message of a worker's stream. Raises as `submit`."""
         if self.sessions.get(session.worker) is not session:
             return
-        if isinstance(event, AppliedReported):
-            if event == session.last_heartbeat:
-                return
-            session.last_heartbeat = event
         self._decide(event)
         if isinstance(event, ByeReported):
             self._forget(session)

@@ -17,7 +17,7 @@ from elastane_master.decisions.effects import (
     Prepared,
     Welcome,
 )
-from elastane_master.decisions.events import AppliedReported, Rejection
+from elastane_master.decisions.events import Rejection
 
 OUTGOING_MAX = 1000
 """A worker that lets so many messages pile up does not read its stream any more."""
@@ -26,17 +26,13 @@ WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | 
 
 
 class Session:
-    """One stream of one worker, from Hello on. Used from one event loop.
+    """One stream of one worker, from Hello on. Used from one event loop."""
 
-    last_heartbeat: what the worker last said of itself in a Heartbeat, to tell news from repetition.
-    """
-
-    __slots__ = ("_ended", "_outgoing", "_refusal", "_wake", "id", "last_heartbeat", "worker")
+    __slots__ = ("_ended", "_outgoing", "_refusal", "_wake", "id", "worker")
 
     def __init__(self, worker: str) -> None:
         self.worker = worker
         self.id = uuid.uuid4().hex
-        self.last_heartbeat: AppliedReported | None = None
         self._outgoing: deque[WorkerMessage] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._ended = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -122,6 +123,25 @@ async def serving_master(folder: Path, **settings: object) -> AsyncIterator[tupl
             yield master, channel
     finally:
         await master.stop()
+
+
+@contextlib.asynccontextmanager
+async def store_down(master: Master) -> AsyncIterator[None]:
+    """The master's private store is dead inside the block; it may be started again after it."""
+    embedded = master._store.embedded
+    start, go_on = embedded.start, asyncio.Event()
+
+    async def start_later() -> bool:
+        await go_on.wait()
+        return await start()
+
+    embedded.start = start_later
+    os.kill(embedded.server_pid(), signal.SIGKILL)
+    try:
+        yield
+    finally:
+        go_on.set()
+        embedded.start = start
 
 
 class MasterProcess:

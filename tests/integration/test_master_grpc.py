@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +25,7 @@ from elastane_proto.v1 import (
     shard_pb2,
     shard_pb2_grpc,
 )
-from integration.master_support import Worker, reason_of, serving_master
+from integration.master_support import Worker, reason_of, serving_master, store_down
 
 SERVICES = [f"elastane.v1.{name}Service" for name in ("Context", "Job", "Ring", "Shard")]
 
@@ -369,20 +367,12 @@ async def test_without_its_store_the_master_says_that_it_does_not_serve(api: Sim
     health = health_pb2_grpc.HealthStub(api.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(service="elastane.v1.JobService"))
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
-    embedded = api.master._store.embedded
-    embedded_start, go_on = embedded.start, asyncio.Event()
-
-    async def start_later() -> bool:
-        await go_on.wait()
-        return await embedded_start()
-
-    embedded.start = start_later
-    os.kill(embedded.server_pid(), signal.SIGKILL)
-    write = asyncio.ensure_future(api.shards.CreateDataset(dataset()))
-    assert (await asyncio.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.NOT_SERVING
-    assert (await api.jobs.Get(job_pb2.JobServiceGetRequest(name="j"))).job.name == "j"  # reads go on
-    assert not write.done()
-    go_on.set()
+    async with store_down(api.master):
+        write = asyncio.ensure_future(api.shards.CreateDataset(dataset()))
+        status = (await asyncio.wait_for(watch.read(), 10)).status
+        assert status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert (await api.jobs.Get(job_pb2.JobServiceGetRequest(name="j"))).job.name == "j"  # reads go on
+        assert not write.done()
     assert (await asyncio.wait_for(watch.read(), 10)).status == health_pb2.HealthCheckResponse.SERVING
     assert (await asyncio.wait_for(write, 10)).created
     watch.cancel()

@@ -61,6 +61,11 @@ def test_master_killed_ten_times_in_dynamic_leasing(tmp_path: Path) -> None:
     moments = random.Random(7)
     settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=4)
     with local_cluster(tmp_path / "cluster", settings, script) as cluster:
+        dataset = shard_pb2.DatasetSettings(
+            range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=1, max_attempts=3
+        )
+        dataset.lease.seconds = 60
+        cluster.client.create_dataset(cluster.job, "scores", dataset)
         for _ in range(3):
             cluster.add_worker()
         done = 0

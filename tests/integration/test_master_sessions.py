@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from elastane_proto.v1 import (
     shard_pb2,
     shard_pb2_grpc,
 )
-from integration.master_support import Worker, reason_of, serving_master
+from integration.master_support import Worker, reason_of, serving_master, store_down
 
 RING = ring_pb2.WORKER_ROLE_RING
 SIGNATURE = ring_pb2.ScriptSignature(dataset_size=40, batch_size=5, steps_per_epoch=4, epochs=1)
@@ -294,3 +295,40 @@ async def test_cancelling_a_job_says_done_to_its_ring(tmp_path: Path) -> None:
         await form_ring(worker)
         await job_pb2_grpc.JobServiceStub(channel).Cancel(job_pb2.JobServiceCancelRequest(name="j"))
         assert (await worker.receive("done")).done.phase == "cancelled"
+
+
+async def test_nothing_is_said_before_it_is_durable(tmp_path: Path) -> None:
+    async with job(tmp_path) as (master, channel):
+        worker = Worker(channel, "a")
+        await worker.hello(RING, signature=SIGNATURE)
+        go = await form_ring(worker)
+        async with store_down(master):
+            await worker.send(step_report=report(go, 0))
+            prepared = asyncio.ensure_future(worker.receive("prepared"))
+            done, _ = await asyncio.wait({prepared}, timeout=0.5)
+            assert not done
+        assert (await prepared).prepared.step == 0
+
+
+async def test_no_worker_is_put_out_while_the_store_is_away(tmp_path: Path) -> None:
+    async with job(tmp_path, heartbeat_seconds=0.5) as (master, channel):
+        worker = Worker(channel, "a")
+        await worker.hello()
+        async with store_down(master):
+            write = asyncio.ensure_future(create_dataset(channel, 1))
+            while master._hosts.get("j").log.reachable:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(1.5)  # silent for three timeouts
+            assert [info.worker_id for info in (await get_job(channel)).workers] == ["a"]
+        await write
+        await wait_for_workers(channel, set())  # from now on its silence counts
+
+
+async def test_a_stopped_master_does_not_blame_its_workers(tmp_path: Path) -> None:
+    async with job(tmp_path, heartbeat_seconds=2.5) as (_, channel):
+        worker = Worker(channel, "a")
+        await worker.hello()
+        time.sleep(4)
+        await worker.send(heartbeat=ring_pb2.Heartbeat())
+        await asyncio.sleep(0.5)
+        assert [info.worker_id for info in (await get_job(channel)).workers] == ["a"]

@@ -13,7 +13,13 @@ import pytest
 
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore
-from elastane_master.store.errors import EmbeddedStoreFailed, Fenced, LogClosed, StoreUnreachable
+from elastane_master.store.errors import (
+    EmbeddedStoreFailed,
+    Fenced,
+    LogClosed,
+    StoreRefused,
+    StoreUnreachable,
+)
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import JobLog, LogListener, LogOptions
@@ -317,3 +323,16 @@ async def test_an_unreachable_store_is_given_up_after_the_stated_time(tmp_path: 
     with pytest.raises(StoreUnreachable, match=r"user:\*\*\*@127\.0\.0\.1:1") as refused:
         await Store.open(StoreOptions(url="redis://user:secret@127.0.0.1:1/0", start_timeout_seconds=0.3))
     assert refused.value.hint
+
+
+async def test_a_store_that_wants_a_password_says_so_at_once(store: Store) -> None:
+    await store.redis.config_set("requirepass", "secret")
+    try:
+        with pytest.raises(StoreRefused) as refused:
+            await Store.open(StoreOptions(url=store.url))
+        assert "password" in refused.value.hint
+        with_password = await Store.open(StoreOptions(url=store.url.replace("unix://", "unix://:secret@")))
+        assert "secret" not in with_password.url
+        await with_password.close(stop_embedded=False)
+    finally:
+        await store.redis.config_set("requirepass", "")

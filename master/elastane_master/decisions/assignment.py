@@ -42,13 +42,13 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
 
 
 def choose_members(
-    candidates: Sequence[Candidate], *, ests: int, workers_min: int, workers_max: int
+    candidates: Sequence[Candidate], *, ests: int, workers_min: int, workers_max: int, planned: bool = False
 ) -> tuple[Member, ...]:
     """The next ring, leader first; empty when fewer than `workers_min` can be in it.
 
     At most min(workers_max or ests, ests) members, and one more where the only holder of the state
-    drains. With one EST that one more is not possible: the ring then has no holder, and the caller
-    saves a checkpoint first.
+    drains. With one EST that one more is not possible: the draining holder then trains on alone, or, if
+    planned, is left out, because the caller saves a checkpoint first.
     """
     limit = min(workers_max or ests, ests)
     ordered = sorted(candidates, key=_seniority)
@@ -57,7 +57,7 @@ def choose_members(
         return ()
     chosen = staying[:limit]
     if not any(candidate.step >= 0 for candidate in chosen):
-        chosen = _with_holder(chosen, ordered, ests)
+        chosen = _with_holder(chosen, ordered, ests, planned)
     chosen.sort(key=_seniority)
     ranges = even_ranges(ests, len(chosen))
     return tuple(
@@ -66,7 +66,9 @@ def choose_members(
     )
 
 
-def _with_holder(chosen: list[Candidate], ordered: list[Candidate], ests: int) -> list[Candidate]:
+def _with_holder(
+    chosen: list[Candidate], ordered: list[Candidate], ests: int, planned: bool
+) -> list[Candidate]:
     holders = [candidate for candidate in ordered if candidate.step >= 0]
     if not holders:
         return chosen
@@ -75,7 +77,7 @@ def _with_holder(chosen: list[Candidate], ordered: list[Candidate], ests: int) -
         return [*chosen[:-1], donor]
     if len(chosen) < ests:
         return [*chosen, donor]
-    return [*chosen[:-1], donor] if ests > 1 else chosen
+    return chosen if ests == 1 and planned else [*chosen[:-1], donor]
 
 
 def _seniority(candidate: Candidate) -> tuple[bool, int, int]:

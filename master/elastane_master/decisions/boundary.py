@@ -85,7 +85,8 @@ def applied(turn: Turn, event: AppliedReported) -> None:
             turn.queues.training.resume(event.worker, turn.now)
     if not member or event.generation != state.ring.generation:
         return
-    known = record.applied_step if record.holds_state else state.ring.resume_step - 1
+    # A member that receives the state shows that it has it by the first step it applies with it.
+    known = record.applied_step if record.holds_state else state.ring.resume_step
     fenced = state.fenced_claims.get(event.worker) == event.applied_step
     if known < event.applied_step <= state.steps.prepared + 1 and not fenced:
         turn.touch()

@@ -23,7 +23,7 @@ READY_SECONDS_MIN = 10.0
 FIRST_STEP_FACTOR = 4.0
 """The first step of a ring includes forming the group and handing over the state."""
 FIRST_STEP_UNTIMED_FACTOR = 20.0
-"""While no step's duration is known, it may also include compiling the model."""
+"""The job's first step may also include compiling the model: so many times the least lease."""
 
 
 def tick(turn: Turn) -> None:
@@ -72,7 +72,7 @@ def next_deadline(turn: Turn) -> float | None:
 def ready_seconds(turn: Turn) -> float:
     """How long a worker may take to answer Prepare."""
     lockstep = turn.queues.lockstep
-    return max(READY_SECONDS_MIN, lockstep.lease_seconds if lockstep else 0.0)
+    return max(READY_SECONDS_MIN, _lease_seconds(turn) if lockstep else 0.0)
 
 
 def _rebuild(turn: Turn) -> None:
@@ -97,16 +97,19 @@ def _changing(turn: Turn) -> None:
     limit_seconds = ready_seconds(turn)
     if turn.now < ring_state.since + limit_seconds:
         return
-    unready = [r for r in state.active_members() if r.ready_generation != ring_state.generation]
+    unready = ring.unready(state)
     names = ", ".join(record.worker for record in unready)
     if any(record.worker in ring_state.planned_from for record in unready):
         # They wait for the all-reduce of the step before, and any of its members may be the cause.
         ring.reform(turn, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
         return
-    for record in unready:
+    evicted = [
         sessions.evict(turn, record, f"did not answer Prepare within {limit_seconds:g} s")
-    if unready:
-        sessions.after_loss(turn, True, f"{names} did not answer Prepare")
+        for record in unready
+    ]
+    if evicted:
+        sessions.after_loss(turn, any(evicted), f"{names} did not answer Prepare")
+    ring.proceed(turn)
 
 
 def _running(turn: Turn) -> None:
@@ -156,7 +159,7 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
                 yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
         return
     late = [record for record in inside if record.applied_step < step]
-    lease_seconds = turn.queues.training.lease_seconds
+    lease_seconds = _lease_seconds(turn)
     if late:
         names = ", ".join(record.worker for record in late)
         reason = f"{names} did not apply step {steps.prepared} within {lease_seconds:g} s"
@@ -167,9 +170,17 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
             yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
 
 
+def _lease_seconds(turn: Turn) -> float:
+    """How long a step may take; never longer than user code between two steps."""
+    return min(turn.queues.training.lease_seconds, turn.state.settings.idle_max_seconds)
+
+
 def _first_step_seconds(turn: Turn) -> float:
-    known = turn.state.steps.prepared_count > 1
-    return turn.queues.training.lease_seconds * (FIRST_STEP_FACTOR if known else FIRST_STEP_UNTIMED_FACTOR)
+    settings = turn.state.settings
+    seconds = turn.queues.training.lease_seconds * FIRST_STEP_FACTOR
+    if turn.state.steps.prepared_count <= 1:
+        seconds = max(seconds, settings.lease_min_seconds * FIRST_STEP_UNTIMED_FACTOR)
+    return min(seconds, settings.idle_max_seconds)
 
 
 def _leavers(turn: Turn) -> None:

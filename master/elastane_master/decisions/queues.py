@@ -12,6 +12,7 @@ import msgspec
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import JobSettings, Signature
 from elastane_shards.dynamic import DynamicQueue
+from elastane_shards.errors import IllegalTransition
 from elastane_shards.lockstep import LockstepQueue
 from elastane_shards.steps import LockstepSettings, LockstepState
 
@@ -98,8 +99,13 @@ class Queues:
 
     def step_committed(self, step: int, now: float) -> None:
         """The N tasks of `step` are DONE, if a resume has not said so before."""
-        if self.training.committed == step and self.training.step is not None:
+        if self.training.committed != step:
+            return
+        try:
             self.training.commit(now)
+        except IllegalTransition:
+            # Known from a member's weights or a checkpoint, while a ring was about to do the step again.
+            self.lockstep = _forward(self.training, step + 1)
 
 
 def _forward(queue: LockstepQueue, step: int) -> LockstepQueue:

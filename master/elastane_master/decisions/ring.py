@@ -25,8 +25,10 @@ BREAK_SECONDS = 0.1
 BREAK_DOUBLINGS_MAX = 6
 
 
-def next_members(state: JobState, *, without_newcomers: bool = False) -> tuple[Member, ...]:
-    """The ring as it should be now."""
+def next_members(
+    state: JobState, *, planned: bool = False, without_newcomers: bool = False
+) -> tuple[Member, ...]:
+    """The ring as it should be now; planned: at a step boundary."""
     order = {worker: place for place, worker in enumerate(state.ring.order)}
     candidates = [
         Candidate(
@@ -46,6 +48,7 @@ def next_members(state: JobState, *, without_newcomers: bool = False) -> tuple[M
         # Members whose scripts ended are not missing: the rest may finish in a smaller ring.
         workers_min=1 if state.finished else state.settings.workers_min,
         workers_max=state.settings.workers_max,
+        planned=planned,
     )
 
 
@@ -55,11 +58,11 @@ def planned_members(turn: Turn) -> tuple[Member, ...] | None:
     Newcomers alone are a reason only once they have been gathered for the join window.
     """
     state = turn.state
-    members = next_members(state)
+    members = next_members(state, planned=True)
     if members == state.ring.members:
         return None
     gathering = state.join_due is not None and turn.now < state.join_due
-    if gathering and next_members(state, without_newcomers=True) == state.ring.members:
+    if gathering and next_members(state, planned=True, without_newcomers=True) == state.ring.members:
         return None
     return members
 
@@ -93,6 +96,8 @@ def announce(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: b
     _explain_places(turn)
     told = set(before) if planned else set()
     for record in state.ring_workers():
+        if not record.drain_sent:
+            record.asked_generation = ring.generation
         if record.worker not in told and not record.drain_sent:
             turn.send(record.worker, prepare_message(state, record.worker))
     if members:
@@ -176,15 +181,27 @@ def ready(turn: Turn, event: ReadyReported) -> None:
     dismiss(turn)
 
 
+def unready(state: JobState) -> list[WorkerRecord]:
+    """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
+    generation = state.ring.generation
+    members = [record for record in state.active_members() if record.ready_generation != generation]
+    if members or any(claims.usable_step(state, record) >= 0 for record in state.active_members()):
+        return members
+    return [
+        record
+        for record in state.ring_workers()
+        if record.asked_generation == generation != record.ready_generation and not record.drain_sent
+    ]
+
+
 def proceed(turn: Turn) -> None:
     """Goes on with a change once every member is ready."""
     state, ring = turn.state, turn.state.ring
     if ring.stage != "preparing" or state.awaited() or ring.put_off:
         return
-    records = state.active_members()
-    if any(record.ready_generation != ring.generation for record in records):
+    if unready(state):
         return
-    best = max(claims.usable_step(state, record) for record in records)
+    best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
         _go(turn, best)
     elif next_members(state) != ring.members:
@@ -239,7 +256,8 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
     state.finished = {}
     claims.rewind(state, event.worker)
     claims.proven(state, record, event.step)
-    _go(turn, event.step)
+    if not ring.put_off:
+        _go(turn, event.step)
 
 
 def commit_below(turn: Turn, step: int) -> None:

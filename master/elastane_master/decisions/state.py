@@ -28,9 +28,9 @@ class WorkerRecord(msgspec.Struct):
     """A worker that attends, or is awaited after the master restarted.
 
     joined_order: grows with each joining. applied_step, holds_state: its weights, as far as they are believed
-    (claims.py). ready_generation: the newest generation it answered Ready for. trainer_at: when its
-    trainer last showed life; None before its first ring. between_since: when it went into user code
-    between two steps; None inside a step.
+    (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
+    trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
+    went into user code between two steps; None inside a step.
     """
 
     worker: str
@@ -43,6 +43,7 @@ class WorkerRecord(msgspec.Struct):
     store_address: str = ""
     applied_step: int = 0
     holds_state: bool = False
+    asked_generation: int = 0
     ready_generation: int = 0
     trainer_at: float | None = None
     between_since: float | None = None

@@ -15,6 +15,7 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from redis.exceptions import RedisError
 
 from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
@@ -27,7 +28,7 @@ from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
 from elastane_master.signals import Signal
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import StoreError
+from elastane_master.store.errors import Fenced, StoreError, StoreRefused
 from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2, shard_pb2
 
 logger = structlog.get_logger(__name__)
@@ -95,7 +96,10 @@ class Master:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
-        await self._hosts.start()
+        try:
+            await self._hosts.start()
+        except RedisError as error:
+            raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
         self._health_task = asyncio.create_task(self._keep_health(["", *names]))
         await self._server.start()
         if settings.port_file is not None:
@@ -108,12 +112,13 @@ class Master:
 
     async def stop(self) -> None:
         """Stops in good order: streams are told, what is pending is written, the private store is ended."""
-        fenced = self._failure.done()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
+        fenced = self._failure.done()
         if self._hosts is not None:
             await self._hosts.stop(stopping())
+            fenced = fenced or any(isinstance(host.log.failure, Fenced) for host in self._hosts.all())
         if self._server is not None:
             await self._server.stop(self.settings.stop_grace_seconds)
         if self._store is not None:

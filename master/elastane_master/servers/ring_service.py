@@ -35,6 +35,7 @@ from elastane_proto.v1 import ring_pb2
 logger = structlog.get_logger(__name__)
 
 EVENTS_AT_ONCE = 500
+HELLO_SECONDS = 10.0
 
 Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 
@@ -99,6 +100,20 @@ class RingServicer:
         await host.log.settled()
         stored = await self._hosts.history(host).events(since, EVENTS_AT_ONCE)
         return [records.decode_note(payload) for _, payload in stored]
+
+
+async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
+    """The Hello that begins a stream; raises Rejection."""
+    try:
+        async with asyncio.timeout(HELLO_SECONDS):
+            first = await anext(requests, None)
+    except TimeoutError:
+        first = None
+    if isinstance(first, Malformed):
+        raise first.rejection()
+    if first is None or first.WhichOneof("message") != "hello":
+        raise Rejection("invalid_argument", "the stream does not begin with Hello", hint="send Hello first")
+    return first
 
 
 async def _read(host: JobHost, session: Session, requests: Requests) -> None:

@@ -13,16 +13,16 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception_type,
-    retry_if_not_exception_type,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
 from elastane_master.store.embedded import EmbeddedStore
-from elastane_master.store.errors import BadStoreUrl, EmbeddedStoreFailed, StoreUnreachable
+from elastane_master.store.errors import (
+    BadStoreUrl,
+    EmbeddedStoreFailed,
+    StoreError,
+    StoreRefused,
+    StoreUnreachable,
+)
 from elastane_master.store.keys import JOBS_KEY, checked_job_name
 
 logger = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ class Store:
     async def open(cls, options: StoreOptions) -> Store:
         """Connects, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, EmbeddedStoreFailed.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed.
         """
         embedded = None
         if options.url:
@@ -74,7 +74,7 @@ class Store:
         )
         try:
             await _reach(redis, url, options.start_timeout_seconds)
-        except StoreUnreachable:
+        except StoreError:
             await redis.aclose()
             raise
         return cls(redis, without_password(url), embedded)
@@ -135,24 +135,30 @@ def without_password(url: str) -> str:
 
 
 async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
-    """Returns when the store answers; raises StoreUnreachable after the timeout."""
+    """Returns when the store answers; raises StoreUnreachable after the timeout, or StoreRefused."""
+    last_error = ""
 
     async def ping() -> None:
-        await redis.ping()
+        nonlocal last_error
+        try:
+            await redis.ping()
+        except (RedisError, OSError) as error:
+            last_error = str(error) or type(error).__name__
+            if isinstance(error.__cause__, AuthenticationError):
+                # While connecting, a wrong password comes as a connection error: waiting does not mend it.
+                raise StoreRefused(f"the store at {shown} refuses: {last_error}", url=shown) from error
+            raise
 
+    shown = without_password(url)
     retrying = AsyncRetrying(
-        stop=stop_after_delay(timeout_seconds),
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
-        retry=retry_if_exception_type((RedisError, OSError))
-        & retry_if_not_exception_type(AuthenticationError),
-        reraise=True,
+        retry=retry_if_exception_type((RedisError, OSError)),
     )
     try:
         async with asyncio.timeout(timeout_seconds):
             await retrying(ping)
-    except (RedisError, OSError) as error:
+    except TimeoutError as error:
         raise StoreUnreachable(
-            f"no store answered at {without_password(url)} within {timeout_seconds:g} s: "
-            f"{str(error) or type(error).__name__}",
-            url=without_password(url),
+            f"no store answered at {shown} within {timeout_seconds:g} s: {last_error or 'no answer'}",
+            url=shown,
         ) from error

@@ -38,6 +38,12 @@ class StoreUnreachable(StoreError):
     hint = "check that the server runs and that host, port and password are right"
 
 
+class StoreRefused(StoreError):
+    hint = (
+        "check the user, the password and their rights in --store; it must be a Redis or Valkey, no cluster"
+    )
+
+
 class EmbeddedStoreFailed(StoreError):
     hint = "install valkey-server or redis-server, or name a running one with --store redis://HOST:PORT"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,10 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from elastane.cli.main import GROUPS, build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane.cli.top import follow, picture
+from elastane.client import MasterClient
 from elastane_proto.v1 import job_pb2, shard_pb2
 from unit.cli.fake_master import FakeMaster, serving
 
@@ -268,3 +272,21 @@ def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert checkpoint_url("saved") == str(tmp_path / "saved")
     assert checkpoint_url("s3://bucket/saved") == "s3://bucket/saved"
     assert checkpoint_url("") == ""
+
+
+def test_top_draws_the_newest_of_everything(master: FakeMaster) -> None:
+    with MasterClient(master.address) as client:
+        news = follow(client, "train")
+        while news.job is None or not news.datasets or len(news.events) < 3:
+            assert news.changed.wait(30) and news.error is None
+            news.changed.clear()
+        out = Console(width=120, file=io.StringIO(), force_terminal=True, no_color=True)
+        out.print(picture(news, 1_700_000_000.0))
+    drawn = out.file.getvalue()  # type: ignore[attr-defined]
+    for text in ("train", "running", "w1", "digits", "worker_lost"):
+        assert text in drawn
+
+
+def test_top_needs_a_terminal(master: FakeMaster) -> None:
+    result = invoke(master, "top")
+    assert result.exit_code == 2 and "status" in result.stderr

@@ -6,5 +6,6 @@ launch.py           a child's first act: ask the kernel to end with its parent
 process.py          one child process: output line by line, exit, signals
 output.py           lines of many processes on one terminal
 master_process.py   a master on this machine, started again on the same port
+guard.py            ends what a master leaves behind when its starter was killed
 agent.py            the supervisor that carries the policy out
 """

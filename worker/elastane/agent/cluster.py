@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,13 +90,19 @@ class LocalCluster:
         self, condition: Callable[[job_pb2.Job], bool], *, timeout_seconds: float = 120.0, what: str = ""
     ) -> job_pb2.Job:
         """The first state of the job that meets `condition`; raises ClusterError after the timeout."""
-        deadline = time.monotonic() + timeout_seconds
         with MasterClient(self.master.address, timeout_seconds=60.0) as watcher:
-            for job in watcher.watch_job(self.job):
-                if condition(job):
-                    return job
-                if job.phase in OVER or time.monotonic() > deadline or not self._any_running():
-                    break
+            # Closing the watcher ends the watch, whatever it waits for.
+            timer = threading.Timer(timeout_seconds, watcher.close)
+            timer.daemon = True
+            timer.start()
+            try:
+                for job in watcher.watch_job(self.job):
+                    if condition(job):
+                        return job
+                    if job.phase in OVER or not self._any_running():
+                        break
+            finally:
+                timer.cancel()
         job = self.get_job()
         if condition(job):
             return job

@@ -181,7 +181,8 @@ class SupervisorPolicy:
         actions: list[Action]
         if self._code is not None:
             slot.state = SlotState.DEAD
-            actions = [Say(f"{worker} left ({status})", event="worker_exited", worker=worker)]
+            how = "finished" if code == 0 else f"left ({status})"
+            actions = [Say(f"{worker} {how}", event="worker_exited", worker=worker)]
         elif code == 0:
             slot.state = SlotState.FINISHED
             actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]

@@ -60,7 +60,7 @@ def status(
         print_json(to_plain(found))
         return
     out = console()
-    out.print(_headline(found))
+    out.print(headline(found))
     if found.workers:
         out.print(worker_table(found, time.time()))
     else:
@@ -133,7 +133,8 @@ def ests_text(start: int, end: int) -> str:
     return str(start) if end == start + 1 else f"{start}-{end - 1}"
 
 
-def _headline(job: job_pb2.Job) -> str:
+def headline(job: job_pb2.Job) -> str:
+    """Name, phase, reason, step and numbers of a job, in rich's markup."""
     from rich.markup import escape
 
     reason = f": {escape(job.reason)}" if job.reason else ""

@@ -24,6 +24,7 @@ GROUPS: Final = (
     "elastane.cli.jobs",
     "elastane.cli.operate",
     "elastane.cli.progress",
+    "elastane.cli.top",
     "elastane.cli.events",
     "elastane.cli.audit",
     "elastane.cli.demo",

@@ -314,13 +314,16 @@ class JobHost(LogListener):
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_seconds
         if self._timer is not None:
-            if not self._timer.cancelled() and loop.time() < self._timer.when() <= at:
+            if self._timer.when() <= at:
                 return
             self._timer.cancel()
         if not self.stopping:
             self._timer = loop.call_at(at, self._look_for_deadlines)
 
     def _look_for_deadlines(self) -> None:
+        # The handle that fired is forgotten first: uvloop rounds to milliseconds, and one that fired
+        # early would look like one still to come.
+        self._timer = None
         now = self.clock()
         timeout_seconds = self.machine.state.settings.heartbeat_timeout_seconds
         try:

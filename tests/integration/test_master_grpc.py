@@ -378,6 +378,23 @@ async def test_without_its_store_the_master_says_that_it_does_not_serve(api: Sim
     watch.cancel()
 
 
+async def test_a_caller_who_leaves_does_not_take_the_write_of_others_along(api: SimpleNamespace) -> None:
+    async with store_down(api.master):
+        host = api.master._hosts.get("j")
+        in_flight = asyncio.ensure_future(api.shards.CreateDataset(dataset("in-flight")))
+        while host.log.reachable:
+            await asyncio.sleep(0.01)
+        leaver = api.shards.CreateDataset(dataset("left"))
+        stayer = asyncio.ensure_future(api.shards.CreateDataset(dataset("stayed")))
+        while len(host.machine.queues.dynamic) < 3:
+            await asyncio.sleep(0.01)
+        leaver.cancel()
+        await asyncio.sleep(0.1)
+        assert not stayer.done()
+    assert (await asyncio.wait_for(in_flight, 10)).created
+    assert (await asyncio.wait_for(stayer, 10)).created
+
+
 def test_every_reason_has_a_code_of_its_own_name() -> None:
     from elastane_master.decisions.events import Rejection
     from elastane_master.servers.errors import status_of

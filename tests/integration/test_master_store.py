@@ -94,6 +94,14 @@ async def test_batches_are_split_at_their_bound(store: Store) -> None:
     assert (await open_ledger(store)).records == [b"first", *numbered(100)]
 
 
+async def test_a_snapshot_covers_all_that_waits_also_what_would_be_another_batch(store: Store) -> None:
+    options = LogOptions(snapshot_seconds=0, batch_bytes_max=30)
+    ledger = await open_ledger(store, options=options)
+    await asyncio.gather(*[ledger.append(record) for record in numbered(60)])
+    assert (await open_ledger(store)).records == numbered(60)
+    assert await store.redis.xlen(KEYS.history) == 60
+
+
 async def test_the_older_of_two_masters_is_fenced(store: Store) -> None:
     failures: list[Exception] = []
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -22,8 +23,6 @@ PYTHON_PATH = {"PYTHONPATH": os.pathsep.join(SOURCES)}
 
 async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
     """Runs the command line to its end; (exit code, stderr)."""
-    import sys
-
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -32,8 +31,13 @@ async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
         env={**os.environ, **PYTHON_PATH, **environment},
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(60):
-        _, errors = await process.communicate()
+    try:
+        async with asyncio.timeout(60):
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     return process.returncode, errors.decode()
 
 

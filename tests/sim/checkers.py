@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
-from sim.reference import Context, FixedRun
+from sim.reference import Context, FixedRuns
 from sim.world import SimulationError
 
 
@@ -22,7 +22,7 @@ class Checkers:
 
     ests: int
     steps: int
-    fixed: FixedRun
+    fixed: FixedRunss
     standing: dict[int, effects.Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
@@ -30,9 +30,9 @@ class Checkers:
     rewinds: int = 0
     notes: dict[str, int] = field(default_factory=dict)
 
-    def applied(self, worker: str, step: int, weights: bytes) -> None:
+    def applied(self, worker: str, lineage: int, step: int, weights: bytes) -> None:
         """A worker's weights after `step` steps."""
-        if weights != self.fixed.weights[step]:
+        if weights != self.fixed.weights(lineage, step):
             raise SimulationError(f"{worker} has other weights after {step} steps than the fixed run")
 
     def sent(self, worker: str, message: effects.Message) -> None:

@@ -68,7 +68,10 @@ class Cluster:
             and worker.said_bye is None
             and not record.drain_sent
             and worker.name not in state.fenced_claims
-            and state.contexts.has(worker.applied)
+            and (
+                state.contexts.has(worker.applied)
+                or worker.is_in_newest_ring(self.master.checkers.go_generation)
+            )
             and worker.applied > saved_step
             # The one EST of such a job cannot be shared for a hand-over, and nothing can be saved.
             and not (record.draining and state.settings.ests == 1 and not state.settings.checkpoint_url)

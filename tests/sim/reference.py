@@ -1,6 +1,8 @@
 """What a fixed run computes: weights and contexts after each step, as hashes.
 
-A contribution depends on the weights, the EST and its context; the next weights on all contributions
+Without a seed every process builds other initial weights. A history has the weights of the process that
+began it, its lineage; mixing two lineages, as believing an outdated claim would, gives bytes that no
+fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all contributions
 in the order of virtual ranks; the next context on the one before. Whatever workers do, an applied
 step must give these very bytes.
 """
@@ -18,9 +20,9 @@ def digest(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"|".join(parts), digest_size=8).digest()
 
 
-def initial_weights() -> bytes:
-    """The weights every script starts from."""
-    return digest(b"weights")
+def initial_weights(lineage: int) -> bytes:
+    """The weights that a process (its pid) starts from."""
+    return digest(b"weights", b"%d" % lineage)
 
 
 def initial_context(rank: int) -> Context:
@@ -43,14 +45,24 @@ def next_weights(weights: bytes, contributions: Mapping[int, bytes]) -> bytes:
     return digest(weights, *(contributions[rank] for rank in sorted(contributions)))
 
 
-class FixedRun:
-    """weights[s], contexts[s][rank] at the start of step s, for a fixed number of workers."""
+class FixedRuns:
+    """What fixed runs compute: contexts[s][rank], and weights by lineage, at the start of step s."""
 
     def __init__(self, ests: int, steps: int) -> None:
-        self.weights = [initial_weights()]
         self.contexts = [[initial_context(rank) for rank in range(ests)]]
         for step in range(steps):
-            weights, contexts = self.weights[-1], self.contexts[-1]
-            given = {rank: contribution(weights, rank, step, contexts[rank]) for rank in range(ests)}
-            self.weights.append(next_weights(weights, given))
+            contexts = self.contexts[-1]
             self.contexts.append([next_context(rank, step, contexts[rank]) for rank in range(ests)])
+        self._weights: dict[int, list[bytes]] = {}
+
+    def weights(self, lineage: int, step: int) -> bytes:
+        """The weights after `step` steps of the run that the process `lineage` began."""
+        known = self._weights.setdefault(lineage, [initial_weights(lineage)])
+        while len(known) <= step:
+            contexts = self.contexts[len(known) - 1]
+            given = {
+                rank: contribution(known[-1], rank, len(known) - 1, context)
+                for rank, context in enumerate(contexts)
+            }
+            known.append(next_weights(known[-1], given))
+        return known[step]

@@ -10,7 +10,7 @@ from elastane_master.decisions.machine import JobMachine
 from sim.checkers import Checkers
 from sim.faults import Cluster
 from sim.master_model import MasterModel
-from sim.reference import FixedRun
+from sim.reference import FixedRuns
 from sim.task_client import EPOCHS, TASKS, TaskClient
 from sim.worker_model import Script
 from sim.world import SimulationError, World
@@ -34,7 +34,7 @@ def simulate(seed: int) -> Outcome:
     rng = random.Random(seed)
     script, settings = _draw(rng)
     world = World(rng)
-    checkers = Checkers(script.ests, script.steps, FixedRun(script.ests, script.steps))
+    checkers = Checkers(script.ests, script.steps, FixedRuns(script.ests, script.steps))
     master = MasterModel(world, checkers, JobMachine.create("job", settings, world.now))
     cluster = Cluster(world, master, script, world.now + FAULTS_SECONDS, rng.choice((0.3, 1.0, 4.0)))
     master.usable_holders = cluster.usable_holders

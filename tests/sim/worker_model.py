@@ -60,7 +60,10 @@ class WorkerModel:
     group: Group | None = None
     applied: int = 0
     holds_state: bool = False
-    weights: bytes = field(default_factory=initial_weights)
+    lineage: int = 0
+    weights: bytes = b""
+    last_go: effects.Go | None = None
+    go_session: str = ""
     contexts: dict[int, Context] = field(default_factory=dict)
     report: events.StepReported | None = None
     load_report: events.LoadedReported | None = None
@@ -80,6 +83,7 @@ class WorkerModel:
     def start(self) -> None:
         """The script reached `prepare`."""
         self.world.log(f"{self.name} starts, pid {self.pid}")
+        self.lineage, self.weights = self.pid, initial_weights(self.pid)
         self._connect()
         self._beat()
 
@@ -141,6 +145,13 @@ class WorkerModel:
         for action in backlog:
             if self.is_alive:
                 action()
+
+    def is_in_newest_ring(self, generation: int) -> bool:
+        """It got the newest Go in this very session, and holds the state from before or after it."""
+        go, session = self.last_go, self.stream.session if self.stream is not None else ""
+        if go is None or go.generation != generation or self.go_session != session:
+            return False
+        return self.applied >= go.resume_step - 1
 
     # ------------------------------------------------------------------ session
 
@@ -283,9 +294,10 @@ class WorkerModel:
         rejected = tuple(c.name for c in found if c.corrupt and (usable is None or c.step > usable.step))
         ranks = range(self.script.ests)
         contexts = {rank: initial_context(rank) for rank in ranks}
-        self.weights, self.applied, name = initial_weights(), 0, ""
+        self.lineage, self.weights, self.applied, name = self.pid, initial_weights(self.pid), 0, ""
         if usable is not None:
-            self.weights, self.applied, name = usable.shards[0].weights, usable.step, usable.name
+            self.lineage, self.weights = usable.shards[0].lineage, usable.shards[0].weights
+            self.applied, name = usable.step, usable.name
             contexts = {rank: parts for shard in usable.shards for rank, parts in shard.contexts.items()}
         self.holds_state = True
         self.load_report = events.LoadedReported(
@@ -298,7 +310,8 @@ class WorkerModel:
     def _go(self, go: effects.Go) -> None:
         if go.generation != self.generation or self.go is not None:
             return
-        self.go = go
+        self.go, self.last_go = go, go
+        self.go_session = self.stream.session if self.stream is not None else ""
         self.load_report = None
         if not self.is_between:
             self._enter_group()
@@ -323,8 +336,9 @@ class WorkerModel:
             return
         if group.is_broken or donor.group is not group:
             return
-        self.weights, self.applied, self.holds_state = donor.weights, group.resume_step, True
-        self.master.checkers.applied(self.name, self.applied, self.weights)
+        self.lineage, self.weights = donor.lineage, donor.weights
+        self.applied, self.holds_state = group.resume_step, True
+        self.master.checkers.applied(self.name, self.lineage, self.applied, self.weights)
         self.group_formed(group)
 
     def group_formed(self, group: Group) -> None:
@@ -387,7 +401,7 @@ class WorkerModel:
         self.weights = next_weights(self.weights, self.reduced_parts)
         self.contexts = {rank: next_context(rank, step, parts) for rank, parts in self.contexts.items()}
         self.applied = step + 1
-        self.master.checkers.applied(self.name, self.applied, self.weights)
+        self.master.checkers.applied(self.name, self.lineage, self.applied, self.weights)
         self.report, self.prepared, self.reduced_parts = None, None, None
         if prepared.then_checkpoint is not None:
             self._write_shard(prepared.then_checkpoint)
@@ -444,7 +458,9 @@ class WorkerModel:
     # ------------------------------------------------------------------ checkpoints
 
     def _write_shard(self, message: effects.Checkpoint) -> None:
-        shard = StoredShard(self.weights, {rank: dict(parts) for rank, parts in self.contexts.items()})
+        shard = StoredShard(
+            self.lineage, self.weights, {rank: dict(parts) for rank, parts in self.contexts.items()}
+        )
         self.world.after(self.world.rng.uniform(0.01, 0.4), lambda: self._shard_written(message, shard))
 
     def _shard_written(self, message: effects.Checkpoint, shard: StoredShard) -> None:

@@ -21,8 +21,9 @@ class SimulationError(AssertionError):
 
 @dataclass
 class StoredShard:
-    """What a member wrote: weights, and the contexts of its ESTs."""
+    """What a member wrote: weights and who began them, and the contexts of its ESTs."""
 
+    lineage: int
     weights: bytes
     contexts: dict[int, dict[str, bytes]]
 

@@ -16,23 +16,27 @@ from elastane.agent.cluster import LocalCluster
 from elastane.client import MasterClient
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 
+#: If newcomers are not in the ring at this share of the steps, training waits for them.
+LATEST_JOIN = 0.6
+
 
 @dataclass
 class Fault:
-    """One act of the story. after: steps since the act before. act: does it, says when (Unix seconds).
+    """One act of the story. after: steps since the act before. act(cluster, total_steps): does it, says when
+    (Unix seconds).
 
     kills: what it kills. struck_at: when it did, 0 before. step: at which step.
     """
 
     after: int
     text: str
-    act: Callable[[LocalCluster], float]
+    act: Callable[[LocalCluster, int], float]
     kills: Literal["", "worker", "master"] = ""
     struck_at: float = 0.0
     step: int = 0
 
 
-def kill_worker(cluster: LocalCluster) -> float:
+def kill_worker(cluster: LocalCluster, total_steps: int) -> float:
     """kill -9 a worker in the middle of the ring."""
     members = cluster.client.get_ring(cluster.job).members
     victim = cluster.workers[members[len(members) // 2].worker_id]
@@ -41,26 +45,32 @@ def kill_worker(cluster: LocalCluster) -> float:
     return struck_at
 
 
-def add_two(cluster: LocalCluster) -> float:
-    """Two newcomers; goes on when both are in the ring."""
+def add_two(cluster: LocalCluster, total_steps: int) -> float:
+    """Two newcomers; training goes on while they start, but not so far that they would come too late."""
     struck_at = time.time()
     names = {cluster.add_worker(), cluster.add_worker()}
+    ring = len(cluster.client.get_ring(cluster.job).members) + len(names)
 
     def both_in(job: job_pb2.Job) -> bool:
         return names <= {w.worker_id for w in job.workers if w.state == job_pb2.WORKER_STATE_MEMBER}
 
-    cluster.wait_for(both_in, what="the newcomers in the ring")
+    cluster.wait_for(lambda job: both_in(job) or job.step >= LATEST_JOIN * total_steps, what="the newcomers")
+    if not both_in(cluster.get_job()):
+        most = cluster.get_job().settings.workers_max
+        cluster.client.scale_job(cluster.job, min(ring, most), most)
+        cluster.wait_for(both_in, what="the newcomers in the ring")
+        cluster.client.scale_job(cluster.job, 1, most)
     return struck_at
 
 
-def drain_one(cluster: LocalCluster) -> float:
+def drain_one(cluster: LocalCluster, total_steps: int) -> float:
     """Ask the ring's last worker to leave."""
     members = cluster.client.get_ring(cluster.job).members
     cluster.client.drain_worker(cluster.job, members[-1].worker_id)
     return time.time()
 
 
-def kill_master(cluster: LocalCluster) -> float:
+def kill_master(cluster: LocalCluster, total_steps: int) -> float:
     """kill -9 the master and start it again."""
     struck_at = time.time()
     cluster.restart_master()
@@ -107,7 +117,7 @@ class Play:
         for fault in self.faults:
             fault.step = self._watch_until(cluster.get_job().step + fault.after)
             self.on_fault(fault)
-            fault.struck_at = fault.act(cluster)
+            fault.struck_at = fault.act(cluster, self.total_steps)
         self._watch_until(self.total_steps)
         return cluster.wait_for_end()
 

@@ -22,7 +22,7 @@ class Checkers:
 
     ests: int
     steps: int
-    fixed: FixedRunss
+    fixed: FixedRuns
     standing: dict[int, effects.Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0

@@ -1,10 +1,10 @@
 """What a fixed run computes: weights and contexts after each step, as hashes.
 
-Without a seed every process builds other initial weights. A history has the weights of the process that
-began it, its lineage; mixing two lineages, as believing an outdated claim would, gives bytes that no
-fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all contributions
-in the order of virtual ranks; the next context on the one before. Whatever workers do, an applied
-step must give these very bytes.
+Without a seed every process builds other initial weights. A history has the weights of the process
+that began it, its lineage; mixing two lineages, as believing an outdated claim would, gives bytes that
+no fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all
+contributions in the order of virtual ranks; the next context on the one before. Whatever workers do,
+an applied step must give these very bytes.
 """
 
 from __future__ import annotations

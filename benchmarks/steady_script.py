@@ -4,6 +4,7 @@ Writes the seconds between global steps, as seen by the leader, to --out.
 """
 
 import argparse
+import itertools
 import json
 import time
 from pathlib import Path
@@ -70,7 +71,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
     if job.is_leader:
-        args.out.write_text(json.dumps([b - a for a, b in zip(marks, marks[1:], strict=False)]))
+        args.out.write_text(json.dumps([after - before for before, after in itertools.pairwise(marks)]))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_matrix import Config
 
 from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.client import RequestRefusedError
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_proto.v1 import job_pb2, shard_pb2
-from test_matrix import Config
 
 CONFIG = Config(2, "sgd", epochs=2)
 

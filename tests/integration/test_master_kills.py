@@ -7,12 +7,13 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+from test_matrix import SIZE, Config
+
 from elastane.agent.cluster import local_cluster
 from elastane.agent.reference import run_stock_ddp
 from elastane.audit import audit
 from elastane.demo.compare import compare_runs
 from elastane_proto.v1 import job_pb2, shard_pb2
-from test_matrix import BATCH, SIZE, Config
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KILLS = 10

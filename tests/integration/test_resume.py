@@ -1,4 +1,4 @@
-"""Checkpoints end to end: cold resume on any number of workers with a new master, damage, full disk, suspend."""
+"""Checkpoints end to end: cold resume with other workers and a new master, damage, full disk, suspend."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from test_matrix import Config, reference
 
 from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.demo.compare import PARTS, leader_report
 from elastane_proto.v1 import job_pb2
-from test_matrix import Config, reference
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch

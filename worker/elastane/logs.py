@@ -1,4 +1,4 @@
-"""What Elastane says inside a worker: to stderr, and only what matters, unless the script decides otherwise."""
+"""What Elastane says inside a worker: to stderr, and only what matters, unless the script configures it."""
 
 from __future__ import annotations
 

@@ -68,9 +68,8 @@ def demo_script() -> Path:
 
 def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_workers: int) -> DemoResult:
     """Run both sides in `folder` and compare them. Raises ElastaneError when either cannot be run."""
-    script = [
-        str(demo_script()), "--epochs", str(epochs), "--batch-size", str(BATCH_SIZE), "--data-workers", str(data_workers),
-    ]  # fmt: skip
+    script = [str(demo_script()), "--epochs", str(epochs), "--batch-size", str(BATCH_SIZE)]
+    script += ["--data-workers", str(data_workers)]
     steps_per_epoch = -(-TRAINING_SAMPLES // (ests * BATCH_SIZE))
     settings = job_pb2.JobSettings(ests=ests, workers_min=1, workers_max=ests, audit_samples=True)
     started = time.monotonic()

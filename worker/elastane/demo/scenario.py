@@ -5,6 +5,7 @@ Every act waits for steps of the job, never for a time, so the story is the same
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -154,7 +155,7 @@ def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry])
 def median_step_seconds(history: Sequence[shard_pb2.AuditEntry]) -> float:
     """The usual time between two commits."""
     times = sorted({_seconds(entry) for entry in history})
-    gaps = sorted(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     return gaps[len(gaps) // 2] if gaps else 0.0
 
 

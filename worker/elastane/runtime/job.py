@@ -29,14 +29,15 @@ class Prepared:
         for scheduler in self.schedulers:
             if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
                 raise UnsupportedError(
-                    f"prepare got a {type(scheduler).__name__}, which is no model, optimizer, DataLoader or scheduler",
+                    f"prepare got a {type(scheduler).__name__}, "
+                    "which is no model, optimizer, DataLoader or scheduler",
                     hint="prepare takes the model, the optimizer, the training DataLoader and schedulers",
                 )
         if len(self.models) != 1 or len(self.loaders) != 1 or not self.optimizers:
             raise UnsupportedError(
                 f"prepare got {len(self.models)} models, {len(self.optimizers)} optimizers and "
                 f"{len(self.loaders)} DataLoaders",
-                hint="prepare takes one model, one training DataLoader and at least one optimizer, in one call",
+                hint="prepare takes one model, one training DataLoader and optimizers, in one call",
             )
 
 

@@ -60,7 +60,8 @@ def lease_tasks(
         if failed:
             last = failed[0].errors[-1].error if failed[0].errors else ""
             raise StepError(
-                f"{len(failed)} tasks of {dataset!r} failed in every attempt, first task {failed[0].index}: {last}",
+                f"{len(failed)} tasks of {dataset!r} failed in every attempt, "
+                f"first task {failed[0].index}: {last}",
                 hint=f"see them with `elastane progress {environment.job} --dataset {dataset} --json`",
             )
         attendance.exits.finished = True

@@ -97,6 +97,25 @@ def test_after_a_reconnect_ready_is_repeated_while_the_ring_changes() -> None:
     assert kinds(protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))) == ["ready"]
 
 
+def test_a_failed_forming_does_not_lose_the_go_of_a_newer_generation() -> None:
+    protocol = in_ring()
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.go_ahead(ring_pb2.Go(generation=2))
+    protocol.prepare(ring_pb2.Prepare(generation=3))
+    protocol.go_ahead(ring_pb2.Go(generation=3))
+    assert kinds(protocol.forming_failed(2, "the ring broke")) == []
+    assert protocol.go is not None and protocol.go.generation == 3
+
+
+def test_a_late_load_does_not_lose_the_load_of_a_newer_generation() -> None:
+    protocol = WorkerProtocol()
+    for generation in (1, 2):
+        protocol.prepare(ring_pb2.Prepare(generation=generation))
+        protocol.load_requested(ring_pb2.Load(generation=generation))
+    assert kinds(protocol.loaded(ring_pb2.Loaded(generation=1, step=0))) == []
+    assert protocol.load is not None and protocol.load.generation == 2
+
+
 def test_an_echo_of_prepare_does_not_undo_go() -> None:
     protocol = in_ring()
     protocol.prepare(ring_pb2.Prepare(generation=2))

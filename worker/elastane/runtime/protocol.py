@@ -170,9 +170,9 @@ class WorkerProtocol:
 
     def loaded(self, message: ring_pb2.Loaded) -> Outcome:
         """The leader holds state now."""
-        self.load = None
         if message.generation != self.fenced:
-            return Outcome()
+            return Outcome()  # the Load of a newer generation may be waiting already
+        self.load = None
         self.applied_step = message.step
         self.holds_state = True
         self._loaded = ring_pb2.AttendRequest(loaded=message)
@@ -195,9 +195,9 @@ class WorkerProtocol:
 
     def forming_failed(self, generation: int, error: str) -> Outcome:
         """The group of `generation` could not be formed or filled."""
-        self.go = None
         if generation != self.fenced:
-            return Outcome()
+            return Outcome()  # the Go of a newer generation may be waiting already
+        self.go = None
         message = ring_pb2.RingBroken(generation=generation, step=self.applied_step, error=error[:500])
         return Outcome(send=[ring_pb2.AttendRequest(ring_broken=message)])
 

@@ -9,13 +9,11 @@ started again from its contexts. The body only sees further mini-batches.
                     │                                              ▼
               complete or drop ◀── optimizer.step (waits for Prepared) ◀── report, all-reduce
 
-Threads: the script's thread runs everything here except `_receive` and `_session_failed`, which
-the session's reader thread calls; they touch `_protocol` only, under `_changed`.
+Everything here runs in the script's thread; what comes from the master waits in `Attendance`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,26 +22,21 @@ import structlog
 import torch
 
 from elastane.collective.reducer import Reducer
-from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport, warm_up
+from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
-from elastane.errors import ElastaneError, StepError
+from elastane.errors import StepError
 from elastane.rng import Generators
 from elastane.runtime import probes
+from elastane.runtime.attendance import Attendance
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.exits import WorkerExits
-from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.saving import CheckpointSaver, initial_contexts, load_state
-from elastane.runtime.session import MasterSession
 from elastane.runtime.signature import script_signature
 from elastane.state.handover import receive_state, send_state
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
-
-#: Tags of the hand-over's messages; the all-reduce of a step uses those below.
-HAND_OVER_TAGS = 1 << 20
 
 
 @dataclass
@@ -90,17 +83,14 @@ class Trainer:
         *,
         seed: int | None,
     ) -> None:
-        self._environment = environment
-        self._model = model
+        self._worker_id = environment.worker_id
         self._source = source
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
         device = next(iter(model.parameters())).device
-        self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._transport_device = device if device.type == "cuda" else torch.device("cpu")
         self._generators = Generators(device)
         self._state = TrainState(model, optimizers, schedulers, {"elastane.epochs": self._closed_epochs})
-        self._optimizers = optimizers
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._module_buffers = list(model.buffers())
         #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
@@ -115,19 +105,20 @@ class Trainer:
         )
         self._initial = initial_contexts(self._generators, self._num_ests, seed)
         self._pristine = True
-        self._changed = threading.Condition()
-        self._protocol = WorkerProtocol()
-        self._error: ElastaneError | None = None
-        self._cancel = threading.Event()
-        self._transport: RingTransport | None = None
-        self._session: MasterSession | None = None
-        self._store: RendezvousStore | None = None
-        self._saver: CheckpointSaver | None = None
-        self._exits = WorkerExits(environment, self.request_leave, self.close)
+        self._saver = CheckpointSaver(
+            lambda message: self._attendance.tell(lambda: self._protocol.saved(message))
+        )
+        self._attendance = Attendance(
+            environment,
+            backend="nccl" if device.type == "cuda" else "gloo",
+            signature=lambda: script_signature(model, optimizers, source, self.epochs),
+            write_manifest=lambda message: self._saver.write_manifest(message, num_ests=self._num_ests),
+            close=self.close,
+        )
+        self._protocol = self._attendance.protocol
         self._contexts: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
-        self._members: list[ring_pb2.Member] = []
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
@@ -148,7 +139,7 @@ class Trainer:
 
     @property
     def is_leader(self) -> bool:
-        return bool(self._members) and self._members[0].worker_id == self._environment.worker_id
+        return self._attendance.is_leader
 
     @property
     def state(self) -> TrainState:
@@ -157,25 +148,13 @@ class Trainer:
     def join(self, epochs: int) -> None:
         """Attend at the master and wait until this worker has its place and the job's state."""
         self.epochs = epochs
-        warm_up()
-        self._store = RendezvousStore(self._environment.rendezvous_host())
-        self._session = MasterSession(
-            [address.strip() for address in self._environment.master.split(",")],
-            hello=self._hello,
-            heartbeat=self._heartbeat,
-            handler=self._receive,
-            failed=self._session_failed,
-            timeout_seconds=self._environment.master_timeout_seconds,
-        )
-        self._saver = CheckpointSaver(self._saved)
-        self._exits.install()
-        self._session.start()
+        self._attendance.start()
         self._settle()
 
     def turns(self) -> Iterator[Any]:
         """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
         script_rng = self._generators.capture()
-        self._set_between(False)
+        self._attendance.set_between(False)
         try:
             while self._in_epoch():
                 self._settle()
@@ -184,7 +163,7 @@ class Trainer:
         finally:
             self.turn = None
             self._generators.restore(script_rng)
-            self._set_between(True)
+            self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
         """The script's code after the loader loop of `epoch` has run."""
@@ -199,28 +178,13 @@ class Trainer:
         """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
         if self._protocol.changing:
             self._settle()
-        self._exits.finished = True
-
-    def request_leave(self, reason: str, notice_seconds: float) -> None:
-        """Ask to be drained (spot notice, SIGTERM)."""
-        message = ring_pb2.Leaving(reason=reason)
-        message.notice.FromNanoseconds(int(notice_seconds * 1e9))
-        with self._changed:
-            self._protocol.leaving = message
-        if self._session is not None:
-            self._session.send(ring_pb2.AttendRequest(leaving=message))
+        self._attendance.exits.finished = True
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and everything this worker holds. Idempotent."""
-        if self._saver is not None:
-            self._saver.close()
-        if self._session is not None:
-            if bye is not None:
-                bye.applied_step = self._protocol.applied_step
-            self._session.close(bye)
+        self._saver.close()
         self._reducer.close()
-        if self._transport is not None:
-            self._transport.close()
+        self._attendance.close(bye)
         self._source.close()
 
     def log(self, values: dict[str, Any]) -> None:
@@ -261,8 +225,8 @@ class Trainer:
         failure = self._reducer.failure
         self._drop_step()
         if failure is not None:
-            self._tell(lambda: self._protocol.broken(step, str(failure)))
-            self._await_change()
+            self._attendance.tell(lambda: self._protocol.broken(step, str(failure)))
+            self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
             raise StepError(
                 f"the loop body of step {step} ended without optimizer.step()",
@@ -306,7 +270,7 @@ class Trainer:
             report.contexts.append(context.to_proto(self._contexts[rank]))
         if turn.step == 0 and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
-        self._tell(lambda: self._protocol.report(report))
+        self._attendance.tell(lambda: self._protocol.report(report))
         if self._module_buffers:
             self._reducer.broadcast_buffers(self._rank0_captured)
         probes.reached("all_reduce", turn.step)
@@ -326,19 +290,11 @@ class Trainer:
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
         if not turn.applied:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._error or self._protocol.changing or self._protocol.may_apply(turn.step)
-                )
-                self._raise_error()
-                if self._protocol.changing:
-                    turn.lost = True
-                    return None
+            self._attendance.wait_for(lambda: self._protocol.changing or self._protocol.may_apply(turn.step))
             probes.reached("prepared", turn.step)
-            with self._changed:
-                if not self._protocol.begin_apply(turn.step):
-                    turn.lost = True
-                    return None
+            if not self._attendance.begin_apply(turn.step):
+                turn.lost = True
+                return None
             turn.applied = True
         return step(*args, **kwargs)
 
@@ -372,7 +328,7 @@ class Trainer:
             self._restore_buffers()
         self._pristine = False
         self.turn = None
-        self._tell(lambda: self._protocol.end_apply(turn.step))
+        self._attendance.tell(lambda: self._protocol.end_apply(turn.step))
         if turn.step == 0:
             self._reducer.set_layout(self._protocol.ready_order)
         probes.reached("applied", turn.step)
@@ -397,32 +353,13 @@ class Trainer:
         """Return when this worker runs in a ring and nothing is asked of it before the next step."""
         while True:
             self._take_checkpoint()
-            with self._changed:
-                self._changed.wait_for(self._something_to_do)
-                self._raise_error()
-                protocol = self._protocol
-                load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
-            if done is not None or drain is not None:
-                self._exits.sent_away(done, drain)
-            elif load is not None:
-                self._load(load)
-            elif go is not None:
-                self._enter(go)
-            else:
+            request = self._attendance.next_request()
+            if request is None:
                 return
-
-    def _something_to_do(self) -> bool:
-        protocol = self._protocol
-        running = protocol.generation > 0 and not protocol.changing
-        return bool(self._error or protocol.done or protocol.drain or protocol.load or protocol.go or running)
-
-    def _await_change(self) -> None:
-        """The collective failed: the master will announce a change; wait for it."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._error or self._protocol.changing or self._protocol.generation == 0
-            )
-            self._raise_error()
+            if isinstance(request, ring_pb2.Load):
+                self._load(request)
+            else:
+                self._enter(request)
 
     def _load(self, message: ring_pb2.Load) -> None:
         """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
@@ -431,55 +368,30 @@ class Trainer:
         )
         self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
         self._pristine = self._pristine and loaded.step == 0
-        self._tell(lambda: self._protocol.loaded(loaded))
+        self._attendance.tell(lambda: self._protocol.loaded(loaded))
 
     def _enter(self, go: ring_pb2.Go) -> None:
         """Form the group of the generation, hand state over, take up my ESTs."""
         names = [member.worker_id for member in go.members]
-        me = names.index(self._environment.worker_id)
+        me = names.index(self._worker_id)
         self._drop_step()
         try:
-            transport = self._form(go, me)
+            transport = self._attendance.form(go, me)
             if go.receivers:
                 self._hand_over(go, me, transport)
         except (RingAborted, RingBroken) as error:
             _log.debug("group was not formed", generation=go.generation, error=str(error))
             failure = str(error)
-            self._tell(lambda: self._protocol.forming_failed(go.generation, failure))
+            self._attendance.tell(lambda: self._protocol.forming_failed(go.generation, failure))
             return
         contexts = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
         self._reducer.set_ring(transport, [(m.ests.start, m.ests.end) for m in go.members], me)
         self._reducer.set_layout(list(go.extra.ready_order) or None)
-        with self._changed:
-            if self._protocol.fenced != go.generation:
-                return
-            self._protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
-            self._members = list(go.members)
+        if not self._attendance.entered(go):
+            return
         self._contexts = contexts
         self._source.position(contexts, go.resume_step)
         probes.reached("formed", go.resume_step)
-
-    def _form(self, go: ring_pb2.Go, me: int) -> RingTransport:
-        with self._changed:
-            if self._protocol.fenced != go.generation:
-                raise RingAborted(f"generation {go.generation} is over")
-            self._cancel = cancel = threading.Event()
-            old, self._transport = self._transport, None
-        if old is not None:
-            old.close()
-        transport = RingTransport.form(
-            store_address=go.members[0].store_address,
-            prefix=f"{self._environment.job}/{go.generation}",
-            rank=me,
-            size=len(go.members),
-            cancel=cancel,
-            backend=self._backend,
-        )
-        with self._changed:
-            self._transport = transport
-            if cancel.is_set():
-                raise RingAborted(f"generation {go.generation} is over")
-        return transport
 
     def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
         """Donors send the state at the resume step, receivers take it, others go on."""
@@ -492,135 +404,32 @@ class Trainer:
                 donor_index=donors.index(me),
                 donors=donors,
                 receivers=receivers,
-                tag_base=HAND_OVER_TAGS,
+                tag_base=HANDOVER_TAG,
                 device=self._transport_device,
             )
         elif me in receivers:
             probes.reached("hand_over", go.resume_step)
             received = receive_state(
-                transport, donors=donors, tag_base=HAND_OVER_TAGS, device=self._transport_device
+                transport, donors=donors, tag_base=HANDOVER_TAG, device=self._transport_device
             )
             self._state.load(received)
             self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
             self._pristine = False
-            with self._changed:
-                # Whole from here on, even if the ring changes again before it is entered.
-                self._protocol.applied_step = go.resume_step
-                self._protocol.holds_state = True
+            self._attendance.received_state(go.resume_step)
 
     # ------------------------------------------------------------------ checkpoints
 
     def _take_checkpoint(self) -> None:
         """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""
-        with self._changed:
-            message, self._protocol.checkpoint = self._protocol.checkpoint, None
+        message = self._attendance.take_checkpoint_request()
         if message is None:
             return
         if message.step != self.applied_step:
             _log.warning("checkpoint missed", checkpoint=message.checkpoint, step=self.applied_step)
             return
-        assert self._saver is not None
         self._saver.write_shard(
             message,
             self._state.export(),
             contexts={rank: dict(context.parts) for rank, context in self._contexts.items()},
             ready_order=self._protocol.ready_order,
         )
-
-    def _saved(self, message: ring_pb2.Saved) -> None:
-        self._tell(lambda: self._protocol.saved(message))
-
-    # ------------------------------------------------------------------ the session
-
-    def _tell(self, change: Any) -> None:
-        """Change the protocol's state under the lock and send what follows, in that order."""
-        with self._changed:
-            outcome: Outcome = change()
-            if self._session is not None:
-                self._session.send(*outcome.send)
-            self._changed.notify_all()
-
-    def _receive(self, message: ring_pb2.AttendResponse) -> None:
-        """Reader thread: one message of the master."""
-        kind = message.WhichOneof("message")
-        with self._changed:
-            outcome = self._dispatch(kind, message)
-            if self._session is not None:
-                self._session.send(*outcome.send)
-            transport = self._transport
-            if outcome.abort:
-                self._cancel.set()
-            self._changed.notify_all()
-        if outcome.abort and transport is not None:
-            transport.abort()
-
-    def _dispatch(self, kind: str | None, message: ring_pb2.AttendResponse) -> Outcome:
-        protocol = self._protocol
-        match kind:
-            case "prepare":
-                return protocol.prepare(message.prepare)
-            case "prepared":
-                return protocol.prepared(message.prepared)
-            case "go":
-                return protocol.go_ahead(message.go)
-            case "load":
-                return protocol.load_requested(message.load)
-            case "welcome":
-                return protocol.welcome(message.welcome)
-            case "checkpoint":
-                assert self._saver is not None
-                if message.checkpoint.manifest:
-                    self._saver.write_manifest(message.checkpoint, num_ests=self._num_ests)
-                else:
-                    protocol.checkpoint = message.checkpoint
-            case "drain":
-                protocol.drain = message.drain
-            case "done":
-                protocol.done = message.done
-                return Outcome(abort=True)
-            case _:
-                _log.warning("unknown message from the master", kind=kind)
-        return Outcome()
-
-    def _session_failed(self, error: ElastaneError) -> None:
-        """Reader thread: the session ended for good."""
-        with self._changed:
-            self._error = error
-            self._cancel.set()
-            transport = self._transport
-            self._changed.notify_all()
-        if transport is not None:
-            transport.abort()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._exits.failed(self._error)
-
-    def _heartbeat(self) -> ring_pb2.AttendRequest:
-        with self._changed:
-            return self._protocol.heartbeat()
-
-    def _set_between(self, between: bool) -> None:
-        if self._protocol.between_steps != between:
-            with self._changed:
-                self._protocol.between_steps = between
-                if self._session is not None:
-                    self._session.send(self._protocol.heartbeat())
-
-    def _hello(self) -> ring_pb2.Hello:
-        assert self._store is not None
-        with self._changed:
-            protocol = self._protocol
-            return ring_pb2.Hello(
-                job=self._environment.job,
-                worker_id=self._environment.worker_id,
-                role=ring_pb2.WORKER_ROLE_RING,
-                signature=script_signature(self._model, self._optimizers, self._source, self.epochs),
-                host=self._environment.rendezvous_host(),
-                pid=self._exits.pid,
-                store_address=self._store.address,
-                generation=protocol.fenced,
-                applied_step=protocol.applied_step,
-                holds_state=protocol.holds_state,
-                version="1",
-            )

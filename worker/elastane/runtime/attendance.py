@@ -1,0 +1,257 @@
+"""This worker at the master: the session, the protocol's state under one lock, the group of a generation.
+
+Two threads meet here. The session's reader thread brings the master's messages; the script's thread
+asks what is to be done and tells what it has done. Both change the protocol's state only under
+`_changed`, and send what follows from a change while they hold it, so that the master hears it in order.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport, warm_up
+from elastane.errors import ElastaneError
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.exits import WorkerExits
+from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.session import MasterSession
+from elastane_proto.v1 import ring_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+class Attendance:
+    """Built by the trainer, started when the script asks for its first epoch.
+
+    backend: of the process groups, "gloo" or "nccl". signature: the script's, for Hello.
+    write_manifest: called with a Checkpoint that asks the leader for the manifest.
+    """
+
+    def __init__(
+        self,
+        environment: WorkerEnvironment,
+        *,
+        backend: str,
+        signature: Callable[[], ring_pb2.ScriptSignature],
+        write_manifest: Callable[[ring_pb2.Checkpoint], None],
+        close: Callable[[ring_pb2.Bye | None], None],
+    ) -> None:
+        self._environment = environment
+        self._backend = backend
+        self._signature = signature
+        self._write_manifest = write_manifest
+        self._changed = threading.Condition()
+        self._error: ElastaneError | None = None
+        #: Set when the group that is being formed is no longer wanted.
+        self._cancel = threading.Event()
+        self._transport: RingTransport | None = None
+        self._session: MasterSession | None = None
+        self._store: RendezvousStore | None = None
+        self.protocol = WorkerProtocol()
+        self.members: list[ring_pb2.Member] = []
+        self.exits = WorkerExits(environment, self.request_leave, close)
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this worker hosts EST 0."""
+        return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
+
+    def start(self) -> None:
+        """Say Hello; from now on the process's end is watched over too."""
+        warm_up()
+        self._store = RendezvousStore(self._environment.rendezvous_host())
+        self._session = MasterSession(
+            [address.strip() for address in self._environment.master.split(",")],
+            hello=self._hello,
+            heartbeat=self._heartbeat,
+            handler=self._receive,
+            failed=self._session_failed,
+            timeout_seconds=self._environment.master_timeout_seconds,
+        )
+        self.exits.install()
+        self._session.start()
+
+    def close(self, bye: ring_pb2.Bye | None) -> None:
+        """End the session, with `bye` if it still stands, and leave the group."""
+        if self._session is not None:
+            if bye is not None:
+                bye.applied_step = self.protocol.applied_step
+            self._session.close(bye)
+        if self._transport is not None:
+            self._transport.close()
+
+    def request_leave(self, reason: str, notice_seconds: float) -> None:
+        """Ask to be drained (spot notice, SIGTERM)."""
+        message = ring_pb2.Leaving(reason=reason)
+        message.notice.FromNanoseconds(int(notice_seconds * 1e9))
+        with self._changed:
+            self.protocol.leaving = message
+        if self._session is not None:
+            self._session.send(ring_pb2.AttendRequest(leaving=message))
+
+    # ------------------------------------------------------------------ the script's thread
+
+    def tell(self, change: Callable[[], Outcome]) -> None:
+        """Change the protocol's state and send what follows from it, in that order."""
+        with self._changed:
+            outcome = change()
+            if self._session is not None:
+                self._session.send(*outcome.send)
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        """Until `condition` of the protocol's state holds; raises what ended the session for good."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error or condition())
+            if self._error is not None:
+                raise self.exits.failed(self._error)
+
+    def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+        """What the master wants before the next step; None when the ring stands and trains.
+
+        Waits while there is neither. Ends the script when the master sends this worker away.
+        """
+        protocol = self.protocol
+
+        def asked() -> object:
+            running = protocol.generation > 0 and not protocol.changing
+            return protocol.done or protocol.drain or protocol.load or protocol.go or running
+
+        self.wait_for(asked)
+        with self._changed:
+            load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
+        if done is not None or drain is not None:
+            self.exits.sent_away(done, drain)
+        return load or go
+
+    def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
+        """The checkpoint asked for at this boundary, if any; it is taken once."""
+        with self._changed:
+            message, self.protocol.checkpoint = self.protocol.checkpoint, None
+        return message
+
+    def begin_apply(self, step: int) -> bool:
+        """Claim the right to apply `step`; False if the ring changed meanwhile."""
+        with self._changed:
+            return self.protocol.begin_apply(step)
+
+    def set_between(self, between: bool) -> None:
+        """The script's code between epochs begins or ends: no lease runs there."""
+        if self.protocol.between_steps != between:
+            with self._changed:
+                self.protocol.between_steps = between
+                if self._session is not None:
+                    self._session.send(self.protocol.heartbeat())
+
+    def form(self, go: ring_pb2.Go, me: int) -> RingTransport:
+        """The group of the new generation, this worker at place `me`. Raises RingAborted, RingBroken."""
+        with self._changed:
+            if self.protocol.fenced != go.generation:
+                raise RingAborted(f"generation {go.generation} is over")
+            self._cancel = cancel = threading.Event()
+            old, self._transport = self._transport, None
+        if old is not None:
+            old.close()
+        transport = RingTransport.form(
+            store_address=go.members[0].store_address,
+            prefix=f"{self._environment.job}/{go.generation}",
+            rank=me,
+            size=len(go.members),
+            cancel=cancel,
+            backend=self._backend,
+        )
+        with self._changed:
+            self._transport = transport
+            if cancel.is_set():
+                raise RingAborted(f"generation {go.generation} is over")
+        return transport
+
+    def received_state(self, step: int) -> None:
+        """The state at `step` is here, whole, even if the ring changes again before it is entered."""
+        with self._changed:
+            self.protocol.applied_step = step
+            self.protocol.holds_state = True
+
+    def entered(self, go: ring_pb2.Go) -> bool:
+        """This worker runs in the new ring from here on; False if that is over already."""
+        with self._changed:
+            if self.protocol.fenced != go.generation:
+                return False
+            self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
+            self.members = list(go.members)
+        return True
+
+    # ------------------------------------------------------------------ the session's threads
+
+    def _receive(self, message: ring_pb2.AttendResponse) -> None:
+        with self._changed:
+            outcome = self._dispatch(message)
+            if self._session is not None:
+                self._session.send(*outcome.send)
+            transport = self._transport
+            if outcome.abort:
+                self._cancel.set()
+            self._changed.notify_all()
+        if outcome.abort and transport is not None:
+            transport.abort()
+
+    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
+        protocol = self.protocol
+        match message.WhichOneof("message"):
+            case "prepare":
+                return protocol.prepare(message.prepare)
+            case "prepared":
+                return protocol.prepared(message.prepared)
+            case "go":
+                return protocol.go_ahead(message.go)
+            case "load":
+                return protocol.load_requested(message.load)
+            case "welcome":
+                return protocol.welcome(message.welcome)
+            case "checkpoint" if message.checkpoint.manifest:
+                self._write_manifest(message.checkpoint)
+            case "checkpoint":
+                protocol.checkpoint = message.checkpoint
+            case "drain":
+                protocol.drain = message.drain
+            case "done":
+                protocol.done = message.done
+                return Outcome(abort=True)
+            case kind:
+                _log.warning("unknown message from the master", kind=kind)
+        return Outcome()
+
+    def _session_failed(self, error: ElastaneError) -> None:
+        with self._changed:
+            self._error = error
+            self._cancel.set()
+            transport = self._transport
+            self._changed.notify_all()
+        if transport is not None:
+            transport.abort()
+
+    def _heartbeat(self) -> ring_pb2.AttendRequest:
+        with self._changed:
+            return self.protocol.heartbeat()
+
+    def _hello(self) -> ring_pb2.Hello:
+        assert self._store is not None
+        signature = self._signature()
+        with self._changed:
+            protocol = self.protocol
+            return ring_pb2.Hello(
+                job=self._environment.job,
+                worker_id=self._environment.worker_id,
+                role=ring_pb2.WORKER_ROLE_RING,
+                signature=signature,
+                host=self._environment.rendezvous_host(),
+                pid=self.exits.pid,
+                store_address=self._store.address,
+                generation=protocol.fenced,
+                applied_step=protocol.applied_step,
+                holds_state=protocol.holds_state,
+                version="1",
+            )

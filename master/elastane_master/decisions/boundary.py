@@ -126,7 +126,7 @@ def release(turn: Turn) -> None:
         return
     members = _wanted_members(turn)
     if members is not None and _loses_state(state, members) and state.checkpoints.saved_step == book.current:
-        ring.announce(turn, members, _change_reason(state, members))
+        ring.announce(turn, members, _change_reason(state, members), planned=True)
         ring.dismiss(turn)
     else:
         prepare_if_complete(turn)
@@ -144,7 +144,8 @@ def _change_planned(turn: Turn) -> bool:
     elif members is not None and state.suspending:
         return False
     elif members is not None:
-        ring.announce(turn, members, _change_reason(state, members), planned=True)
+        told = state.ring.names()
+        ring.announce(turn, members, _change_reason(state, members), planned=True, told=told)
         return True
     elif reason := checkpoints.due_reason(state, book.current):
         checkpoints.begin(turn, book.current, reason)

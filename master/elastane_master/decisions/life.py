@@ -11,7 +11,7 @@ from __future__ import annotations
 from elastane_master.decisions import checkpoints
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import JobSettings, Rejection
-from elastane_master.decisions.state import OVER, Phase, WorkerRecord
+from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 
 FAILURES_MAX = 3
@@ -129,14 +129,14 @@ def conclude_if_finished(turn: Turn) -> bool:
     return True
 
 
-def count_failure(turn: Turn, record: WorkerRecord, message: str) -> bool:
-    """The script raised in a member; True when the job failed by it.
+def count_failure(turn: Turn, worker: str, step: int, message: str) -> bool:
+    """The script raised in a member after `step` steps; True when the job failed by it.
 
     A script that raises at the same step in three rings after each other will raise there for ever:
     a replay is exact. Several members that raise in one ring count once.
     """
     state = turn.state
-    step, generation = state.steps.committed, state.ring.generation
+    generation = state.ring.generation
     if state.failed_step != step:
         state.failures, state.failed_step, state.failed_generation = 0, step, -1
     if state.ring.stage != "running" or generation == state.failed_generation:
@@ -148,7 +148,7 @@ def count_failure(turn: Turn, record: WorkerRecord, message: str) -> bool:
     end(
         turn,
         "failed",
-        f"the script raised {state.failures} times at step {step}, last in {record.worker}: {message}",
+        f"the script raised {state.failures} times at step {step}, last in {worker}: {message}",
     )
     return True
 

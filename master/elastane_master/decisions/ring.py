@@ -67,21 +67,28 @@ def planned_members(turn: Turn) -> tuple[Member, ...] | None:
     return members
 
 
-def announce(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: bool = False) -> None:
+def announce(
+    turn: Turn,
+    members: tuple[Member, ...],
+    reason: str,
+    *,
+    planned: bool = False,
+    told: tuple[str, ...] = (),
+) -> None:
     """Decides the next ring and tells everybody; an empty one dissolves the ring.
 
-    planned: the members of the ring before are told by the Prepared that the caller sends.
+    planned: decided at a step boundary, so that nothing is dropped. told: members of the ring before that are
+    told by the Prepared which the caller sends.
     """
     state, ring = turn.state, turn.state.ring
     turn.touch()
-    before = ring.names()
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     ring.generation += 1
     ring.stage = "preparing" if members else "none"
     ring.since, ring.reason = turn.now, reason
-    ring.planned_from = tuple(before) if planned else ()
+    ring.planned, ring.planned_from = planned, told
     ring.members, ring.gone = members, ()
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     ring.donors = ring.receivers = ()
@@ -94,7 +101,6 @@ def announce(turn: Turn, members: tuple[Member, ...], reason: str, *, planned: b
         planned=planned,
     )
     _explain_places(turn)
-    told = set(before) if planned else set()
     for record in state.ring_workers():
         if not record.drain_sent:
             record.asked_generation = ring.generation
@@ -204,7 +210,7 @@ def proceed(turn: Turn) -> None:
     best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
         _go(turn, best)
-    elif next_members(state) != ring.members:
+    elif next_members(state, planned=ring.planned) != ring.members:
         reform(turn, "no member holds the state, but a worker outside the ring does")
     else:
         ring.stage, ring.since = "loading", turn.now

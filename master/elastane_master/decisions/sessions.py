@@ -85,7 +85,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
     was_member = state.ring.member(worker) is not None
     if event.reason == "failed":
         turn.note("worker_lost", f"{worker}: the script raised: {event.message}", worker)
-        if was_member and life.count_failure(turn, record, event.message):
+        if was_member and life.count_failure(turn, worker, event.applied_step, event.message):
             _remove(turn, record, event.message, counts=True)
             return
         was_needed = _remove(turn, record, f"the script raised: {event.message}", counts=True)
@@ -94,14 +94,23 @@ def bye(turn: Turn, event: ByeReported) -> None:
     what = "came to its end" if event.reason == "finished" else "was drained"
     turn.note("worker_left", f"{worker} {what}" + (f": {event.message}" if event.message else ""), worker)
     was_needed = _remove(turn, record, what, counts=False)
-    all_applied = record.holds_state and event.applied_step >= state.total_steps > 0
-    if event.reason == "finished" and (was_member or all_applied):
+    if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
         state.finished[worker] = event.applied_step
         ring.commit_applied(turn)
         if not life.conclude_if_finished(turn) and state.ring.stage != "running":
             ring.reform(turn, f"the script of {worker} came to its end")
         return
     after_loss(turn, was_needed, f"{worker} {what}")
+
+
+def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported, was_member: bool) -> bool:
+    """Whether the end of a script counts: a worker put out earlier may end with steps of an older history."""
+    state = turn.state
+    if state.fenced_claims.get(event.worker) == event.applied_step:
+        return False
+    if was_member and state.ring.stage == "running":
+        return event.applied_step <= state.steps.prepared + 1
+    return record.holds_state and (was_member or event.applied_step >= state.total_steps > 0)
 
 
 def leaving(turn: Turn, event: LeavingReported) -> None:

@@ -59,8 +59,8 @@ class RingState(msgspec.Struct):
 
     stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
     began at `since`. gone: members that left since the ring was decided. order: seats of the last ring
-    that had members. planned_from: members of the ring that a planned change in flight leaves,
-    empty otherwise. rebuild_due: when the ring is formed anew because a member's collective broke. put_off:
+    that had members. planned: decided at a step boundary. planned_from: members of the ring before
+    whose last Prepared carries the change, empty once the ring goes. rebuild_due: when the ring is formed anew because a member's collective broke. put_off:
     why the ring must change once the return grace is over. stalled_since: the first Go after which no step
     was prepared. unblocked_at: when a member last went into or came back from user code.
     """
@@ -72,6 +72,7 @@ class RingState(msgspec.Struct):
     reason: str = ""
     since: float = 0.0
     order: tuple[str, ...] = ()
+    planned: bool = False
     planned_from: tuple[str, ...] = ()
     resume_step: int = 0
     donors: tuple[int, ...] = ()

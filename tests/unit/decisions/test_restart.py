@@ -1,0 +1,187 @@
+"""A master that was killed takes its ring back."""
+
+from __future__ import annotations
+
+from job_driver import JobDriver, settings
+
+from elastane_master.decisions import effects, events
+from elastane_master.decisions.machine import JobMachine
+
+
+def restarted(job: JobDriver) -> JobDriver:
+    """A new master from the snapshot."""
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("master-2"))
+    job.take()
+    return job
+
+
+def running(*workers: str, **changes: object) -> JobDriver:
+    job = JobDriver(settings(4, **changes))
+    job.form(*workers)
+    return job
+
+
+def come_back(job: JobDriver, worker: str, generation: int, applied: int, *, holds: bool = True) -> None:
+    job.rejoin(worker, generation, applied, holds=holds, session=f"{worker}-2")
+
+
+def test_all_return_and_the_generation_stays() -> None:
+    job = running("a", "b")
+    job.steps(0, 3)
+    restarted(job)
+    assert {record.awaited for record in job.state.workers.values()} == {True}
+    come_back(job, "a", 1, 3)
+    assert job.take(effects.Welcome)["a"] == effects.Welcome(1, True)
+    come_back(job, "b", 1, 2)
+    sent = [message for worker, message in job.sent if worker == "b"]
+    assert isinstance(sent[0], effects.Welcome) and sent[0].resumed
+    assert isinstance(sent[1], effects.Prepared) and sent[1].step == 2, "b has not applied step 2"
+    job.take()
+    job.step(3)
+    assert set(job.take(effects.Prepared)) == {"a", "b"} and job.generation == 1
+
+
+def test_go_is_sent_again_to_a_member_that_has_not_reported_since() -> None:
+    job = running("a", "b")
+    restarted(job)
+    come_back(job, "b", 1, 0, holds=False)
+    go = job.take(effects.Go)["b"]
+    assert go.generation == 1 and [rank for rank, _ in go.contexts] == [2, 3]
+
+
+def test_load_is_sent_again_to_the_leader() -> None:
+    job = JobDriver(settings(2))
+    job.join("a")
+    job.gather()
+    job.ready("a")
+    restarted(job)
+    come_back(job, "a", 1, 0, holds=False)
+    assert set(job.take(effects.Load)) == {"a"}
+
+
+def test_prepare_is_sent_again_to_who_has_not_answered() -> None:
+    job = running("a", "b", "c")
+    job.lose("c")
+    job.ready("a", 0, holds=True)
+    restarted(job)
+    come_back(job, "a", 2, 0)
+    assert job.take(effects.Prepare) == {}
+    come_back(job, "b", 1, 0)
+    assert set(job.take(effects.Prepare)) == {"b"}
+    job.ready("b", 0, holds=True)
+    assert set(job.take(effects.Go)) == {"a", "b"}
+
+
+def test_a_planned_change_in_flight_is_sent_again_with_its_prepared() -> None:
+    job = running("a")
+    job.join("b")
+    job.step(0)
+    restarted(job)
+    come_back(job, "a", 1, 0)
+    prepared = job.take(effects.Prepared)["a"]
+    assert (prepared.generation, prepared.step) == (1, 0)
+    assert prepared.then_prepare is not None and prepared.then_prepare.generation == 2
+    come_back(job, "b", 0, 0, holds=False)
+    assert set(job.take(effects.Prepare)) == {"b"}
+
+
+def test_who_does_not_return_within_the_grace_is_put_out() -> None:
+    job = running("a", "b", return_grace_seconds=5.0)
+    job.steps(0, 3)
+    restarted(job)
+    come_back(job, "a", 1, 3)
+    assert job.generation == 1
+    job.tick_due()
+    assert job.now >= 105.0
+    assert [m.worker for m in job.take(effects.Prepare)["a"].members] == ["a"]
+    job.ready("a", 3, holds=True)
+    assert job.take(effects.Go)["a"].resume_step == 3
+
+
+def test_a_loss_during_the_grace_waits_for_the_others_to_return() -> None:
+    job = running("a", "b", "c")
+    job.steps(0, 3)
+    restarted(job)
+    come_back(job, "a", 1, 3)
+    job.lose("a")
+    assert job.generation == 1
+    come_back(job, "b", 1, 3)
+    assert job.generation == 1
+    come_back(job, "c", 1, 2)
+    assert job.generation == 2 and job.members == ("b", "c")
+
+
+def test_a_process_started_anew_under_the_name_is_not_the_member() -> None:
+    job = running("a", "b")
+    job.steps(0, 3)
+    restarted(job)
+    job.pids["b"] = 77
+    come_back(job, "b", 0, 0, holds=False)
+    assert not job.take(effects.Welcome)["b"].resumed
+    assert job.generation == 1, "a may still return"
+    come_back(job, "a", 1, 3)
+    assert job.generation == 2 and set(job.members) == {"a", "b"}
+    job.all_ready(3)
+
+
+def test_a_leaver_that_does_not_return_while_a_member_waits_for_it() -> None:
+    job = running("a", "b")
+    job.do(events.LeavingReported("b", "b-1", "spot notice"))
+    job.step(0)
+    restarted(job)
+    come_back(job, "a", 1, 0)
+    assert job.generation == 2
+    job.tick_due()
+    assert job.generation == 3, "a cannot complete step 0 without b"
+
+
+def test_standbys_join_anew() -> None:
+    job = running("a", "b", workers_max=1)
+    restarted(job)
+    assert set(job.state.workers) == {"a"}
+    come_back(job, "b", 1, 0, holds=False)
+    assert not job.take(effects.Welcome)["b"].resumed
+
+
+def test_no_planned_change_while_members_are_awaited() -> None:
+    job = running("a", "b")
+    job.report("a", 0)
+    restarted(job)
+    job.join("c", session="c-2")
+    come_back(job, "b", 1, 0)
+    job.report("b", 0)
+    assert job.take(effects.Prepared)["b"].then_prepare is None
+    assert job.generation == 1
+
+
+def test_a_checkpoint_in_flight_is_asked_for_again() -> None:
+    job = running("a", checkpoint_url="file:///c")
+    job.do(events.CheckpointRequested("r"))
+    job.step(0)
+    restarted(job)
+    assert job.state.checkpoints.in_flight is None and job.state.checkpoints.wanted == ("r",)
+    come_back(job, "a", 1, 1)
+    job.step(1)
+    assert job.take(effects.Prepared)["a"].then_checkpoint is not None
+
+
+def test_a_closing_checkpoint_in_flight_is_taken_at_the_next_boundary() -> None:
+    job = running("a", checkpoint_url="file:///c")
+    job.do(events.SuspendRequested("r"))
+    job.steps(0, 2)
+    assert job.take(effects.Prepared)["a"].step == 0, "step 1 is held back"
+    restarted(job)
+    come_back(job, "a", 1, 1)
+    prepared = job.take(effects.Prepared)["a"]
+    assert prepared.step == 1 and job.state.suspending
+    assert prepared.then_checkpoint is not None and prepared.then_checkpoint.step == 2
+
+
+def test_the_hello_of_a_returning_member_says_what_it_applied() -> None:
+    job = running("a", "b")
+    job.steps(0, 3)
+    restarted(job)
+    come_back(job, "a", 1, 3)
+    come_back(job, "b", 1, 3)
+    assert [commit.step for commit in job.commits] == [0, 1, 2]

@@ -87,8 +87,7 @@ def applied(turn: Turn, event: AppliedReported) -> None:
         return
     # A member that receives the state shows that it has it by the first step it applies with it.
     known = record.applied_step if record.holds_state else state.ring.resume_step
-    fenced = state.fenced_claims.get(event.worker) == event.applied_step
-    if known < event.applied_step <= state.steps.prepared + 1 and not fenced:
+    if known < event.applied_step <= state.steps.prepared + 1:
         turn.touch()
         claims.proven(state, record, event.applied_step)
         record.trainer_at = turn.now
@@ -135,9 +134,10 @@ def release(turn: Turn) -> None:
 def _change_planned(turn: Turn) -> bool:
     """Decides what rides on the Prepared of the step just prepared; True when the ring changes."""
     state, book = turn.state, turn.state.steps
-    if state.awaited() or state.ring.put_off or 0 < state.total_steps <= book.current:
+    if state.awaited() or state.ring.put_off:
         return False
-    members = _wanted_members(turn)
+    is_last = 0 < state.total_steps <= book.current  # the members only have to end
+    members = None if is_last else _wanted_members(turn)
     loses = members is not None and _loses_state(state, members)
     if loses and state.settings.checkpoint_url and state.checkpoints.saved_step != book.current:
         _close_with_checkpoint(turn, members or ())

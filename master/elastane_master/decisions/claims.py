@@ -5,7 +5,9 @@ history that stands. History is begun or rewound when a leader has Loaded; `hist
 the generation in which that happened last. A Hello of an earlier generation speaks of a history
 that is over. A worker that attended through the rewinding still has the old weights until the
 ring hands it the new ones, and its next Ready may name them: that one claim is remembered
-in `fenced_claims` and not believed until the worker shows, by a step, that it has the state.
+in `fenced_claims` and not believed until the worker shows, by a step, that it has the state. A
+leader whose Load was given up may have loaded all the same, and nobody knows which step: no claim of
+its is believed until then.
 
 A believed claim is usable when the contexts of that step are there.
 """
@@ -16,6 +18,8 @@ from elastane_master.decisions.events import WorkerJoined
 from elastane_master.decisions.state import JobState, WorkerRecord
 
 FENCED_MAX = 1000
+ANY_STEP = -1
+"""Fences every claim of a worker."""
 
 
 def believe_hello(state: JobState, event: WorkerJoined) -> bool:
@@ -25,16 +29,21 @@ def believe_hello(state: JobState, event: WorkerJoined) -> bool:
     if event.generation < state.history_generation:
         _fence(state, event.worker, event.applied_step)
         return False
-    return state.fenced_claims.get(event.worker) != event.applied_step
+    return not is_fenced(state, event.worker, event.applied_step)
+
+
+def is_fenced(state: JobState, worker: str, applied_step: int) -> bool:
+    """Whether a worker's claim to hold the state after `applied_step` steps is known to be void."""
+    return state.fenced_claims.get(worker) in (applied_step, ANY_STEP)
 
 
 def believe_ready(state: JobState, record: WorkerRecord, applied_step: int, holds_state: bool) -> None:
     """Takes over what a Ready says of the worker's weights."""
-    fenced = state.fenced_claims.get(record.worker)
+    fenced = is_fenced(state, record.worker, applied_step)
     record.applied_step = applied_step
-    record.holds_state = holds_state and fenced != applied_step
-    if fenced is not None and fenced != applied_step:
-        del state.fenced_claims[record.worker]
+    record.holds_state = holds_state and not fenced
+    if not fenced:
+        state.fenced_claims.pop(record.worker, None)
 
 
 def proven(state: JobState, record: WorkerRecord, applied_step: int) -> None:
@@ -51,6 +60,15 @@ def rewind(state: JobState, leader: str) -> None:
         if record.worker != leader and record.holds_state:
             _fence(state, record.worker, record.applied_step)
             record.holds_state = False
+
+
+def load_given_up(state: JobState) -> None:
+    """The ring changes while its leader loads: what it has loaded is not the job's."""
+    if state.ring.stage == "loading":
+        leader = state.ring.members[0].worker
+        _fence(state, leader, ANY_STEP)
+        if leader in state.workers:
+            state.workers[leader].holds_state = False
 
 
 def usable_step(state: JobState, record: WorkerRecord) -> int:

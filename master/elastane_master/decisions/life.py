@@ -8,7 +8,7 @@ waiting <--> running --> succeeded | failed
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints
+from elastane_master.decisions import checkpoints, claims
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.decisions.state import OVER, Phase
@@ -83,6 +83,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
         if record.awaited:
             del state.workers[record.worker]
         elif record.role == "ring" or phase != "succeeded":
+            record.draining, record.drain_reason, record.drain_sent = True, reason, True
             turn.send(record.worker, Done(phase, reason))
 
 
@@ -91,6 +92,7 @@ def suspend(turn: Turn, reason: str) -> None:
     state, ring = turn.state, turn.state.ring
     state.suspending, state.join_due = False, None
     checkpoints.give_up(turn, reason, again=True)
+    claims.load_given_up(state)
     ring.generation += 1
     ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
     ring.since, ring.reason = turn.now, reason

@@ -34,6 +34,5 @@ class Liveness:
 
     def next_deadline(self, timeout_seconds: float) -> float | None:
         """When the next session would count as silent; None without sessions."""
-        return (
-            min(self._last_heard.values(), default=None) and min(self._last_heard.values()) + timeout_seconds
-        )
+        longest_silent = min(self._last_heard.values(), default=None)
+        return None if longest_silent is None else longest_silent + timeout_seconds

@@ -85,6 +85,7 @@ def announce(
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
     state.steps.drop_reports()
     turn.queues.ring_stopped()
+    claims.load_given_up(state)
     ring.generation += 1
     ring.stage = "preparing" if members else "none"
     ring.since, ring.reason = turn.now, reason

@@ -85,10 +85,9 @@ def bye(turn: Turn, event: ByeReported) -> None:
     was_member = state.ring.member(worker) is not None
     if event.reason == "failed":
         turn.note("worker_lost", f"{worker}: the script raised: {event.message}", worker)
-        if was_member and life.count_failure(turn, worker, event.applied_step, event.message):
-            _remove(turn, record, event.message, counts=True)
-            return
         was_needed = _remove(turn, record, f"the script raised: {event.message}", counts=True)
+        if was_member and life.count_failure(turn, worker, event.applied_step, event.message):
+            return
         after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
     what = "came to its end" if event.reason == "finished" else "was drained"
@@ -106,7 +105,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
 def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported, was_member: bool) -> bool:
     """Whether the end of a script counts: a worker put out earlier may end with steps of an older history."""
     state = turn.state
-    if state.fenced_claims.get(event.worker) == event.applied_step:
+    if claims.is_fenced(state, event.worker, event.applied_step):
         return False
     if was_member and state.ring.stage == "running":
         return event.applied_step <= state.steps.prepared + 1

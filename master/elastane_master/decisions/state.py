@@ -60,9 +60,10 @@ class RingState(msgspec.Struct):
     stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
     began at `since`. gone: members that left since the ring was decided. order: seats of the last ring
     that had members. planned: decided at a step boundary. planned_from: members of the ring before
-    whose last Prepared carries the change, empty once the ring goes. rebuild_due: when the ring is formed anew because a member's collective broke. put_off:
-    why the ring must change once the return grace is over. stalled_since: the first Go after which no step
-    was prepared. unblocked_at: when a member last went into or came back from user code.
+    whose last Prepared carries the change, empty once the ring goes. rebuild_due: when the ring is
+    formed anew because a member's collective broke. put_off: why the ring must change once the return
+    grace is over. stalled_since: the first Go after which no step was prepared. unblocked_at: when a member
+    last went into or came back from user code.
     """
 
     generation: int = 0

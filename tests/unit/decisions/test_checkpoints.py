@@ -48,6 +48,18 @@ def test_every_interval() -> None:
     assert job.state.checkpoints.saved_step == 3
 
 
+def test_the_last_boundary_too_but_nothing_else_changes_there() -> None:
+    job = running("a", checkpoint_interval_steps=20)
+    job.steps(0, 19)
+    job.do(events.LeavingReported("a", "a-1", "spot notice"))
+    job.take()
+    messages = begun(job, 19)
+    assert messages["a"].step == 20 and not job.state.steps.hold
+    write(job, messages)
+    job.bye("a")
+    assert job.state.phase == "succeeded" and job.generation == 1
+
+
 def test_on_demand_the_request_finds_its_checkpoint() -> None:
     job = running("a")
     job.do(events.CheckpointRequested("r1"))

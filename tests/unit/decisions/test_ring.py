@@ -304,6 +304,20 @@ def test_a_holder_that_comes_back_during_a_load_spares_the_history() -> None:
     assert job.take(effects.Go)["a"].resume_step == 3
 
 
+def test_what_a_leader_loaded_after_its_load_was_given_up_is_not_the_jobs_state() -> None:
+    job = running("a")
+    job.lose("a")
+    job.join("b")
+    job.gather()
+    job.ready("b")
+    assert job.state.ring.stage == "loading"
+    job.rejoin("a", 1, 0)
+    job.ready("a", 0, holds=True)
+    job.ready("b", 0, holds=True)
+    go = job.take(effects.Go)["b"]
+    assert [go.members[place].worker for place in go.receivers] == ["b"]
+
+
 def test_all_lost_history_goes_back_to_the_checkpoint() -> None:
     job = running("a", checkpoint_url="file:///c")
     job.steps(0, 5)

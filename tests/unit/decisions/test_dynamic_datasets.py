@@ -1,0 +1,165 @@
+"""Dynamic datasets: retries, waiting, lost workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_driver import JobDriver, settings
+
+from elastane_master.decisions import effects, events
+from elastane_master.decisions.datasets import LeaseResult
+from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.views import list_tasks, progress_views
+from elastane_shards.tasks import TaskState
+
+
+def with_dataset(**changes: Any) -> JobDriver:
+    job = JobDriver(settings())
+    dataset = DatasetSettings(**{"task_size": 4, "size": 10, "lease_seconds": 10.0, **changes})
+    assert job.do(events.DatasetCreated("c", "eval", dataset)).result is True
+    return job
+
+
+def ask(
+    job: JobDriver, request_id: str, *, worker: str = "t", done: tuple[TaskReport, ...] = (), most: int = 1
+) -> LeaseResult:
+    result = job.do(
+        events.TasksRequested(request_id, "eval", worker, done, most, {"rng/python": request_id.encode()})
+    ).result
+    assert isinstance(result, LeaseResult)
+    return result
+
+
+def reports(result: LeaseResult, error: str = "") -> tuple[TaskReport, ...]:
+    return tuple(TaskReport(task.epoch, task.index, task.attempt, error) for task in result.tasks)
+
+
+def task_commits(job: JobDriver) -> list[tuple[int, int, int]]:
+    return [(e.index, e.start, e.end) for e in job.effects if isinstance(e, effects.TaskCommit)]
+
+
+def test_lease_report_complete() -> None:
+    job = with_dataset()
+    first = ask(job, "1", most=2)
+    assert [(task.start, task.end) for task in first.tasks] == [(0, 4), (4, 8)]
+    second = ask(job, "2", done=reports(first), most=2)
+    assert task_commits(job) == [(0, 0, 4), (1, 4, 8)]
+    assert [(task.start, task.end) for task in second.tasks] == [(8, 10)]
+    last = ask(job, "3", done=reports(second))
+    assert task_commits(job) == [(2, 8, 10)]
+    assert last.complete and not last.wait and last.tasks == ()
+
+
+def test_a_retried_request_gives_the_same_leases_and_counts_once() -> None:
+    job = with_dataset()
+    first = ask(job, "1")
+    second = ask(job, "2", done=reports(first))
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    assert ask(job, "2", done=reports(first)) == second
+    assert task_commits(job) == []
+
+
+def test_a_waiting_request_is_asked_again_and_its_reports_count_once() -> None:
+    job = with_dataset(size=8)
+    first, other = ask(job, "1"), ask(job, "1", worker="u")
+    waiting = ask(job, "2", done=reports(first))
+    assert waiting.wait and waiting.outcomes[0].outcome == "accepted" and len(task_commits(job)) == 1
+    again = ask(job, "2", done=reports(first))
+    assert again == waiting and task_commits(job) == []
+    ask(job, "2", worker="u", done=reports(other, "bad file"), most=0)
+    assert [note.kind for note in job.notes][-1] == "task_failed"
+    got = ask(job, "2", done=reports(first))
+    assert [task.index for task in got.tasks] == [1] and got.tasks[0].attempt == 2
+    assert got.outcomes == waiting.outcomes
+    assert got.tasks[0].rng == {"rng/python": b"1"}, "the states of the first lease"
+
+
+def test_an_overdue_lease_goes_back_by_tick() -> None:
+    job = with_dataset()
+    ask(job, "1")
+    job.tick_due()
+    assert job.noted("task_timed_out")
+    assert ask(job, "1", worker="u").tasks[0].index == 0
+
+
+def test_a_lost_worker_returns_its_tasks_at_once() -> None:
+    job = with_dataset()
+    job.join("t", role="tasks")
+    ask(job, "1", most=2)
+    job.lose("t")
+    assert [task.index for task in ask(job, "1", worker="u", most=2).tasks] == [0, 1]
+
+
+def test_a_drained_worker_costs_its_tasks_no_attempt() -> None:
+    job = with_dataset(max_attempts=1)
+    job.join("t", role="tasks")
+    ask(job, "1")
+    job.bye("t", "drained", 0)
+    assert ask(job, "1", worker="u").tasks[0].index == 0
+
+
+def test_a_poison_task_is_parked_with_its_errors() -> None:
+    job = with_dataset(max_attempts=2)
+    for number in range(2):
+        ask(job, f"{number}b", done=reports(ask(job, f"{number}a"), "corrupt record"), most=0)
+    assert job.notes[-1].facts["parked"] == "True"
+    failed = list_tasks(job.machine, "eval", TaskState.FAILED)
+    assert [error.error for error in failed[0].errors] == ["corrupt record"] * 2
+
+
+def test_a_stream_grows() -> None:
+    job = with_dataset(size=None, watermark=4)
+    first = ask(job, "1")
+    assert ask(job, "2", done=reports(first)).wait
+    job.do(events.DatasetExtended("e", "eval", 6, True))
+    assert not job.do(events.DatasetExtended("e", "eval", 6, True)).durable
+    assert [(task.start, task.end) for task in ask(job, "2", done=reports(first)).tasks] == [(4, 6)]
+
+
+def test_creating_again() -> None:
+    job = with_dataset()
+    same = DatasetSettings(task_size=4, size=10, lease_seconds=10.0)
+    assert job.do(events.DatasetCreated("d", "eval", same)).result is False
+    with pytest.raises(Rejection) as refused:
+        job.do(events.DatasetCreated("e", "eval", DatasetSettings(task_size=5, size=10, lease_seconds=10.0)))
+    assert refused.value.reason == "already_exists" and "task_size" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        (events.TasksRequested("r", "other", "t"), "not_found"),
+        (events.TasksRequested("r", "eval", ""), "invalid_argument"),
+        (events.TasksRequested("r", "eval", "t", max_tasks=-1), "invalid_argument"),
+        (events.TasksRequested("r", "eval", "t", (TaskReport(0, 2, 1),)), "invalid_argument"),
+        (events.DatasetCreated("r", "train", DatasetSettings(1, size=1)), "invalid_argument"),
+        (events.DatasetCreated("r", "x", DatasetSettings(0, size=1)), "invalid_argument"),
+        (events.DatasetCreated("r", "x", DatasetSettings(1)), "invalid_argument"),
+        (events.DatasetExtended("r", "eval", 99, False), "wrong_phase"),
+    ],
+)
+def test_malformed_requests_are_refused_and_change_nothing(event: events.Event, reason: str) -> None:
+    job = with_dataset()
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection) as refused:
+        job.do(event)
+    assert refused.value.reason == reason
+    assert job.machine.snapshot() == before
+
+
+def test_no_tasks_while_suspended() -> None:
+    job = with_dataset()
+    job.do(events.SuspendRequested("s"))
+    with pytest.raises(Rejection) as refused:
+        ask(job, "1")
+    assert refused.value.reason == "wrong_phase"
+
+
+def test_progress_says_who_holds_what() -> None:
+    job = with_dataset()
+    ask(job, "1", most=2)
+    (view,) = progress_views(job.machine, job.now)
+    assert (view.dataset, view.progress.todo, view.progress.doing) == ("eval", 1, 2)
+    assert [(info.index, info.worker) for info in view.holders] == [(0, "t"), (1, "t")]

@@ -112,8 +112,32 @@ def test_a_late_load_does_not_lose_the_load_of_a_newer_generation() -> None:
     for generation in (1, 2):
         protocol.prepare(ring_pb2.Prepare(generation=generation))
         protocol.load_requested(ring_pb2.Load(generation=generation))
-    assert kinds(protocol.loaded(ring_pb2.Loaded(generation=1, step=0))) == []
+    outcome = protocol.loaded(ring_pb2.Loaded(generation=1, step=0))
     assert protocol.load is not None and protocol.load.generation == 2
+    assert not outcome.send[0].ready.holds_state
+
+
+def test_ready_waits_until_received_state_is_whole() -> None:
+    protocol = WorkerProtocol()
+    protocol.prepare(ring_pb2.Prepare(generation=1))
+    protocol.go_ahead(ring_pb2.Go(generation=1, resume_step=9))
+    assert protocol.begin_replace(1)
+    assert kinds(protocol.prepare(ring_pb2.Prepare(generation=2))) == []
+    ready = protocol.end_replace(1, 9).send[0].ready
+    assert (ready.generation, ready.applied_step, ready.holds_state) == (2, 9, True)
+
+
+def test_weights_are_not_replaced_for_a_generation_that_is_over() -> None:
+    protocol = in_ring(step=3)
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.prepare(ring_pb2.Prepare(generation=3))
+    assert not protocol.begin_replace(2)
+
+
+def test_a_broken_ring_is_told_again_after_a_reconnect() -> None:
+    protocol = in_ring()
+    protocol.broken(0, "connection closed")
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == ["ring_broken"]
 
 
 def test_an_echo_of_prepare_does_not_undo_go() -> None:

@@ -138,6 +138,11 @@ class Attendance:
         with self._changed:
             return self.protocol.begin_apply(step)
 
+    def begin_replace(self, generation: int) -> bool:
+        """Claim the right to put other weights in place; False if `generation` is over."""
+        with self._changed:
+            return self.protocol.begin_replace(generation)
+
     def set_between(self, between: bool) -> None:
         """The script's code between epochs begins or ends: no lease runs there."""
         if self.protocol.between_steps != between:
@@ -168,12 +173,6 @@ class Attendance:
             if cancel.is_set():
                 raise RingAborted(f"generation {go.generation} is over")
         return transport
-
-    def received_state(self, step: int) -> None:
-        """The state at `step` is here, whole, even if the ring changes again before it is entered."""
-        with self._changed:
-            self.protocol.applied_step = step
-            self.protocol.holds_state = True
 
     def entered(self, go: ring_pb2.Go) -> bool:
         """This worker runs in the new ring from here on; False if that is over already."""

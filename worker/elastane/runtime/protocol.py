@@ -37,7 +37,8 @@ class WorkerProtocol:
     fenced: int = 0
     #: Steps before this one are Prepared in `generation`.
     prepared_until: int = 0
-    #: True from the start of the optimizer step until the body of the turn has ended.
+    #: True while the weights change: from the optimizer step to the end of the turn's body, and while
+    #: received or loaded state is put in place. Ready waits for its end.
     applying: bool = False
     #: The user's code runs between two epochs: no lease.
     between_steps: bool = False
@@ -52,6 +53,7 @@ class WorkerProtocol:
     leaving: ring_pb2.Leaving | None = None
     _report: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
+    _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
 
     # ------------------------------------------------------------------ questions
@@ -79,6 +81,7 @@ class WorkerProtocol:
         self.go = None
         self.planned = None
         self._loaded = None
+        self._broken = None
         if self.applying:
             return Outcome(abort=True)
         return Outcome(send=[self._ready()], abort=True)
@@ -118,7 +121,8 @@ class WorkerProtocol:
         if not message.resumed:
             # Put out, or new: whatever ring this worker was in is over for it.
             self.generation = 0
-            self.load = self.go = self.planned = self.checkpoint = self._report = self._loaded = None
+            self.load = self.go = self.planned = self.checkpoint = None
+            self._report = self._loaded = self._broken = None
             self._saved.clear()
             self.prepared_until = 0
             outcome = Outcome(abort=True)
@@ -128,6 +132,8 @@ class WorkerProtocol:
                 outcome.send.append(self._loaded or self._ready())
             elif self._report is not None:
                 outcome.send.append(self._report)
+            if self._broken is not None:
+                outcome.send.append(self._broken)
             outcome.send.extend(self._saved)
         if self.leaving is not None:
             outcome.send.append(ring_pb2.AttendRequest(leaving=self.leaving))
@@ -143,7 +149,21 @@ class WorkerProtocol:
         self.prepared_until = step
         self.holds_state = True
         self.ready_order = ready_order
-        self.load = self.go = self._report = self._loaded = None
+        self.load = self.go = self._report = self._loaded = self._broken = None
+
+    def begin_replace(self, generation: int) -> bool:
+        """Other weights are about to be put in place; False if `generation` is over."""
+        if generation != self.fenced:
+            return False
+        self.applying = True
+        return True
+
+    def end_replace(self, generation: int, step: int) -> Outcome:
+        """The state at `step` is in place, whole, even if `generation` is over by now."""
+        self.applying = False
+        self.applied_step = step
+        self.holds_state = True
+        return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
 
     def report(self, message: ring_pb2.StepReport) -> Outcome:
         """All ESTs of this worker have done the step."""
@@ -170,11 +190,13 @@ class WorkerProtocol:
 
     def loaded(self, message: ring_pb2.Loaded) -> Outcome:
         """The leader holds state now."""
-        if message.generation != self.fenced:
-            return Outcome()  # the Load of a newer generation may be waiting already
-        self.load = None
+        self.applying = False
         self.applied_step = message.step
-        self.holds_state = True
+        self.holds_state = message.generation == self.fenced
+        if not self.holds_state:
+            # Nobody has taken these weights for the job's; the Load of a newer generation may wait.
+            return Outcome(send=[self._ready()])
+        self.load = None
         self._loaded = ring_pb2.AttendRequest(loaded=message)
         return Outcome(send=[self._loaded])
 
@@ -191,7 +213,8 @@ class WorkerProtocol:
         if self.changing or self.generation == 0:
             return Outcome()
         message = ring_pb2.RingBroken(generation=self.generation, step=step, error=error[:500])
-        return Outcome(send=[ring_pb2.AttendRequest(ring_broken=message)])
+        self._broken = ring_pb2.AttendRequest(ring_broken=message)
+        return Outcome(send=[self._broken])
 
     def forming_failed(self, generation: int, error: str) -> Outcome:
         """The group of `generation` could not be formed or filled."""
@@ -199,7 +222,8 @@ class WorkerProtocol:
             return Outcome()  # the Go of a newer generation may be waiting already
         self.go = None
         message = ring_pb2.RingBroken(generation=generation, step=self.applied_step, error=error[:500])
-        return Outcome(send=[ring_pb2.AttendRequest(ring_broken=message)])
+        self._broken = ring_pb2.AttendRequest(ring_broken=message)
+        return Outcome(send=[self._broken])
 
     def heartbeat(self) -> ring_pb2.AttendRequest:
         """The heartbeat as of now."""

@@ -76,6 +76,7 @@ class MasterSession:
         self._lock = threading.Lock()
         self._outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] | None = None
         self._closing = threading.Event()
+        self._bye: ring_pb2.AttendRequest | None = None
         self._heartbeat_interval_seconds = 1.0
         self._last_contact = time.monotonic()
         self._reader = threading.Thread(target=self._run, name="elastane-session", daemon=True)
@@ -93,16 +94,24 @@ class MasterSession:
                 for message in messages:
                     self._outgoing.put(message)
 
-    def close(self, bye: ring_pb2.Bye | None = None, *, timeout_seconds: float = 5.0) -> None:
-        """Say Bye, if the stream stands, and end the session."""
-        if bye is not None:
-            self.send(ring_pb2.AttendRequest(bye=bye))
+    def close(self, bye: ring_pb2.Bye | None = None, *, timeout_seconds: float = 20.0) -> None:
+        """Say Bye and end the session.
+
+        The master ends the stream once the Bye is durable, and that is waited for: a Bye that is lost
+        would make a death of a good end. A master that is away is given `timeout_seconds` to come back.
+        """
+        if bye is not None and self._reader.is_alive():
+            with self._lock:
+                self._bye = ring_pb2.AttendRequest(bye=bye)
+                if self._outgoing is not None:
+                    self._outgoing.put(self._bye)
+            self._reader.join(timeout_seconds)
         self._closing.set()
         with self._lock:
             if self._outgoing is not None:
                 self._outgoing.put(None)
-        if threading.current_thread() is not self._reader and self._reader.is_alive():
-            self._reader.join(timeout_seconds)
+        if self._reader.is_alive():
+            self._reader.join(1.0)
 
     # ------------------------------------------------------------------ reader thread
 
@@ -118,7 +127,7 @@ class MasterSession:
             address = self._addresses[attempt % len(self._addresses)]
             contact_before = self._last_contact
             error = self._attend(address)
-            if self._closing.is_set():
+            if self._closing.is_set() or (self._bye is not None and error is None):
                 return
             if error is not None and error.code() in _PERMANENT:
                 raise _refusal(error)
@@ -150,6 +159,8 @@ class MasterSession:
                         self._connected(message.welcome, outgoing, address)
                     self._last_contact = time.monotonic()
                     self._handler(message)
+                    if message.HasField("welcome") and self._bye is not None:
+                        outgoing.put(self._bye)
             except grpc.RpcError as error:
                 _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
                 return error

@@ -363,6 +363,8 @@ class Trainer:
 
     def _load(self, message: ring_pb2.Load) -> None:
         """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
+        if not self._attendance.begin_replace(message.generation):
+            return
         loaded = load_state(
             message, self._state, self._initial, num_ests=self._num_ests, pristine=self._pristine
         )
@@ -412,10 +414,12 @@ class Trainer:
             received = receive_state(
                 transport, donors=donors, tag_base=HANDOVER_TAG, device=self._transport_device
             )
+            if not self._attendance.begin_replace(go.generation):
+                raise RingAborted(f"generation {go.generation} is over")
             self._state.load(received)
             self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
             self._pristine = False
-            self._attendance.received_state(go.resume_step)
+            self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -59,6 +59,10 @@ class Attendance:
         """Whether this worker hosts EST 0."""
         return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
 
+    @property
+    def started(self) -> bool:
+        return self._session is not None
+
     def start(self) -> None:
         """Say Hello; from now on the process's end is watched over too."""
         warm_up()

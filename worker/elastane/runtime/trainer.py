@@ -147,12 +147,24 @@ class Trainer:
 
     def join(self, epochs: int) -> None:
         """Attend at the master and wait until this worker has its place and the job's state."""
+        if self._attendance.started:
+            raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
         self.epochs = epochs
         self._attendance.start()
         self._settle()
 
     def turns(self) -> Iterator[Any]:
         """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
+        if not self._attendance.started:
+            raise StepError(
+                "the loader was used before job.epochs",
+                hint="write `for epoch in job.epochs(n):` around the loader loop",
+            )
+        if not self._in_epoch():
+            raise StepError(
+                f"the loader was used again after the end of epoch {self.epoch}",
+                hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
+            )
         script_rng = self._generators.capture()
         self._attendance.set_between(False)
         try:

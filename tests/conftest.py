@@ -1,0 +1,9 @@
+"""What every test run needs, however it was started."""
+
+from __future__ import annotations
+
+import signal
+
+# A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
+# the tests start: those that send SIGINT on purpose would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -83,7 +83,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one run each, fewer steps")
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     args = parser.parse_args()
-    repeats = 1 if args.quick else 5
+    repeats = 1 if args.quick else 3
     console = Console()
     cases = [
         ("digits, P = N = 2, batch 32", "digits", 32, 60, 2, 2),

@@ -156,6 +156,14 @@ def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
     assert not protocol.begin_apply(7)
 
 
+def test_an_evicted_worker_drops_its_step_before_it_is_welcomed_again() -> None:
+    protocol = in_ring(step=4)
+    protocol.report(ring_pb2.StepReport(generation=1, step=4))
+    assert protocol.put_out().abort
+    assert protocol.changing and not protocol.may_apply(4)
+    assert kinds(protocol.welcome(ring_pb2.Welcome(resumed=False))) == []
+
+
 def test_a_broken_collective_is_reported_once_a_change_is_not_known() -> None:
     protocol = in_ring()
     assert kinds(protocol.broken(0, "connection closed")) == ["ring_broken"]

@@ -243,7 +243,7 @@ def test_a_script_that_never_joins_is_told_so() -> None:
     policy = started(workers=1, view=JobView("waiting", workers_max=1))
     policy.worker_exited(1.0, "w0", FINISHED)
     actions = policy.tick(1.0 + PHASE_WAIT_SECONDS)
-    assert finished(actions) == CODE_OK and "without joining the job" in said(actions)
+    assert finished(actions) == CODE_OK and "without training" in said(actions)
 
 
 def test_first_signal_drains_second_kills() -> None:

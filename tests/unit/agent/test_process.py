@@ -134,7 +134,7 @@ def test_no_child_outlives_a_killed_parent() -> None:
                 for number in range(2):
                     child = ChildProcess(f"w{number}", [sys.executable, "-u", "-c",
                         "import os, signal; print(os.getpid()); signal.pause()"],
-                        on_line=lambda name, stream, text: print(text, flush=True))
+                        on_line=lambda name, stream, text: print(text + "\\n", end="", flush=True))
                     child.start()
                 signal.pause()
                 """

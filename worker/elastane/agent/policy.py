@@ -346,7 +346,7 @@ class SupervisorPolicy:
         """All workers said they were finished, and the job is not over."""
         view = self._view
         if view.steps == 0:
-            text = "the script ended without joining the job: does it call elastane.init() and prepare()?"
+            text = "the script ended without training: right with job.tasks, else is job.epochs missing?"
             return self._finish(CODE_OK, Say(text, "warning", "not_joined"))
         if view.step < view.steps:
             text = f"the script ended at step {view.step} of {view.steps}"

@@ -45,6 +45,10 @@ def demo(
     """
     from elastane.demo.run import print_result, run_demo
 
+    if keep is not None and keep.exists():
+        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="--json")
     out = console()
     with contextlib.ExitStack() as stack:
         if keep is None:

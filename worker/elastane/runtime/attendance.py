@@ -50,6 +50,9 @@ class Attendance:
         self._transport: RingTransport | None = None
         self._session: MasterSession | None = None
         self._store: RendezvousStore | None = None
+        #: The script's thread is where it can take part in a change of the ring.
+        self._at_boundary = False
+        self._closing = False
         self.protocol = WorkerProtocol()
         self.members: list[ring_pb2.Member] = []
         self.exits = WorkerExits(environment, self.request_leave, close)
@@ -74,12 +77,16 @@ class Attendance:
             handler=self._receive,
             failed=self._session_failed,
             timeout_seconds=self._environment.master_timeout_seconds,
+            evicted=self._evicted,
         )
         self.exits.install()
         self._session.start()
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session, with `bye` if it still stands, and leave the group."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._session is not None:
             if bye is not None:
                 bye.applied_step = self.protocol.applied_step
@@ -124,8 +131,12 @@ class Attendance:
             running = protocol.generation > 0 and not protocol.changing
             return protocol.done or protocol.drain or protocol.load or protocol.go or running
 
+        with self._changed:
+            self._at_boundary = True
+            self._changed.notify_all()
         self.wait_for(asked)
         with self._changed:
+            self._at_boundary = False
             load, go, drain, done = protocol.load, protocol.go, protocol.drain, protocol.done
         if done is not None or drain is not None:
             self.exits.sent_away(done, drain)
@@ -235,6 +246,26 @@ class Attendance:
             self._changed.notify_all()
         if transport is not None:
             transport.abort()
+
+    def _evicted(self) -> None:
+        """Leave the ring, and come back when the script's thread can follow.
+
+        A script that hangs would be let into the next ring otherwise, on the word of a session that is
+        well, and everybody would wait for it again. Its process ends after a while, saying where it is.
+        """
+        with self._changed:
+            self.protocol.put_out()
+            self._cancel.set()
+            transport = self._transport
+            self._changed.notify_all()
+        if transport is not None:
+            transport.abort()
+        with self._changed:
+            while not self._changed.wait_for(
+                lambda: self._at_boundary or self._closing, self._environment.hang_seconds
+            ):
+                if not self.protocol.between_steps:
+                    self.exits.hangs(self._environment.hang_seconds)
 
     def _heartbeat(self) -> ring_pb2.AttendRequest:
         with self._changed:

@@ -14,7 +14,7 @@ from elastane.errors import ElastaneError, StepError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job, Prepared
 from elastane.runtime.report import write_elastic_report
-from elastane.runtime.tasks import LeasedTask, lease_tasks
+from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
 
 
@@ -47,6 +47,7 @@ class ElasticJob(Job):
         super().__init__(environment, seed)
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
+        self._task_attendance: TaskAttendance | None = None
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -62,6 +63,8 @@ class ElasticJob(Job):
     def prepare(self, *objects: Any) -> Any:
         if self._trainer is not None:
             raise StepError("prepare was called twice", hint="pass everything to one call")
+        if self._task_attendance is not None:
+            raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
         try:
             prepared = Prepared(objects)
             source = BatchSource(prepared.loaders[0], self.num_ests)
@@ -109,7 +112,13 @@ class ElasticJob(Job):
         self._trainer.log(values)
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LeasedTask]:
-        return lease_tasks(self._environment, dataset, size=size, task_size=task_size, **settings)
+        if self._trainer is not None:
+            raise StepError("job.tasks was called after job.prepare", hint="a job trains or leases tasks")
+        if self._task_attendance is None:
+            self._task_attendance = TaskAttendance(self._environment)
+        return lease_tasks(
+            self._environment, self._task_attendance, dataset, size=size, task_size=task_size, **settings
+        )
 
 
 def _intercept(owner: Any, replacement: Any) -> None:

@@ -30,6 +30,9 @@ class WorkerEnvironment(BaseSettings):
     torch_threads: int = Field(default=1, ge=1)
     master_timeout_seconds: float = Field(default=600.0, gt=0)
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
+    hang_seconds: float = Field(
+        default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
+    )
     drain_exit_code: int = 0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     store_host: str = Field(

@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 
@@ -77,6 +78,14 @@ class WorkerExits:
         exit_error = SystemExit(error.exit_code)
         exit_error.__cause__ = error
         return exit_error
+
+    def hangs(self, seconds: float) -> NoReturn:
+        """The script's thread makes no progress: end the process, so that the agent starts another."""
+        sys.stderr.write(f"elastane: evicted, and still in the same step after {seconds:g} s, here:\n")
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        traceback.print_stack(frame)
+        sys.stderr.flush()
+        os._exit(EXIT_SCRIPT_RAISED)
 
     def _say(self, reason: ring_pb2.ByeReason, message: str) -> None:
         self._bye = ring_pb2.Bye(reason=reason, message=message)

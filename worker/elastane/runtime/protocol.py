@@ -119,13 +119,7 @@ class WorkerProtocol:
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
         """(Re)connected. Still a member: say again what the master may not have heard."""
         if not message.resumed:
-            # Put out, or new: whatever ring this worker was in is over for it.
-            self.generation = 0
-            self.load = self.go = self.planned = self.checkpoint = None
-            self._report = self._loaded = self._broken = None
-            self._saved.clear()
-            self.prepared_until = 0
-            outcome = Outcome(abort=True)
+            outcome = self.put_out()
         else:
             outcome = Outcome()
             if self.fenced > self.generation and not self.applying:
@@ -138,6 +132,15 @@ class WorkerProtocol:
         if self.leaving is not None:
             outcome.send.append(ring_pb2.AttendRequest(leaving=self.leaving))
         return outcome
+
+    def put_out(self) -> Outcome:
+        """The master does not count on this worker any more: whatever ring it was in is over for it."""
+        self.generation = 0
+        self.load = self.go = self.planned = self.checkpoint = None
+        self._report = self._loaded = self._broken = None
+        self._saved.clear()
+        self.prepared_until = 0
+        return Outcome(abort=True)
 
     # ------------------------------------------------------------------ the trainer's progress
 

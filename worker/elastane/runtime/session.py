@@ -54,7 +54,8 @@ class MasterSession:
 
     hello: makes the Hello of the moment (it says where the worker stands). heartbeat: makes a
     Heartbeat. handler: called on the reader thread with every message, in order. failed: called
-    once, on the reader thread, with the error that ended the session for good.
+    once, on the reader thread, with the error that ended the session for good. evicted: called on
+    the reader thread when the master has put this worker out; Hello is said again when it returns.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class MasterSession:
         handler: Handler,
         failed: Callable[[ElastaneError], None],
         timeout_seconds: float,
+        evicted: Callable[[], None] = lambda: None,
     ) -> None:
         self._addresses = addresses
         self._hello = hello
         self._heartbeat = heartbeat
         self._handler = handler
         self._failed = failed
+        self._evicted = evicted
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] | None = None
@@ -131,6 +134,9 @@ class MasterSession:
                 return
             if error is not None and error.code() in _PERMANENT:
                 raise _refusal(error)
+            if error is not None and _detail(error).reason == errors_pb2.ERROR_REASON_EVICTED:
+                self._evicted()
+                self._last_contact = time.monotonic()
             attempt = 1 if self._last_contact > contact_before else attempt + 1
             silent_seconds = time.monotonic() - self._last_contact
             if silent_seconds > self._timeout_seconds:
@@ -191,10 +197,16 @@ class MasterSession:
 
 def _refusal(error: grpc.RpcError) -> RefusedError:
     """The typed error of a refused session, with the master's facts and hint."""
-    hint, facts = "", {}
+    detail = _detail(error)
+    return RefusedError(
+        f"the master refused this worker: {error.details()}", hint=detail.hint, **dict(detail.facts)
+    )
+
+
+def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail:
+    """What the master says of an error for machines; empty if it says nothing."""
+    found = errors_pb2.ErrorDetail()
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
-    for detail in status.details if status is not None else ():
-        typed = errors_pb2.ErrorDetail()
-        if detail.Unpack(typed):
-            hint, facts = typed.hint, dict(typed.facts)
-    return RefusedError(f"the master refused this worker: {error.details()}", hint=hint, **facts)
+    for packed in status.details if status is not None else ():
+        packed.Unpack(found)
+    return found

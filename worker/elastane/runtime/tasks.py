@@ -33,6 +33,7 @@ class LeasedTask:
 
 def lease_tasks(
     environment: WorkerEnvironment,
+    attendance: TaskAttendance,
     dataset: str,
     *,
     size: int,
@@ -51,7 +52,7 @@ def lease_tasks(
         range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
     )
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
-    attendance = _Attendance(environment)
+    attendance.exits.finished = False
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
     try:
         client.create_dataset(environment.job, dataset, settings)
@@ -74,7 +75,7 @@ def lease_tasks(
 
 
 def _leases(
-    environment: WorkerEnvironment, dataset: str, client: MasterClient, attendance: _Attendance
+    environment: WorkerEnvironment, dataset: str, client: MasterClient, attendance: TaskAttendance
 ) -> Iterator[LeasedTask]:
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
     finished: list[shard_pb2.TaskReport] = []
@@ -101,8 +102,11 @@ def _leases(
             finished.append(shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt))
 
 
-class _Attendance:
-    """The session beside the calls: says that this worker lives, and hears when it must leave."""
+class TaskAttendance:
+    """The session beside the calls: says that this worker lives, and hears when it must leave.
+
+    One for the process, for all its datasets: a second session would take the first one's tasks away.
+    """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
         self._environment = environment

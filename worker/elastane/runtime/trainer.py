@@ -49,6 +49,8 @@ class Turn:
     last: bool
     batch: BatchInfo | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    #: Of each buffer, when EST 0's were taken down: tells who has written to it since.
+    buffer_versions: list[int] = field(default_factory=list)
     #: The contexts of the step are on their way; nothing of the turn can be added any more.
     reported: bool = False
     #: The optimizer has stepped.
@@ -84,6 +86,7 @@ class Trainer:
         seed: int | None,
     ) -> None:
         self._worker_id = environment.worker_id
+        self._model = model
         self._source = source
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
@@ -263,6 +266,7 @@ class Trainer:
         self._after[turn.rank] = before.next(self._generators.capture(), self._source.finish(turn.rank))
         if turn.rank == 0:
             self._rank0_captured = [buffer.detach().clone() for buffer in self._module_buffers]
+            turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
         task = ring_pb2.StepTask(virtual_rank=turn.rank, samples=turn.batch.samples)
         task.range.start, task.range.end = turn.batch.start, turn.batch.end
         for name, value in turn.metrics.items():
@@ -334,6 +338,7 @@ class Trainer:
                 hint="draw them before backward(), or inside `with job.isolated_rng():`",
                 virtual_rank=turn.rank,
             )
+        self._check_buffers(turn)
         self._contexts = self._after
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
@@ -344,6 +349,24 @@ class Trainer:
         if turn.step == 0:
             self._reducer.set_layout(self._protocol.ready_order)
         probes.reached("applied", turn.step)
+
+    def _check_buffers(self, turn: Turn) -> None:
+        """What the body did to the buffers must be in what was taken down of them."""
+        if turn.step == 0:
+            for (name, buffer), known in zip(self._model.named_buffers(), self._module_buffers, strict=True):
+                if buffer is not known:
+                    raise StepError(
+                        f"buffer {name} was replaced by another tensor in step {turn.step}",
+                        hint="write to the buffer in place, as with self.count.add_(1)",
+                    )
+        for buffer, version in zip(self._module_buffers, turn.buffer_versions, strict=False):
+            if buffer._version != version:
+                name = next(name for name, one in self._model.named_buffers() if one is buffer)
+                raise StepError(
+                    f"buffer {name} was written to after backward() in step {turn.step}",
+                    hint="write to it before backward(); evaluate after model.eval()",
+                    virtual_rank=turn.rank,
+                )
 
     def _drop_step(self) -> None:
         """Forget the step in flight: gradients, buffers, contexts after it."""

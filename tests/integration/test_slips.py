@@ -1,0 +1,59 @@
+"""A slip in a script ends in a message that names it, and a script that hangs is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastane.agent.cluster import local_cluster
+from elastane.agent.process import ExitStatus
+from elastane_proto.v1 import job_pb2
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "slips.py")
+
+SLIPS = {
+    "no epochs": "the loader was used before job.epochs",
+    "loader twice": "the loader was used again after the end of epoch 0",
+    "epochs twice": "job.epochs was called twice",
+    "late buffer": "buffer 1.running_mean was written to after backward() in step 0",
+    "new buffer": "buffer 1.running_mean was replaced by another tensor",
+}
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
+    settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=1)
+    with local_cluster(tmp_path, settings, [SCRIPT, slip]) as cluster:
+        worker = cluster.workers[cluster.add_worker()]
+        assert worker.wait(60) == ExitStatus(1), cluster.last_lines()
+        assert SLIPS[slip] in cluster.last_lines()
+
+
+def test_a_worker_that_hangs_does_not_come_back_until_it_can_train(tmp_path: Path) -> None:
+    settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2)
+    settings.lease_min.FromSeconds(1)
+    with local_cluster(
+        tmp_path, settings, [SCRIPT, "hang"], environment={"ELASTANE_HANG_SECONDS": "3"}
+    ) as cluster:
+        cluster.add_worker()
+        hangs = cluster.workers[cluster.add_worker(environment={"ELASTANE_TEST_HANGS": "1"})]
+        cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
+        cluster.client.scale_job(cluster.job, 1, 2)
+        assert hangs.wait(60) == ExitStatus(1), cluster.last_lines()
+        assert "still in the same step after 3 s" in cluster.last_lines()
+        assert cluster.wait_for_end().phase == job_pb2.JOB_PHASE_SUCCEEDED
+        kinds = [event.kind for event in cluster.client.events(cluster.job)]
+        assert kinds.count("worker_evicted") == 1
+        assert kinds.count("worker_joined") == 2
+
+
+def test_one_worker_leases_the_tasks_of_two_datasets(tmp_path: Path) -> None:
+    settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=2)
+    scores = tmp_path / "scores"
+    scores.mkdir()
+    with local_cluster(tmp_path, settings, [SCRIPT, "two datasets", str(scores)]) as cluster:
+        for name in (cluster.add_worker(), cluster.add_worker()):
+            assert cluster.workers[name].wait(60) == ExitStatus(0), cluster.last_lines()
+    done = {path.name: path.read_text() for path in scores.iterdir()}
+    assert done == {f"{dataset}-{index}": "done\n" for dataset in ("first", "second") for index in range(20)}

@@ -121,6 +121,8 @@ def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluste
     settings = job_pb2.JobSettings(
         ests=config.ests, workers_min=churn.start, workers_max=config.ests, audit_samples=True
     )
+    # Newcomers wait at the master while the gate is held: the next boundary after it takes them in.
+    settings.join_window.FromMilliseconds(20)
     gates = tmp_path / "gates"
     held = [(step, action, Gate(gates, step)) for step, action in churn.acts]
     environment = {"ELASTANE_TEST_GATES": str(gates)}

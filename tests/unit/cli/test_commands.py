@@ -170,6 +170,13 @@ def test_audit(master: FakeMaster) -> None:
     assert "violation: epoch 0" in invoke(master, "audit").stdout
 
 
+@pytest.mark.parametrize(("option", "value"), [("--keep", "."), ("--json", "nowhere/result.json")])
+def test_demo_refuses_bad_paths_before_it_starts(option: str, value: str) -> None:
+    result = CliRunner().invoke(build_app(), ["demo", option, value])
+    assert result.exit_code == 2
+    assert value.split("/")[0] in result.output
+
+
 def test_every_command_has_help_with_an_example() -> None:
     app = build_app()
     names = [command.name for command in app.registered_commands if not command.hidden]

@@ -169,6 +169,10 @@ class Reducer:
         missing = [len(bucket.places) for bucket in self._slots.layout]
         self._turn = _Turn(slot, last, record_order, bytearray(len(self._params)), missing)
 
+    def end_step(self) -> None:
+        """The step is applied: until the next turn begins, gradients are the script's own."""
+        self._turn = None
+
     def broadcast_buffers(self, captured: Sequence[Tensor] | None) -> None:
         """Spread EST 0's buffers with this step: called once a step by every member, not later than in
         `on_last_backward`; the first member passes the buffers as EST 0's turn left them, others None.

@@ -345,6 +345,7 @@ class Trainer:
             self._restore_buffers()
         self._pristine = False
         self.turn = None
+        self._reducer.end_step()
         self._attendance.tell(lambda: self._protocol.end_apply(turn.step))
         if turn.step == 0:
             self._reducer.set_layout(self._protocol.ready_order)

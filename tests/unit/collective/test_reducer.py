@@ -85,6 +85,20 @@ def test_backward_outside_the_loop_is_the_script_s_own(make):
     assert torch.equal(module.weight.grad, torch.ones(2, 4))
 
 
+def test_backward_between_two_steps_is_the_script_s_own(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module)
+    _step(reducer, module)
+    averaged = module.weight.grad.clone()
+    reducer.end_step()
+    module.zero_grad()
+    module(torch.ones(2, 4)).sum().backward()
+    assert torch.equal(module.weight.grad, torch.full((2, 4), 2.0))
+    module.zero_grad()
+    _step(reducer, module)
+    assert torch.equal(module.weight.grad, averaged)
+
+
 def test_a_parameter_without_a_gradient_is_named(make):
     module = nn.ModuleDict({"used": nn.Linear(4, 2), "idle": nn.Linear(4, 2)})
     reducer = make(module)

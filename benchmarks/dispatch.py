@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import signal
 import statistics
 import sys
@@ -22,15 +21,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "master")]
-sys.path[:0] = SOURCES
+import grpc
+import psutil
+from google.protobuf import duration_pb2
 
-import grpc  # noqa: E402
-import psutil  # noqa: E402
-from google.protobuf import duration_pb2  # noqa: E402
-
-from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc  # noqa: E402
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 ECHO = """
 import asyncio, sys
@@ -58,8 +53,7 @@ uvloop.run(main())
 
 async def start(arguments: list[str], port_file: Path) -> tuple[asyncio.subprocess.Process, str]:
     """Starts a server process; returns it and its address once the port file is there."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, env=environment)
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
     while not (port_file.exists() and port_file.read_text()):
         if process.returncode is not None:
             raise RuntimeError(f"{arguments} ended with {process.returncode}")

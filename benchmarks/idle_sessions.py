@@ -12,18 +12,14 @@ import argparse
 import asyncio
 import json
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from dispatch import ROOT, start
-
-sys.path.insert(0, str(ROOT))
-
 import grpc
 import psutil
+from dispatch import start
 
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 

@@ -5,7 +5,7 @@ dictionary operation. The keys are:
 
     rng/python  rng/numpy  rng/torch_cpu  rng/torch_device     states of the EST's own generators
     loader                                                     position, packed (see `pack_loader`)
-    stream/J/rng/...                                           states of data-worker stream J
+    stream/J/rng/...  stream/J/item/NAME                       states and items of data-worker stream J
     item/NAME                                                  a user item registered by name
 """
 
@@ -52,11 +52,17 @@ def context_to_proto(
             if base_seed is not None:
                 message.loader.base_seed = base_seed
         elif kind == "stream":
-            number, _, field = rest.partition("/rng/")
+            number, _, part = rest.partition("/")
             stream = int(number)
             if stream not in streams:
                 streams[stream] = common_pb2.DataWorkerState(stream=stream)
-            setattr(streams[stream].rng, field, value)
+            part_kind, _, name = part.partition("/")
+            if part_kind == "rng":
+                setattr(streams[stream].rng, name, value)
+            elif part_kind == "item":
+                streams[stream].items[name] = value
+            else:
+                raise ValueError(f"unknown part {key!r} of the context of EST {virtual_rank}")
         elif kind == "item":
             message.items[rest] = value
         else:
@@ -73,6 +79,8 @@ def context_from_proto(message: common_pb2.EstContext) -> Parts:
         parts["loader"] = pack_loader(message.loader.epoch, message.loader.batch, base_seed)
     for stream in message.streams:
         parts.update(_rng_parts(f"stream/{stream.stream}/rng/", stream.rng))
+        for name, value in stream.items.items():
+            parts[f"stream/{stream.stream}/item/{name}"] = value
     for name, value in message.items.items():
         parts[f"item/{name}"] = value
     return parts

@@ -37,12 +37,21 @@ class LoaderPosition(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., batch: _Optional[int] = ..., base_seed: _Optional[int] = ...) -> None: ...
 
 class DataWorkerState(_message.Message):
-    __slots__ = ("stream", "rng")
+    __slots__ = ("stream", "rng", "items")
+    class ItemsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     STREAM_FIELD_NUMBER: _ClassVar[int]
     RNG_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     stream: int
     rng: RngStates
-    def __init__(self, stream: _Optional[int] = ..., rng: _Optional[_Union[RngStates, _Mapping]] = ...) -> None: ...
+    items: _containers.ScalarMap[str, bytes]
+    def __init__(self, stream: _Optional[int] = ..., rng: _Optional[_Union[RngStates, _Mapping]] = ..., items: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
 
 class EstContext(_message.Message):
     __slots__ = ("virtual_rank", "step", "rng", "loader", "streams", "items", "delta")

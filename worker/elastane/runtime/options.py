@@ -1,0 +1,47 @@
+"""How a script wants its gradients reduced and its steps cut: the keyword arguments of `job.prepare`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elastane.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of `job.prepare`; the first four are those of torch's DistributedDataParallel.
+
+    find_unused_parameters: parameters may take no part in the loss, on some ESTs or on all.
+    static_graph: the graph never changes; allows reentrant activation checkpointing.
+    gradient_as_bucket_view: decides how gradients are scaled when the script zeroes them in place.
+    bucket_cap_mb: limit of a bucket in MiB. accumulation_steps: mini-batches of an EST in one global step,
+    as with DDP's no_sync() in all but the last; the rest of an epoch makes a shorter step.
+    steps_per_epoch: mini-batches of an EST in an epoch of an IterableDataset, which has no length.
+    """
+
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    bucket_cap_mb: float | None = None
+    accumulation_steps: int = 1
+    steps_per_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
+            raise UnsupportedError(
+                f"bucket_cap_mb is {self.bucket_cap_mb}", hint="give a positive number of MiB"
+            )
+        for name in ("accumulation_steps", "steps_per_epoch"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UnsupportedError(f"{name} is {value}", hint="give at least 1")
+
+    def ddp_arguments(self) -> dict[str, Any]:
+        """What DistributedDataParallel is given in the stock mode."""
+        return {
+            "find_unused_parameters": self.find_unused_parameters,
+            "static_graph": self.static_graph,
+            "gradient_as_bucket_view": self.gradient_as_bucket_view,
+            "bucket_cap_mb": self.bucket_cap_mb,
+        }

@@ -5,7 +5,7 @@ Beside it, in the same run and on the same vectors: gloo over P processes after 
 vectors up (what plain gradient accumulation does, with other bits for every P), and a plain gloo
 all-reduce of one vector. Times are the slowest process's, medians of the repeats.
 
-    python benchmarks/allreduce.py [--quick] [--json FILE] [--ways direct,scatter,ring]
+    python benchmarks/allreduce.py [--quick] [--json FILE] [--ways direct,scatter,ring] [--shapes 2x4,4x1]
 """
 
 from __future__ import annotations
@@ -37,10 +37,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, about 20 s")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--ways", default="", help="direct,scatter,ring: these instead of the chosen one")
+    parser.add_argument("--shapes", default="", help="PxK, separated by commas: these instead of the table")
+    parser.add_argument("--sizes", default="", help="elements, separated by commas, likewise")
     arguments = parser.parse_args()
     sizes = QUICK_SIZES if arguments.quick else SIZES
     repeats = 9 if arguments.quick else 25
     shapes = [(2, 1), (2, 2)] if arguments.quick else SHAPES
+    if arguments.shapes:
+        shapes = [
+            (int(hosts), int(k)) for hosts, _, k in (s.partition("x") for s in arguments.shapes.split(","))
+        ]
+    if arguments.sizes:
+        sizes = [int(size) for size in arguments.sizes.split(",")]
     ways = [way for way in arguments.ways.split(",") if way]
     rows: list[dict[str, Any]] = []
     print(f"{'P':>2} {'k':>2} {'elements':>9} {'way':>7} {'ms':>8} {'gloo+sums':>9} {'ratio':>6} {'gloo':>8}")

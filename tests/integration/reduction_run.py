@@ -6,7 +6,8 @@ Run by `test_collective_reducer.py` in spawned processes; every process leaves w
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from elastane.collective.order import Ranges
 from elastane.collective.reducer import Reducer
@@ -26,64 +28,124 @@ STEPS = 6
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to write the training loop."""
+    """One way to write the training loop, and DDP's options."""
 
     name: str
     adam: bool = True
     clip: bool = True
     set_to_none: bool = True
+    zero_at_end: bool = False
     channels_last: bool = False
-    bucket_cap_mb: float | None = None
+    bfloat16: bool = False
+    accumulation: int = 1
+    #: What the model does besides: a branch that some ranks take, a layer nobody uses, reentrant checkpoints.
+    branch: bool = False
+    checkpoint: bool = False
+    ddp: dict[str, Any] = field(default_factory=dict)
 
 
 VARIANTS = [
     Variant("plain"),
-    Variant("strided", adam=False, clip=False, set_to_none=False, channels_last=True, bucket_cap_mb=0.2),
+    Variant(
+        "strided", adam=False, clip=False, set_to_none=False, channels_last=True, ddp={"bucket_cap_mb": 0.2}
+    ),
+    Variant("view", set_to_none=False, ddp={"gradient_as_bucket_view": True}),
+    Variant("view_none", adam=False, clip=False, ddp={"gradient_as_bucket_view": True}),
+    Variant("accumulate", accumulation=3, zero_at_end=True),
+    Variant(
+        "accumulate_view",
+        adam=False,
+        accumulation=3,
+        set_to_none=False,
+        zero_at_end=True,
+        ddp={"gradient_as_bucket_view": True, "bucket_cap_mb": 0.2},
+    ),
+    Variant("unused", branch=True, ddp={"find_unused_parameters": True}),
+    Variant(
+        "unused_view",
+        branch=True,
+        adam=False,
+        set_to_none=False,
+        ddp={"find_unused_parameters": True, "gradient_as_bucket_view": True, "bucket_cap_mb": 0.2},
+    ),
+    Variant("unused_accumulate", branch=True, accumulation=2, ddp={"find_unused_parameters": True}),
+    Variant("static", checkpoint=True, ddp={"static_graph": True}),
+    Variant("reentrant", checkpoint=True, set_to_none=False),
+    Variant("bfloat16", bfloat16=True, adam=False),
 ]
 
 
 class Net(nn.Module):
     """Convolution, BatchNorm, a linear layer that outgrows the first bucket, and a second dtype."""
 
-    def __init__(self) -> None:
+    def __init__(self, variant: Variant) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
         self.norm = nn.BatchNorm2d(8)
         self.hidden = nn.Linear(8 * 8 * 8, 1600)
         self.out = nn.Linear(1600, 5)
+        if variant.branch:
+            self.extra = nn.Linear(1600, 1600)
+            self.never = nn.Linear(3, 3)
         self.gain = nn.Parameter(torch.ones(5, dtype=torch.float64))
+        self.checkpoint = variant.checkpoint
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, take_branch: bool = False) -> torch.Tensor:
         x = torch.relu(self.norm(self.conv(x))).flatten(1)
-        return self.out(torch.relu(self.hidden(x))).double() * self.gain
+        if self.checkpoint:
+            x = torch.relu(checkpoint(self.hidden, x, use_reentrant=True))
+        else:
+            x = torch.relu(self.hidden(x))
+        if take_branch:
+            x = torch.relu(self.extra(x))
+        x = self.out(x)
+        return x.double() * self.gain if self.gain.dtype == torch.float64 else x * self.gain
 
 
 def build(variant: Variant) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model as every rank builds it, and its optimizer."""
     torch.manual_seed(11)
-    model = Net()
+    model = Net(variant)
     if variant.channels_last:
         model = model.to(memory_format=torch.channels_last)
+    if variant.bfloat16:
+        model = model.bfloat16()
     if variant.adam:
         return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
 
 
 def backward(
-    model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, step: int, rank: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, variant: Variant, step: int, rank: int, micro: int
 ) -> float:
     """The loop body up to the optimizer: batch of `rank` at `step`, loss, gradients."""
-    generator = torch.Generator().manual_seed(step * 100 + rank)
+    generator = torch.Generator().manual_seed(step * 100 + rank + 1000 * micro)
     x = torch.randn(6, 3, 8, 8, generator=generator)
     y = torch.randint(0, 5, (6,), generator=generator)
     if variant.channels_last:
         x = x.to(memory_format=torch.channels_last)
-    loss = nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad(set_to_none=variant.set_to_none)
+    if variant.bfloat16:
+        x = x.bfloat16()
+    # The branch: nobody's in steps 0 and 3, some ranks' in 1, 2 and 4, with accumulation in some mini-batches.
+    branch = variant.branch and step % 3 > 0 and (rank + step + micro) % 2 == 0
+    loss = nn.functional.cross_entropy(model(x, branch), y)
+    if micro == 0 and not variant.zero_at_end:
+        optimizer.zero_grad(set_to_none=variant.set_to_none)
     loss.backward()
-    if variant.clip:
+    if variant.clip and micro == variant.accumulation - 1:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
     return loss.item()
+
+
+def zero_at_end(optimizer: torch.optim.Optimizer, variant: Variant) -> None:
+    """After the optimizer's step, and after the turns in which it does nothing."""
+    if variant.zero_at_end:
+        optimizer.zero_grad(set_to_none=variant.set_to_none)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Copies; an empty tensor stands for None."""
+    return [torch.empty(0) if p.grad is None else p.grad.detach().clone() for p in model.parameters()]
 
 
 def snapshot(tensors: Any) -> list[torch.Tensor]:
@@ -99,13 +161,16 @@ def reference(rank: int, ranks: int, port: int, folder: Path) -> None:
     seen: dict[str, Any] = {}
     for variant in VARIANTS:
         model, optimizer = build(variant)
-        ddp = DistributedDataParallel(model, bucket_cap_mb=variant.bucket_cap_mb)
+        ddp = DistributedDataParallel(model, **variant.ddp)
         for step in range(STEPS):
-            loss = backward(ddp, optimizer, variant, step, rank)
+            for micro in range(variant.accumulation):
+                with ddp.no_sync() if micro < variant.accumulation - 1 else nullcontext():
+                    loss = backward(ddp, optimizer, variant, step, rank, micro)
             seen[f"{variant.name} {step} loss"] = loss
             seen[f"{variant.name} {step} buffers"] = snapshot(model.buffers())
-            seen[f"{variant.name} {step} grads"] = snapshot(p.grad for p in model.parameters())
+            seen[f"{variant.name} {step} grads"] = gradients(model)
             optimizer.step()
+            zero_at_end(optimizer, variant)
             seen[f"{variant.name} {step} params"] = snapshot(model.parameters())
     torch.save(seen, folder / f"reference-{rank}.pt")
     dist.destroy_process_group()
@@ -155,8 +220,9 @@ class _Member:
             phases[0].ranges[-1][1],
             self.buffers,
             on_last_backward=self.last_backward,
-            bucket_cap_mb=variant.bucket_cap_mb,
+            **variant.ddp,
         )
+        self.model.register_forward_hook(self.reducer.watch_outputs)
         self.order: list[int] | None = None
         self.captured: list[torch.Tensor] | None = None
         self.generation = 0
@@ -174,7 +240,8 @@ class _Member:
             if phase is not None and phase.aborts is not None:
                 if self.host == phase.aborts:
                     assert isinstance(self.reducer.failure, RingAborted)
-                    assert all(p.grad is None for p in self.model.parameters())
+                    assert all(g.isfinite().all() for g in gradients(self.model))
+                zero_at_end(self.optimizer, self.variant)
                 self.reducer.drop()
                 self.form(phase)
                 self.run(step)
@@ -204,10 +271,13 @@ class _Member:
                     buffer.copy_(base)
             last = rank == end - 1
             self.rank = rank
-            self.reducer.begin_turn(slot, last, record_order=step == 0 and rank == 0)
-            loss = backward(self.model, self.optimizer, self.variant, step, rank)
+            record = step == self.reducer.order_step and rank == 0
+            for micro in range(self.variant.accumulation):
+                sync = micro == self.variant.accumulation - 1
+                self.reducer.begin_turn(slot, last, record, first=micro == 0, sync=sync)
+                loss = backward(self.model, self.optimizer, self.variant, step, rank, micro)
             if not last:
-                assert all(p.grad is None for p in self.model.parameters())
+                zero_at_end(self.optimizer, self.variant)
                 self.keep_buffers()
             self.seen[f"{self.variant.name} {step} loss {rank}"] = loss
             self.seen[f"{self.variant.name} {step} buffers {rank}"] = snapshot(self.buffers)
@@ -226,11 +296,13 @@ class _Member:
         """What follows backward on the last turn."""
         assert self.reducer.failure is None
         params = list(self.model.parameters())
-        self.seen[f"{self.variant.name} {step} grads"] = snapshot(p.grad for p in params)
+        self.seen[f"{self.variant.name} {step} grads"] = gradients(self.model)
         self.optimizer.step()
+        zero_at_end(self.optimizer, self.variant)
         self.seen[f"{self.variant.name} {step} params"] = snapshot(params)
         self.base = snapshot(self.reducer.next_buffers)
-        if step == 0:
+        self.reducer.end_step()
+        if step == self.reducer.order_step:
             # The job's state carries it to the workers that do not host EST 0; here it is the same code.
             self.order = self.share_order()
             self.reducer.set_layout(self.order)

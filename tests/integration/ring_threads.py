@@ -58,5 +58,5 @@ class GlooOracle:
         """The all-reduced vector; all ranks get the same bits."""
         copies = [vector.clone() for vector in vectors]
         in_threads(self.ranks, lambda rank: self._groups[rank].allreduce([copies[rank]]).wait())
-        assert all(torch.equal(copies[0], copy) for copy in copies)
+        assert all(torch.equal(copies[0].view(torch.uint8), copy.view(torch.uint8)) for copy in copies)
         return copies[0]

@@ -55,7 +55,7 @@ def _step(reducer, module, ests=3, zero=lambda: None, loss=None):
         (loss or (lambda out: out.sum()))(module(x)).backward()
 
 
-def test_gradients_are_the_script_s_only_on_the_last_turn(make):
+def test_gradients_are_the_est_s_own_until_the_last_turn(make):
     module = nn.Linear(4, 2)
     reducer = make(module)
     seen = []
@@ -63,7 +63,8 @@ def test_gradients_are_the_script_s_only_on_the_last_turn(make):
         reducer.begin_turn(slot, slot == 2, record_order=slot == 0)
         module(torch.full((2, 4), float(slot + 1))).sum().backward()
         seen.append(module.weight.grad)
-    assert seen[:2] == [None, None]
+        if slot < 2:
+            module.weight.grad.zero_()  # what the script does with it is its own affair
     assert torch.allclose(seen[2], torch.full((2, 4), 4.0))
     assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
     assert sorted(reducer.ready_order) == [0, 1]
@@ -167,7 +168,7 @@ def test_gradients_that_are_never_zeroed_are_refused(make):
         _step(reducer, module)
 
 
-def test_an_aborted_ring_leaves_no_gradients_and_a_failure(make):
+def test_an_aborted_ring_leaves_the_est_s_gradients_and_a_failure(make):
     module = nn.Linear(4, 2)
     reducer = make(module)
     transport = _alone()
@@ -175,7 +176,8 @@ def test_an_aborted_ring_leaves_no_gradients_and_a_failure(make):
     transport.abort()
     _step(reducer, module)
     assert isinstance(reducer.failure, RingAborted)
-    assert module.weight.grad is None
+    assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # 3 + 3 of the last EST, scaled
+    module.weight.grad.fill_(float("nan"))
     reducer.set_ring(_alone(), [(0, 3)], 0)
     _step(reducer, module)
     assert reducer.failure is None

@@ -19,22 +19,43 @@ from elastane.collective.order import RingOrder
 BLOCK_ELEMENTS: Final = 32768
 
 
-def add_in_order(vectors: Sequence[Tensor], out: Tensor, *, started: bool) -> None:
-    """out = v_last + (.. + (v1 + (v0 [+ out if started]))), block by block; 1-d, of one length."""
-    if not vectors:
-        return
-    block_elements = BLOCK_ELEMENTS if out.device.type == "cpu" else out.numel()
-    columns = [vector.split(block_elements) for vector in vectors]
-    for number, block in enumerate(out.split(block_elements)):
-        rest = iter(columns)
-        partial = block
-        if not started:
-            partial = next(rest)[number]
-            if len(columns) == 1:
-                block.copy_(partial)
-        for column in rest:
-            torch.add(column[number], partial, out=block)
-            partial = block
+class OrderedSum:
+    """out = v_last + (.. + (v1 + (v0 [+ out if started]))), block by block; 1-d, of one length.
+
+    Run once a step on the same memory: the views of the blocks are made in the first run and kept,
+    because making them takes as long as a quarter of the additions (benchmarks/allreduce.py).
+    """
+
+    def __init__(self, vectors: Sequence[Tensor], out: Tensor, *, started: bool) -> None:
+        assert all(len(vector) == len(out) for vector in vectors)
+        self._vectors, self._out, self._started = list(vectors), out, started
+        self._additions: list[tuple[Tensor, Tensor, Tensor]] | None = None
+
+    def run(self) -> None:
+        """Add what the vectors hold now."""
+        if not self._vectors:
+            return
+        if not self._started and len(self._vectors) == 1:
+            self._out.copy_(self._vectors[0])
+            return
+        if self._additions is None:
+            self._additions = self._cut()
+        add = torch.add
+        for added, partial, block in self._additions:
+            add(added, partial, out=block)
+
+    def _cut(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """(added, partial sum, where the sum goes) in the order in which they are done."""
+        out = self._out
+        block_elements = BLOCK_ELEMENTS if out.device.type == "cpu" else max(1, len(out))
+        columns = [vector.split(block_elements) for vector in self._vectors]
+        additions = []
+        for number, block in enumerate(out.split(block_elements)):
+            partial = block if self._started else columns[0][number]
+            for column in columns if self._started else columns[1:]:
+                additions.append((column[number], partial, block))
+                partial = block
+        return additions
 
 
 class LocalSum:
@@ -48,7 +69,15 @@ class LocalSum:
     def __init__(self, matrix: Tensor, out: Tensor, elements: int, chunk: int) -> None:
         self._matrix, self._out = matrix, out
         ranks, width = matrix.shape
-        self._segments = RingOrder(elements, matrix.element_size(), [(0, ranks)], elements).local_segments()
+        segments = RingOrder(elements, matrix.element_size(), [(0, ranks)], elements).local_segments()
+        self._sums = [
+            OrderedSum(
+                [matrix[rank, segment.low : segment.high] for rank in segment.ranks],
+                out[segment.low : segment.high],
+                started=False,
+            )
+            for segment in segments
+        ]
         self._diagonals: list[tuple[Tensor, Tensor]] = []
         if width > BLOCK_ELEMENTS and out.device.type == "cpu":
             return
@@ -64,9 +93,8 @@ class LocalSum:
     def run(self) -> None:
         """Add."""
         if not self._diagonals:
-            for segment in self._segments:
-                vectors = [self._matrix[rank, segment.low : segment.high] for rank in segment.ranks]
-                add_in_order(vectors, self._out[segment.low : segment.high], started=False)
+            for ordered in self._sums:
+                ordered.run()
             return
         starts = 1 if len(self._matrix) == 1 else 2
         for added, chunks in self._diagonals[:starts]:

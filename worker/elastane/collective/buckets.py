@@ -5,7 +5,8 @@ gradient lies in which bucket. So the layouts are DDP's own, computed by the fun
 
     the first step      one bucket per dtype, in registration order, without a limit on size;
     every later step    a first bucket of 1 MiB and then 25 MiB, filled in the order in which the
-                        gradients of EST 0 became ready in the first step.
+                        gradients of EST 0 became ready in the first step (of a static graph: the second);
+    unused parameters   where they are looked for: those limits, in registration order, for ever.
 
 That order is job state: a newcomer gets it from the master, and never measures its own.
 """
@@ -77,17 +78,26 @@ def rebuilt_layout(
     bucket_cap_mb: limit of a bucket in MiB, as DDP's argument: given, it holds for the first one too.
     """
     assert sorted(ready_order) == list(range(len(params))), "ready_order is not a permutation"
-    if bucket_cap_mb is None:
-        limits = [FIRST_BUCKET_BYTES, BUCKET_CAP_MIB << 20]
-    else:
-        limits = [int(bucket_cap_mb * 1024 * 1024)]
     groups, _ = _compute_bucket_assignment_by_size(
         [params[index] for index in ready_order],
-        limits,
+        _limits(bucket_cap_mb),
         [False] * len(params),
         list(ready_order),
     )
     return _layout(params, groups)
+
+
+def unused_layout(params: Sequence[Tensor], bucket_cap_mb: float | None = None) -> list[Bucket]:
+    """The buckets of every step with find_unused_parameters; arguments as for the other layouts."""
+    groups, _ = _compute_bucket_assignment_by_size(list(params), _limits(bucket_cap_mb))
+    return _layout(params, list(reversed(groups)))
+
+
+def _limits(bucket_cap_mb: float | None) -> list[int]:
+    """Limits of the first and of every further bucket, bytes."""
+    if bucket_cap_mb is None:
+        return [FIRST_BUCKET_BYTES, BUCKET_CAP_MIB << 20]
+    return [int(bucket_cap_mb * 1024 * 1024)]
 
 
 def _layout(params: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[Bucket]:

@@ -1,18 +1,21 @@
 """A step's gradients, from autograd's hooks to the averages in `p.grad`.
 
 What DistributedDataParallel does for one rank, done for all ESTs of a worker, so that the sums have
-the same bits (bucket layouts: `buckets`; order of additions: `order`):
+the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `slots`):
 
-    each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket and
-                      takes the gradient away from the script: p.grad is None on all turns but the last
+    each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket; the
+                      script keeps the EST's own gradient in p.grad, where it may do with it what it likes
     the last turn     a bucket whose gradients are all in, and all buckets before it, is all-reduced
                       in the background while backward goes on
     end of backward   the step is reported (`on_last_backward`), then the sums are waited for, and
                       p.grad holds the averages before backward() returns to the script
 
-When the ring is aborted or breaks the script notices nothing: p.grad stays None, `failure` says why,
-and the loader replays the step. The script's own mistakes (a parameter without a gradient, two
-backward passes) are raised from its backward().
+With gradient accumulation an EST has several backward passes in a step, as under DDP's no_sync(): only the
+last one's are taken, with what autograd added up in p.grad.
+
+When the ring is aborted or breaks the script notices nothing: p.grad holds the last EST's own gradients,
+`failure` says why, and the loader replays the step. The script's own mistakes (a parameter without a
+gradient, two backward passes) are raised from its backward().
 
 The averages are views of memory that the next step's all-reduce writes to, as with DDP's
 `gradient_as_bucket_view`: clone a gradient to keep it.
@@ -20,59 +23,50 @@ The averages are views of memory that the next step's all-reduce writes to, as w
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
 
-from elastane.collective.allreduce import CanonicalAllreduce, Memory
+from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.background import BackgroundThread
-from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout
+from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Packing
+from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
 from elastane.errors import StepError, UnsupportedError
 
-#: Tag of the buffers' message; bucket i has tag i + 1.
+#: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after.
 BUFFERS_TAG: Final = 0
 
 
 @dataclass(slots=True)
 class _Turn:
-    """One EST's backward."""
+    """One backward of one EST."""
 
     slot: int
+    #: The EST's last mini-batch of the step: its gradients are taken.
+    sync: bool
+    #: And the EST is the worker's last one: its backward ends with the averages in p.grad.
     last: bool
     record_order: bool
-    #: Which parameters' gradients have arrived, and how many of each bucket have not.
+    #: Which parameters' gradients have arrived in this backward, and how many of each bucket are not in.
     arrived: bytearray
     missing: list[int]
+    #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
+    added: list[int]
+    in_place: list[int]
     #: Buckets handed to the background thread, in order.
     started: int = 0
     callback_queued: bool = False
-    #: Gradients were added to the last step's averages, which the script had not set to None.
-    in_place: bool = False
     complete: bool = False
-
-
-@dataclass(slots=True)
-class _Slots:
-    """Where gradients lie in the present ring and layout; indices are the parameters'."""
-
-    layout: list[Bucket]
-    plans: list[CanonicalAllreduce]
-    #: views[slot][index]: an EST's scaled gradient; averages[index]: the sum over all ESTs.
-    views: list[list[Tensor]]
-    averages: list[Tensor]
-    bucket_of: list[int]
-    #: Version of each bucket's sums at the start of the step: tells who has written to p.grad since.
-    versions: list[int] = field(default_factory=list)
 
 
 class Reducer:
@@ -80,7 +74,7 @@ class Reducer:
 
     params: all that require a gradient, in registration order, with their names; num_ests: N;
     buffers: the module's, of any dtype; on_last_backward: called at the end of the last EST's
-    backward, before the collective is waited for; bucket_cap_mb: as DDP's argument.
+    backward, before the collective is waited for. The others are DDP's arguments of these names.
     """
 
     def __init__(
@@ -92,23 +86,37 @@ class Reducer:
         *,
         on_last_backward: Callable[[], None] = lambda: None,
         bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        gradient_as_bucket_view: bool = False,
     ) -> None:
         assert params and num_ests > 0
         self._params = list(params)
         self._names = list(names)
+        self._num_ests = num_ests
         self._scale = 1.0 / num_ests
         self._on_last_backward = on_last_backward
         self._bucket_cap_mb = bucket_cap_mb
+        self._as_bucket_view = gradient_as_bucket_view
+        #: A static graph may run a parameter's hook several times: its gradient is taken at the end.
+        self._deferred = static_graph
+        self._may_be_unused = find_unused_parameters or static_graph
+        self._rebuilds = static_graph or not find_unused_parameters
         self._packing = Packing(list(buffers))
         self._transport: RingTransport | None = None
         self._ranges: Ranges = []
         self._me = 0
         self._layout_order: list[int] | None = None
-        self._slots: _Slots | None = None
+        self._slots: Slots | None = None
         self._stale = True
         self._turn: _Turn | None = None
-        self._zeroes_in_place = False
+        #: Parameters that have a p.grad at the start of the step; `_restored`: they must be given one.
+        self._defined: set[int] = set()
+        self._restored = False
+        #: Parameters that some EST of this worker, then of the ring, used in the step.
+        self._used = bytearray(len(self._params))
         self._message: Tensor | None = None
+        self._order: dict[int, None] = {}
         self._background = BackgroundThread("elastane-allreduce")
         self._stream = _side_stream(self._params[0].device)
         self._hooks = [
@@ -117,10 +125,31 @@ class Reducer:
         ]
         #: Why the step's all-reduce was given up; None while all is well. Reset by `drop` and a new step.
         self.failure: RingError | None = None
-        #: Parameter indices as the gradients of the recorded backward became ready.
-        self.ready_order: list[int] = []
         #: EST 0's buffers after the step, once backward() of the last turn has returned.
         self.next_buffers: list[Tensor] = []
+
+    @property
+    def ready_order(self) -> list[int]:
+        """Parameter indices as the gradients of the recorded backward became ready."""
+        return list(self._order)
+
+    @property
+    def order_step(self) -> int | None:
+        """The step whose ready order decides the layout from the next one on; None: it never changes."""
+        if not self._rebuilds:
+            return None
+        return 1 if self._deferred else 0
+
+    @property
+    def defined(self) -> list[int]:
+        """Parameters that have a p.grad now, between two steps: part of the job's state."""
+        if self._restored:
+            return sorted(self._defined)
+        return [index for index, param in enumerate(self._params) if param.grad is not None]
+
+    def define(self, indices: Iterable[int]) -> None:
+        """The state received was of a step that began with a p.grad of these parameters, and no other."""
+        self._defined, self._restored = set(indices), True
 
     # ------------------------------------------------------------------ the ring and the layout
 
@@ -135,7 +164,7 @@ class Reducer:
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
         """The bucket layout from the next step on: the first step's (None), or that rebuilt from the
-        order in which EST 0's gradients became ready in the first step."""
+        order in which EST 0's gradients became ready in step `order_step`."""
         order = None if ready_order is None else list(ready_order)
         if order != self._layout_order:
             self._layout_order = order
@@ -143,31 +172,74 @@ class Reducer:
 
     # ------------------------------------------------------------------ the step
 
-    def begin_turn(self, slot: int, last: bool, record_order: bool) -> None:
+    def begin_turn(
+        self, slot: int, last: bool, record_order: bool, *, first: bool = True, sync: bool = True
+    ) -> None:
         """The next mini-batch is that of this worker's `slot`-th EST; slot 0 begins a step.
 
-        last: it is the worker's last EST of the step. record_order: take down `ready_order`.
+        last: it is the worker's last EST of the step. first, sync: it is the EST's first, its last
+        mini-batch of the step. record_order: take down `ready_order`.
         Raises StepError when the turn before had no backward().
         """
-        if self._turn is not None and not self._turn.complete:
+        before = self._turn
+        if before is not None and not before.complete:
             raise StepError(
                 "the loop body ended without backward()", hint="call backward() once for every mini-batch"
             )
         assert self._transport is not None, "set_ring comes first"
-        if slot == 0:
-            assert not self._background.busy
-            if self._stale:
-                self._slots = self._allocate()
-                self._stale = False
-            self.failure = None
-            self._message = None
-            assert self._slots is not None
-            self._slots.versions = [plan.out._version for plan in self._slots.plans]
-        assert self._slots is not None and slot < len(self._slots.views)
+        if slot == 0 and first:
+            self._begin_step()
+        slots = self._slots
+        assert slots is not None and slot < len(slots.views)
+        if first and slot:
+            self._forget_gradients(slots)
         if record_order:
-            self.ready_order = []
-        missing = [len(bucket.places) for bucket in self._slots.layout]
-        self._turn = _Turn(slot, last, record_order, bytearray(len(self._params)), missing)
+            self._order = {}
+        self._turn = _Turn(
+            slot,
+            sync,
+            last and sync,
+            record_order and sync,
+            bytearray(len(self._params)),
+            [len(bucket.places) for bucket in slots.layout],
+            [0] * len(slots.layout) if first or before is None else before.added,
+            [0] * len(slots.layout),
+        )
+
+    def _begin_step(self) -> None:
+        assert not self._background.busy
+        if self._restored:
+            for param in self._params:
+                param.grad = None  # it may show memory that is used again
+        if self._stale:
+            self._reallocate()
+        slots = self._slots
+        assert slots is not None
+        if self._restored:
+            for index in self._defined:
+                self._params[index].grad = slots.averages[index].zero_()
+            slots.versions = []  # zeroed here
+            self._restored = False
+        else:
+            self._defined = {i for i, param in enumerate(self._params) if param.grad is not None}
+        self.failure = None
+        self._message = None
+        self._used = bytearray(len(self._params))
+
+    def _forget_gradients(self, slots: Slots) -> None:
+        """What the EST before left in p.grad is not what this one would find in its own process.
+
+        At the start of the step that is last step's average for every rank, or None. Where the script adds in
+        place, the memory is the average's; its zeros are the script's business.
+        """
+        for param, average in zip(self._params, slots.averages, strict=True):
+            if param.grad is not average:
+                param.grad = None
+
+    @property
+    def backward_done(self) -> bool:
+        """Whether the present mini-batch has had its backward()."""
+        return self._turn is not None and self._turn.complete
 
     def end_step(self) -> None:
         """The step is applied: until the next turn begins, gradients are the script's own."""
@@ -186,7 +258,7 @@ class Reducer:
             self._message = self._packing.empty()
 
     def drop(self) -> None:
-        """Throw the step in flight away: p.grad is None, nothing of it is waited for.
+        """Throw the step in flight away: nothing of it is waited for; the next begins with its gradients.
 
         A ring in which a step was dropped while its messages travelled must not be used again, so
         it is aborted if that has not been done.
@@ -195,11 +267,11 @@ class Reducer:
             self._transport.abort()
         with suppress(RingError):  # what an aborted collective ends with
             self._background.finish()
+        if self._turn is not None:
+            self._restored = True
         self._turn = None
         self._message = None
         self.failure = None
-        for param in self._params:
-            param.grad = None
 
     def close(self) -> None:
         """Remove the hooks and end the thread; a collective in flight is aborted. Idempotent."""
@@ -211,6 +283,24 @@ class Reducer:
 
     # ------------------------------------------------------------------ in backward
 
+    def watch_outputs(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        """Forward hook of the model: the end of a backward is then that of the outermost one.
+
+        Reentrant activation checkpointing runs backward passes inside the backward pass; a callback that a
+        parameter's hook queued would belong to an inner one. The outputs' gradients come first.
+        """
+        if self._turn is None:
+            return
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.requires_grad:
+                output.register_hook(self._backward_began)
+
+    def _backward_began(self, gradient: Tensor) -> None:
+        turn = self._turn
+        if turn is not None and not turn.callback_queued:
+            turn.callback_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
     def _take(self, index: int, param: Tensor) -> None:
         """Hook: the gradient of parameter `index` is complete for this backward."""
         turn, slots = self._turn, self._slots
@@ -218,13 +308,11 @@ class Reducer:
             return  # outside the loop the gradients are the script's own
         gradient = param.grad
         assert gradient is not None
-        if gradient.requires_grad:
-            gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
-        if turn.complete or turn.arrived[index]:
+        if turn.complete or (turn.arrived[index] and not self._deferred):
             raise StepError(
                 f"parameter {self._names[index]} got a second gradient in one turn",
-                hint="call backward() once for every mini-batch; nested or repeated backward passes are not"
-                " supported",
+                hint="call backward() once for every mini-batch; for several in a step use"
+                " prepare(accumulation_steps=), for reentrant checkpointing static_graph=True",
                 parameter=self._names[index],
             )
         if gradient.layout is not torch.strided:
@@ -233,42 +321,50 @@ class Reducer:
                 hint="use dense gradients (sparse=False)",
                 parameter=self._names[index],
             )
-        bucket = slots.bucket_of[index]
-        if turn.slot == 0 and gradient is slots.averages[index]:
-            turn.in_place = self._zeroes_in_place = True
-        elif turn.slot == 0 and self._zeroes_in_place:
-            # A dropped step took the zeros away that the script adds to. They make 0.0 of -0.0, and one
-            # 0.0 among the terms keeps the sum from being -0.0: the other ESTs need no such care.
-            gradient = gradient + 0.0
-        torch.mul(gradient, self._scale, out=slots.views[turn.slot][index])
-        param.grad = None
         turn.arrived[index] = 1
-        turn.missing[bucket] -= 1
+        self._used[index] = 1
+        if gradient is slots.averages[index]:
+            turn.added[slots.bucket_of[index]] += 1
         if turn.record_order:
-            self.ready_order.append(index)
-        if not turn.callback_queued:
-            turn.callback_queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
-        if not turn.missing[bucket]:
-            self._bucket_is_in(bucket)
+            self._order.pop(index, None)
+            self._order[index] = None
+        self._backward_began(gradient)
+        if turn.sync and not self._deferred:
+            self._put(index, gradient, turn, slots)
+            if turn.last:
+                param.grad = None
 
-    def _bucket_is_in(self, bucket: int) -> None:
-        turn, slots = self._turn, self._slots
-        assert turn is not None and slots is not None
-        if turn.in_place:
-            self._check_zeroed(bucket, slots)
+    def _put(self, index: int, gradient: Tensor | None, turn: _Turn, slots: Slots) -> None:
+        """An EST's gradient goes into its slot, scaled as DDP scales it; None: it has none."""
+        bucket = slots.bucket_of[index]
+        target = slots.views[turn.slot][index]
+        if gradient is None:
+            target.zero_()
+        else:
+            in_place = gradient is slots.averages[index]
+            turn.in_place[bucket] += in_place
+            if gradient.requires_grad:
+                gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
+            if in_place and self._as_bucket_view:
+                torch.div(gradient, self._num_ests, out=target)
+            else:
+                torch.mul(gradient, self._scale, out=target)
+        turn.missing[bucket] -= 1
+        if turn.missing[bucket]:
+            return
+        if turn.in_place[bucket]:
+            self._check_zeroed(bucket, turn, slots)
         while turn.last and turn.started < len(slots.plans) and not turn.missing[turn.started]:
             self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
             turn.started += 1
 
-    def _check_zeroed(self, bucket: int, slots: _Slots) -> None:
+    def _check_zeroed(self, bucket: int, turn: _Turn, slots: Slots) -> None:
         """Gradients that were added to the last step's averages must have been zeroed in between.
 
-        Only the first turn has those averages: what the other ESTs would add to is known only if it is
-        zero. Zeroing and adding write to every gradient once each.
+        Only a worker that applied the last step has those averages; what others would add to is known only
+        if it is zero. Zeroing and adding write to every gradient once each.
         """
-        writes = slots.plans[bucket].out._version - slots.versions[bucket]
-        if writes < 2 * len(slots.layout[bucket].places):
+        if slots.versions and slots.writes(bucket) < turn.in_place[bucket] + turn.added[bucket]:
             raise UnsupportedError(
                 "gradients were added to those of the step before",
                 hint="call optimizer.zero_grad() in every turn, before backward()",
@@ -305,95 +401,89 @@ class Reducer:
         for transfer in transfers:
             transfer.wait()
 
+    def _join_used(self, mine: Tensor, others: dict[int, Tensor], tag: int) -> None:
+        """Exchange the maps of used parameters with all hosts, as DDP all-reduces its own."""
+        transport = self._transport
+        assert transport is not None
+        transport.check()
+        for transfer in transport.exchange(
+            [(mine, peer) for peer in others], [(theirs, peer) for peer, theirs in others.items()], tag
+        ):
+            transfer.wait()
+        for theirs in others.values():
+            mine |= theirs
+
     def _backward_ended(self) -> None:
         """Called by autograd at the end of each turn's backward, before backward() returns."""
-        turn = self._turn
-        assert turn is not None
-        unused = [name for name, arrived in zip(self._names, turn.arrived, strict=True) if not arrived]
-        if unused:
-            raise StepError(
-                f"backward() gave no gradient to {', '.join(unused[:5])}"
-                + (f" and {len(unused) - 5} more parameters" if len(unused) > 5 else ""),
-                hint="every parameter that requires a gradient must take part in the loss;"
-                " find_unused_parameters is not supported yet",
-                parameters=unused,
-            )
+        turn, slots = self._turn, self._slots
+        assert turn is not None and slots is not None
         turn.complete = True
+        if not turn.sync:
+            return
+        late = [index for index, arrived in enumerate(turn.arrived) if self._deferred or not arrived]
+        if late and not self._may_be_unused:
+            names = [self._names[index] for index in late]
+            raise StepError(
+                f"backward() gave no gradient to {', '.join(names[:5])}"
+                + (f" and {len(names) - 5} more parameters" if len(names) > 5 else ""),
+                hint="every parameter that requires a gradient must take part in the loss; "
+                "if some do not, call prepare(..., find_unused_parameters=True)",
+                parameters=names,
+            )
+        for index in late:
+            self._put(index, self._params[index].grad, turn, slots)
         if turn.last:
             self._on_last_backward()
-            self._finish()
+            self._finish(turn, slots)
+        slots.note_versions()
 
-    def _finish(self) -> None:
-        """Wait for the sums and show them to the script; a ring that ended leaves p.grad None."""
+    def _finish(self, turn: _Turn, slots: Slots) -> None:
+        """Wait for the sums and show them to the script, or the EST's own gradients if the ring ended."""
         message = self._message
         if message is not None and self._packing.total_bytes:
             self._submit(partial(self._spread, message))
+        used = torch.frombuffer(self._used, dtype=torch.uint8)
+        if self._may_be_unused and len(self._ranges) > 1:
+            others = {peer: torch.empty_like(used) for peer in range(len(self._ranges)) if peer != self._me}
+            self._submit(partial(self._join_used, used, others, len(slots.plans) + 1))
         try:
             self._background.finish()
         except RingError as error:
             # Its traceback holds messages of the old group, which must be free to go.
             error.__traceback__ = error.__cause__ = error.__context__ = None
             self.failure = error
-            return
-        if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
-        if message is not None:
-            self.next_buffers = self._packing.unpack(message)
-        assert self._slots is not None
-        for param, average in zip(self._params, self._slots.averages, strict=True):
-            param.grad = average
+        else:
+            if self._stream is not None:
+                torch.cuda.current_stream().wait_stream(self._stream)
+            if message is not None:
+                self.next_buffers = self._packing.unpack(message)
+        shown = slots.averages if self.failure is None else slots.views[turn.slot]
+        for index, param in enumerate(self._params):
+            # As under DDP, the gradient of a parameter that no EST used is left as it is.
+            if self._used[index]:
+                param.grad = shown[index]
 
     # ------------------------------------------------------------------ memory
 
-    def _allocate(self) -> _Slots:
+    def _reallocate(self) -> None:
         """Slots and sums for the present ring and layout, from the memory of those before where it fits."""
-        pool = self._recycled()
-        self._slots = None
-        if self._layout_order is None:
-            layout = first_layout(self._params)
-        else:
-            layout = rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
-        plans = [
-            CanonicalAllreduce(bucket.elements, bucket.dtype, self._ranges, self._me, _memory(pool, bucket))
-            for bucket in layout
-        ]
-        start, end = self._ranges[self._me]
-        by_slot: list[dict[int, Tensor]] = [{} for _ in range(end - start)]
-        averages: dict[int, Tensor] = {}
-        bucket_of = [0] * len(self._params)
-        for number, (bucket, plan) in enumerate(zip(layout, plans, strict=True)):
-            for views, slot in zip(by_slot, plan.slots, strict=True):
-                views.update(bucket.views(slot))
-            averages.update(bucket.views(plan.out))
-            for place in bucket.places:
-                bucket_of[place.index] = number
-        indices = range(len(self._params))
-        return _Slots(
-            layout,
-            plans,
-            [[views[index] for index in indices] for views in by_slot],
-            [averages[index] for index in indices],
-            bucket_of,
-        )
-
-    def _recycled(self) -> dict[tuple[int, torch.dtype, torch.device], list[Tensor]]:
-        """Memory of the present slots by size. The sums stay out of it while p.grad shows them."""
-        pool: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = defaultdict(list)
+        old = self._slots
         shown = any(param.grad is not None for param in self._params)
-        for plan in self._slots.plans if self._slots is not None else ():
-            for block in plan.blocks[:-1] if shown else plan.blocks:
-                pool[block.numel(), block.dtype, block.device].append(block)
-        return pool
+        pool = old.recycled(sums=not shown) if old is not None else {}
+        self._slots = None
+        slots = self._slots = allocate(self._layout(), self._ranges, self._me, len(self._params), pool)
+        self._stale = False
+        if old is not None and shown:
+            for param, before, average in zip(self._params, old.averages, slots.averages, strict=True):
+                if param.grad is before:
+                    param.grad = average.copy_(before)
 
-
-def _memory(pool: dict[tuple[int, torch.dtype, torch.device], list[Tensor]], bucket: Bucket) -> Memory:
-    def take(elements: int) -> Tensor:
-        fitting = pool.get((elements, bucket.dtype, bucket.device))
-        if fitting:
-            return fitting.pop()
-        return torch.empty(elements, dtype=bucket.dtype, device=bucket.device)
-
-    return take
+    def _layout(self) -> list[Bucket]:
+        if not self._rebuilds:
+            return unused_layout(self._params, self._bucket_cap_mb)
+        if self._layout_order is None:
+            return first_layout(self._params)
+        return rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:

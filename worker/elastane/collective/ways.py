@@ -8,13 +8,14 @@ round is one exchange (`run_in_rounds`), which gives the same bits.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
 
-from elastane.collective.additions import add_in_order
-from elastane.collective.order import Action, Ranges, RingOrder
+from elastane.collective.additions import OrderedSum
+from elastane.collective.order import Action, Ranges, RingOrder, Segment
 from elastane.collective.transport import RingTransport, Transfer
 
 #: Longest message on CPU, bytes: short enough that receiving, adding and sending overlap, long
@@ -26,6 +27,23 @@ def _piece_elements(out: Tensor) -> int:
     # Where streams order the messages nothing is gained by cutting them.
     piece_bytes = PIECE_BYTES if out.device.type == "cpu" else out.nbytes
     return max(1, piece_bytes // out.element_size())
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """An action of the ring on memory: receive into `elements`, add, send `leaving`."""
+
+    round: int
+    elements: Tensor
+    receive: bool
+    sums: list[OrderedSum]
+    leaving: Tensor
+    send: bool
+
+    def add(self) -> None:
+        """Add this host's vectors to what was received."""
+        for ordered in self.sums:
+            ordered.run()
 
 
 class Ring:
@@ -41,7 +59,7 @@ class Ring:
         self._hosts = hosts = len(ranges)
         self._left, self._right = (me - 1) % hosts, (me + 1) % hosts
         order = RingOrder(out.numel(), out.element_size(), ranges, _piece_elements(out))
-        self._actions = order.actions(me)
+        self._moves = [self._move(action) for action in order.actions(me)]
 
     def run(self, transport: RingTransport, tag: int) -> None:
         """All hosts at once."""
@@ -53,17 +71,15 @@ class Ring:
     def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
         """Everything is received as it comes, every piece is sent as soon as it is added."""
         arriving = deque(
-            transport.recv(self._out[action.low : action.high], self._right, tag)
-            for action in self._actions
-            if action.receive
+            transport.recv(move.elements, self._right, tag) for move in self._moves if move.receive
         )
         leaving: list[Transfer] = []
-        for action in self._actions:
-            if action.receive:
+        for move in self._moves:
+            if move.receive:
                 arriving.popleft().wait()
-            elements = self._act(action)
-            if action.send:
-                leaving.append(transport.send(elements, self._left, tag))
+            move.add()
+            if move.send:
+                leaving.append(transport.send(move.leaving, self._left, tag))
         for transfer in leaving:
             transfer.wait()
 
@@ -71,26 +87,31 @@ class Ring:
         """One exchange a round: for NCCL, whose messages wait for one another unless started together."""
         leaving: list[tuple[Tensor, int]] = []
         for number in range(2 * self._hosts):
-            actions = [action for action in self._actions if action.round == number]
-            arriving = [
-                (self._out[action.low : action.high], self._right) for action in actions if action.receive
-            ]
+            moves = [move for move in self._moves if move.round == number]
+            arriving = [(move.elements, self._right) for move in moves if move.receive]
             for transfer in transport.exchange(leaving, arriving, tag):
                 transfer.wait()
-            leaving = [(self._act(action), self._left) for action in actions if action.send]
-            for action in actions:
-                if not action.send:
-                    self._act(action)
+            for move in moves:
+                move.add()
+            leaving = [(move.leaving, self._left) for move in moves if move.send]
 
-    def _act(self, action: Action) -> Tensor:
-        """Add what the action adds; returns the elements as they are now."""
+    def _move(self, action: Action) -> _Move:
+        """The action on this host's memory."""
+        elements = self._out[action.low : action.high]
         if not action.receive and len(action.segments) == 1 and len(action.segments[0].ranks) == 1:
             # A partial sum of one vector: it is sent from where it lies.
-            return self._slots[action.segments[0].ranks[0] - self._first][action.low : action.high]
-        for segment in action.segments:
-            vectors = [self._slots[rank - self._first][segment.low : segment.high] for rank in segment.ranks]
-            add_in_order(vectors, self._out[segment.low : segment.high], started=action.receive)
-        return self._out[action.low : action.high]
+            slot = self._slots[action.segments[0].ranks[0] - self._first]
+            return _Move(action.round, elements, False, [], slot[action.low : action.high], action.send)
+        sums = [
+            OrderedSum(
+                [self._slots[rank - self._first][segment.low : segment.high] for rank in segment.ranks],
+                self._out[segment.low : segment.high],
+                started=action.receive,
+            )
+            for segment in action.segments
+            if segment.ranks
+        ]
+        return _Move(action.round, elements, action.receive, sums, elements, action.send)
 
 
 class Scatter:
@@ -121,10 +142,19 @@ class Scatter:
             ]
             for piece in self._mine
         ]
-        self._vectors = {
+        vectors = {
             **rows,
             **{rank: slots[rank - first][self._low : self._low + width] for rank in range(first, last)},
         }
+        #: My pieces of the sum, and the additions that make each.
+        self._sums = [
+            (out[piece.low : piece.high], [self._sum(segment, vectors) for segment in piece.segments])
+            for piece in self._mine
+        ]
+        self._leaving = self._leaving_parts()
+        self._arriving = [
+            (out[piece.low : piece.high], host) for host in self._peers for piece in self._owned[host]
+        ]
 
     @staticmethod
     def inbox_elements(elements: int, element_size: int, ranges: Ranges, me: int) -> int:
@@ -142,24 +172,27 @@ class Scatter:
 
     def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
         arriving = [[transport.recv(part, host, tag) for part, host in parts] for parts in self._parts]
-        transfers = [transport.recv(sums, host, tag) for sums, host in self._arriving_sums()]
-        transfers += [transport.send(part, host, tag) for part, host in self._leaving_parts()]
-        for piece, parts in zip(self._mine, arriving, strict=True):
+        transfers = [transport.recv(sums, host, tag) for sums, host in self._arriving]
+        transfers += [transport.send(part, host, tag) for part, host in self._leaving]
+        for (elements, sums), parts in zip(self._sums, arriving, strict=True):
             for transfer in parts:
                 transfer.wait()
-            sums = self._add(piece)
-            transfers += [transport.send(sums, host, tag) for host in self._peers]
+            for ordered in sums:
+                ordered.run()
+            transfers += [transport.send(elements, host, tag) for host in self._peers]
         for transfer in transfers:
             transfer.wait()
 
     def run_in_rounds(self, transport: RingTransport, tag: int) -> None:
         """One exchange of parts, one of sums."""
         parts = [part for parts in self._parts for part in parts]
-        for transfer in transport.exchange(self._leaving_parts(), parts, tag):
+        for transfer in transport.exchange(self._leaving, parts, tag):
             transfer.wait()
-        sums = [self._add(piece) for piece in self._mine]
-        leaving = [(piece, host) for piece in sums for host in self._peers]
-        for transfer in transport.exchange(leaving, self._arriving_sums(), tag):
+        for _, sums in self._sums:
+            for ordered in sums:
+                ordered.run()
+        leaving = [(elements, host) for elements, _ in self._sums for host in self._peers]
+        for transfer in transport.exchange(leaving, self._arriving, tag):
             transfer.wait()
 
     def _leaving_parts(self) -> list[tuple[Tensor, int]]:
@@ -173,14 +206,11 @@ class Scatter:
             for slot in self._slots
         ]
 
-    def _arriving_sums(self) -> list[tuple[Tensor, int]]:
-        return [
-            (self._out[piece.low : piece.high], host) for host in self._peers for piece in self._owned[host]
-        ]
-
-    def _add(self, piece: Action) -> Tensor:
-        for segment in piece.segments:
-            low, high = segment.low - self._low, segment.high - self._low
-            vectors = [self._vectors[rank][low:high] for rank in segment.ranks]
-            add_in_order(vectors, self._out[segment.low : segment.high], started=False)
-        return self._out[piece.low : piece.high]
+    def _sum(self, segment: Segment, vectors: Mapping[int, Tensor]) -> OrderedSum:
+        """The additions of a segment that is mine; vectors: everybody's, from my first element on."""
+        low, high = segment.low - self._low, segment.high - self._low
+        return OrderedSum(
+            [vectors[rank][low:high] for rank in segment.ranks],
+            self._out[segment.low : segment.high],
+            started=False,
+        )

@@ -57,4 +57,6 @@ class UnsupportedError(ElastaneError):
 
 
 class StepError(ElastaneError):
-    """The loop body broke a rule of the step."""
+    """The loop body broke a rule of the step; the same script would break it again."""
+
+    exit_code = EXIT_REFUSED

@@ -310,7 +310,8 @@ def prepared_message(state: JobState, worker: str) -> Prepared:
     return Prepared(
         ring.generation - 1 if changing else ring.generation,
         steps.prepared,
-        steps.ready_order if steps.prepared == 0 else (),
+        # Of step 0, or with a static graph of step 1; from then on it comes with Go.
+        steps.ready_order if steps.prepared <= 1 else (),
         prepare_message(state, worker) if changing else None,
         None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from elastane.audit import AuditResult, audit
 from elastane_proto.v1 import shard_pb2
 
-PARTS = ("weights", "optimizer", "buffers")
+PARTS = ("weights", "optimizer", "buffers", "extras")
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
+from elastane.runtime import rehearsal
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.job import Job, Prepared
+from elastane.runtime.job import Job
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared, intercept
 from elastane.runtime.report import write_elastic_report
+from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
 
@@ -21,20 +25,21 @@ from elastane.runtime.trainer import Trainer
 class ElasticLoader:
     """What `prepare` returns for the DataLoader: each turn is one EST's mini-batch.
 
-    `len` is the number of steps in an epoch; a worker that hosts k ESTs sees k turns a step, and
-    more when a step is replayed. Other attributes are the DataLoader's.
+    `len` is the number of mini-batches of an EST in an epoch, as of a stock rank's loader; a worker that
+    hosts k ESTs sees k times as many turns, and more when a step is replayed. Other attributes are the
+    DataLoader's.
     """
 
-    def __init__(self, loader: DataLoader[Any], trainer: Trainer, steps_per_epoch: int) -> None:
+    def __init__(self, loader: DataLoader[Any], trainer: Trainer, batches_per_epoch: int) -> None:
         self._loader = loader
         self._trainer = trainer
-        self._steps_per_epoch = steps_per_epoch
+        self._batches_per_epoch = batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
         return self._trainer.turns()
 
     def __len__(self) -> int:
-        return self._steps_per_epoch
+        return self._batches_per_epoch
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -45,6 +50,7 @@ class ElasticJob(Job):
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
+        rehearsal.install()
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
         self._task_attendance: TaskAttendance | None = None
@@ -53,42 +59,53 @@ class ElasticJob(Job):
     def rank(self) -> int:  # type: ignore[override]
         """Virtual rank of the EST now running; 0 outside the loader loop."""
         turn = self._trainer.turn if self._trainer is not None else None
-        return turn.rank if turn is not None else 0
+        return turn.rank if turn is not None else current.rank or 0
 
     @property
     def is_leader(self) -> bool:  # type: ignore[override]
         """Whether this worker hosts EST 0 now."""
         return self._trainer is not None and self._trainer.is_leader
 
-    def prepare(self, *objects: Any) -> Any:
+    @property
+    def step(self) -> int:  # type: ignore[override]
+        """The global step now running; between steps the next one."""
+        if self._trainer is None:
+            return 0
+        turn = self._trainer.turn
+        return turn.step if turn is not None else self._trainer.applied_step
+
+    @property
+    def stepped(self) -> bool:  # type: ignore[override]
+        """Whether the global step has been applied in this turn, here."""
+        turn = self._trainer.turn if self._trainer is not None else None
+        return turn is not None and turn.applied
+
+    def prepare(self, *objects: Any, **options: Any) -> Any:
         if self._trainer is not None:
             raise StepError("prepare was called twice", hint="pass everything to one call")
         if self._task_attendance is not None:
             raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
         try:
-            prepared = Prepared(objects)
-            source = BatchSource(prepared.loaders[0], self.num_ests)
+            prepared, chosen = Prepared(objects), TrainOptions(**options)
+            source = BatchSource(
+                prepared.loader,
+                self.num_ests,
+                registry=self._registry,
+                accumulation_steps=chosen.accumulation_steps,
+                steps_per_epoch=chosen.steps_per_epoch,
+            )
+            self._registry.freeze()
             # Data workers are forked here, before a gRPC channel exists: forking a process that
             # has one can hang (gRPC's threads and locks do not survive it).
             source.start()
-            trainer = Trainer(
-                self._environment,
-                prepared.models[0],
-                prepared.optimizers,
-                prepared.schedulers,
-                source,
-                seed=self._seed,
-            )
+            trainer = Trainer(self._environment, prepared, chosen, source, seed=self._seed)
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error}\n")
             raise SystemExit(error.exit_code) from error
-        for optimizer in prepared.optimizers:
-            _intercept(optimizer, trainer.optimizer_step)
-        for scheduler in prepared.schedulers:
-            _intercept_in_class(scheduler, trainer.scheduler_step)
-        loader = ElasticLoader(prepared.loaders[0], trainer, source.steps_per_epoch)
+        intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
+        loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         self._trainer = trainer
-        result = tuple(loader if o is prepared.loaders[0] else o for o in objects)
+        result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -119,24 +136,3 @@ class ElasticJob(Job):
         return lease_tasks(
             self._environment, self._task_attendance, dataset, size=size, task_size=task_size, **settings
         )
-
-
-def _intercept(owner: Any, replacement: Any) -> None:
-    """Let `replacement(original_step, ...)` decide what `owner.step(...)` does.
-
-    An instance attribute, so that the object keeps its class and the script its reference; `wraps`
-    carries over the mark by which schedulers know that the optimizer's step is watched.
-    """
-    original = owner.step
-    owner.step = functools.wraps(original)(functools.partial(replacement, original))
-
-
-def _intercept_in_class(owner: Any, replacement: Any) -> None:
-    """The same for schedulers, by a subclass: a scheduler's `state_dict` holds its instance attributes."""
-    kind = type(owner)
-
-    @functools.wraps(kind.step)
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(functools.partial(kind.step, self), *args, **kwargs)
-
-    owner.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from elastane.determinism import DEFAULT_LEVEL, Level
 from elastane.errors import RefusedError
 
 
@@ -21,19 +22,24 @@ class WorkerEnvironment(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
-    mode: Literal["auto", "elastic", "ddp", "plain"] = "auto"
+    mode: Literal["auto", "elastic", "ddp", "plain", "doctor"] = "auto"
     master: str = Field(default="", description="host:port of the master; several separated by commas")
     job: str = "default"
     worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}")
     ests: int = Field(default=0, description="N; the agent passes the job's")
     seed: int | None = None
     torch_threads: int = Field(default=1, ge=1)
+    determinism: Level = Field(default=DEFAULT_LEVEL, description="d0, d1 or d2; the agent passes the job's")
     master_timeout_seconds: float = Field(default=600.0, gt=0)
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
     hang_seconds: float = Field(
         default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
     )
     drain_exit_code: int = 0
+    ddp_backend: Literal["", "gloo", "nccl"] = Field(
+        default="", description="of the stock mode; only gloo's order of additions is the elastic one"
+    )
+    steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     store_host: str = Field(
         default="", description="address other workers reach this one at; default: this host's"
@@ -42,7 +48,7 @@ class WorkerEnvironment(BaseSettings):
         default="", description="where fingerprints of the result are written, for comparisons"
     )
 
-    def resolved_mode(self) -> Literal["elastic", "ddp", "plain"]:
+    def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor"]:
         """The mode asked for, or: elastic with a master, plain without."""
         if self.mode != "auto":
             return self.mode

@@ -53,10 +53,12 @@ class WorkerExits:
         previous = sys.excepthook
 
         def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-            self._bye = ring_pb2.Bye(
-                reason=ring_pb2.BYE_REASON_FAILED, message=f"{kind.__name__}: {value}"[:1000]
-            )
+            in_one_line = " ".join(f"{kind.__name__}: {value}".split())
+            self._bye = ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FAILED, message=in_one_line[:1000])
             previous(kind, value, trace)
+            if isinstance(value, ElastaneError) and value.exit_code != EXIT_SCRIPT_RAISED:
+                # The interpreter takes the exit code from here: the agent must not start it again.
+                raise SystemExit(value.exit_code)
 
         sys.excepthook = excepthook
         atexit.register(self._at_exit)

@@ -5,69 +5,64 @@ from __future__ import annotations
 import abc
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from elastane.errors import ElastaneError, UnsupportedError
+from elastane import determinism
+from elastane.errors import ElastaneError
 from elastane.logs import configure_logs
+from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment, read_environment
-
-
-class Prepared:
-    """The objects given to `prepare`, told apart by what they are."""
-
-    def __init__(self, objects: Sequence[Any]) -> None:
-        self.models = [o for o in objects if isinstance(o, torch.nn.Module)]
-        self.optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
-        self.loaders = [o for o in objects if isinstance(o, DataLoader)]
-        known = {id(o) for o in [*self.models, *self.optimizers, *self.loaders]}
-        self.schedulers = [o for o in objects if id(o) not in known]
-        for scheduler in self.schedulers:
-            if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):
-                raise UnsupportedError(
-                    f"prepare got a {type(scheduler).__name__}, "
-                    "which is no model, optimizer, DataLoader or scheduler",
-                    hint="prepare takes the model, the optimizer, the training DataLoader and schedulers",
-                )
-        if len(self.models) != 1 or len(self.loaders) != 1 or not self.optimizers:
-            raise UnsupportedError(
-                f"prepare got {len(self.models)} models, {len(self.optimizers)} optimizers and "
-                f"{len(self.loaders)} DataLoaders",
-                hint="prepare takes one model, one training DataLoader and optimizers, in one call",
-            )
 
 
 class Job(abc.ABC):
     """A training run as the script sees it.
 
     Attributes: num_ests (N), rank (virtual rank of the EST now running), is_leader (True in the one
-    worker that hosts EST 0: evaluate, print and save there).
+    worker that hosts EST 0: evaluate, print and save there), step (the global step now running, between
+    steps the next one), stepped (True after optimizer.step() in the turn in which the global step was
+    applied in this process: update a moving average of the weights there).
     """
 
     num_ests: int
     rank: int
     is_leader: bool
+    step: int
+    stepped: bool
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         self._environment = environment
         self._seed = seed if seed is not None else environment.seed
+        self._registry = Registry()
         torch.set_num_threads(environment.torch_threads)
+        determinism.apply(environment.determinism)
         if self._seed is not None:
             # All processes build the same model; EST r gets seed + r at prepare.
             seed_all(self._seed)
 
     @abc.abstractmethod
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, **options: Any) -> Any:
         """Make model, optimizer(s), training loader and scheduler(s) part of the job; call it once.
 
-        Takes them in any order and returns them in the same order. The objects passed in stay
-        usable: the script's own model and optimizer hold the result.
+        Takes them in any order and returns them in the same order. A GradScaler, an AveragedModel or EMA
+        copy and any object with state_dict and load_state_dict that is the same on all ranks may come
+        with them. The objects passed in stay usable: the script's own model and optimizer hold the result.
+        options: see `elastane.runtime.options.TrainOptions` (find_unused_parameters, static_graph,
+        gradient_as_bucket_view, bucket_cap_mb, accumulation_steps, steps_per_epoch).
         Raises UnsupportedError for what would not keep the bits.
         """
+
+    def register(self, name: str, value: Any) -> None:
+        """Keep the state of `value` for every EST, as every stock rank has its own; before `prepare`.
+
+        value: a generator (NumPy's Generator or RandomState, random.Random, torch.Generator) or an object
+        with state_dict and load_state_dict, such as a dataset that changes as it is read. name: letters,
+        digits, "_", "." and "-". Raises RegistryError.
+        """
+        self._registry.register(name, value)
 
     @abc.abstractmethod
     def epochs(self, count: int) -> Iterator[int]:
@@ -110,6 +105,10 @@ def open_job(seed: int | None) -> Job:
             from elastane.runtime.elastic import ElasticJob
 
             return ElasticJob(environment, seed)
+        if mode == "doctor":
+            from elastane.diagnose.job import DoctorJob
+
+            return DoctorJob(environment, seed)
         from elastane.runtime.stock import DdpJob, PlainJob
 
         return DdpJob(environment, seed) if mode == "ddp" else PlainJob(environment, seed)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.prepared import Prepared
 from elastane.state.train_state import TrainState, fingerprint
 
 
@@ -26,12 +27,19 @@ def write_elastic_report(
 
 
 def write_stock_report(
-    directory: str, model: Any, optimizers: list[Any], *, rank: int, logged: list[dict[str, float]]
+    directory: str, prepared: Prepared, *, rank: int, logged: list[dict[str, float]]
 ) -> None:
     """Write `<directory>/ddp-<rank>.json`: the same fingerprint, and what the script logged per step."""
     _write(
         Path(directory) / f"ddp-{rank}.json",
-        {"rank": rank, "step": len(logged), "fingerprint": fingerprint(model, optimizers), "logged": logged},
+        {
+            "rank": rank,
+            "step": len(logged),
+            "fingerprint": fingerprint(
+                prepared.model, prepared.optimizers, [*prepared.schedulers, *prepared.extras.values()]
+            ),
+            "logged": logged,
+        },
     )
 
 

@@ -10,6 +10,7 @@ import structlog
 
 from elastane.context import EstContext
 from elastane.errors import ElastaneError
+from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.state.checkpoint import ShardInfo, load_newest, take_snapshot, write_manifest, write_shard
 from elastane.state.codec import Exported
@@ -20,17 +21,19 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 
-def initial_contexts(generators: Generators, num_ests: int, seed: int | None) -> dict[int, EstContext]:
-    """Contexts at the start of step 0: seeded seed + r, or all from the RNG state of now.
+def initial_contexts(
+    generators: Generators, registry: Registry, num_ests: int, seed: int | None
+) -> dict[int, EstContext]:
+    """Contexts at the start of step 0: seeded seed + r, or all from the RNG state of now; items as they are.
 
     The process's own RNG state is as before afterwards.
     """
-    before = generators.capture()
+    before, items = generators.capture(), registry.capture()
     contexts = {}
     for rank in range(num_ests):
         if seed is not None:
             seed_all(seed + rank)
-        contexts[rank] = EstContext.initial(rank, generators.capture())
+        contexts[rank] = EstContext.initial(rank, generators.capture() | items)
     generators.restore(before)
     return contexts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from elastane import determinism
 from elastane.data.source import BatchSource
 from elastane_proto.v1 import ring_pb2
 
@@ -24,12 +25,12 @@ def script_signature(
                 name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")
             )
         )
-    environment = {
-        "torch": torch.__version__,
-        "threads": str(torch.get_num_threads()),
-        "optimizer": ",".join(type(optimizer).__name__ for optimizer in optimizers),
-        "data_workers": str(source.num_workers),
-        "dtype": str(torch.get_default_dtype()),
-    }
-    signature.environment.update(environment)
+    signature.environment.update(
+        {
+            "optimizer": ",".join(type(optimizer).__name__ for optimizer in optimizers),
+            "data_workers": str(source.num_workers),
+            "dtype": str(torch.get_default_dtype()),
+            **determinism.facts(determinism.in_effect(), next(iter(model.parameters())).device),
+        }
+    )
     return signature

@@ -1,27 +1,35 @@
 """The same script without a master: a plain single process, or stock DistributedDataParallel.
 
 The DDP mode is the reference everything is compared with; it therefore uses torch's own classes
-and adds nothing to a step.
+and adds nothing to a step but counting it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader
 
-from elastane.data import stock_loader
+from elastane.data.stock import set_epoch, stock_loader
 from elastane.errors import StepError, UnsupportedError
-from elastane.rng import seed_all
+from elastane.rng import Generators, seed_all
+from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.job import Job, Prepared
+from elastane.runtime.job import Job
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared, intercept
 from elastane.runtime.report import write_stock_report
+from elastane.runtime.tracing import open_trace
+
+if TYPE_CHECKING:
+    from elastane.verify.trace import StepTrace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +41,106 @@ class LocalTask:
     attempt: int = 1
 
 
-class PlainJob(Job):
-    """One process, N = 1: `prepare` gives everything back as it is."""
+class LocalLoader:
+    """An epoch's mini-batches of one process, counted; all other attributes are the DataLoader's."""
+
+    def __init__(self, loader: DataLoader[Any], job: LocalJob, options: TrainOptions) -> None:
+        self._loader = loader
+        self._job = job
+        self._options = options
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._job.turns(itertools.islice(iter(self._loader), self._options.steps_per_epoch))
+
+    def __len__(self) -> int:
+        return self._options.steps_per_epoch or len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class LocalJob(Job):
+    """What the two modes without a master share: one process is one rank from beginning to end."""
+
+    def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
+        super().__init__(environment, seed)
+        self._calls: LocalCalls | None = None
+        self._model: torch.nn.Module | None = None
+        self._trace: StepTrace | None = None
+        self._logged: list[dict[str, float]] = []
+        self._pending: dict[str, Any] = {}
+        self.step = 0
+
+    @property
+    def stepped(self) -> bool:  # type: ignore[override]
+        """Whether the optimizer has stepped in this mini-batch."""
+        return self._calls is not None and self._calls.stepped
+
+    @property
+    def _over(self) -> bool:
+        return 0 < self._environment.steps_max <= self.step
+
+    def log(self, **values: Any) -> None:
+        """Kept for the report of the run, by step."""
+        self._pending.update(values)
+
+    def turns(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The epoch's mini-batches; what comes after each is done when the loop asks for the next."""
+        calls, model, trace = self._calls, self._model, self._trace
+        assert calls is not None and model is not None
+        generators = Generators(next(model.parameters()).device)
+        for micro, batch in calls.mini_batches(batches):
+            if isinstance(model, DistributedDataParallel):
+                model.require_backward_grad_sync = calls.sync  # what no_sync() sets
+            if trace is not None:
+                parts = generators.capture() | self._registry.capture()
+                trace.turn_began(self.step, self.rank, micro, batch, parts)
+            yield batch
+            if trace is not None:
+                parts = generators.capture() | self._registry.capture()
+                trace.turn_ended(self.step, self.rank, micro, parts, self._pending)
+            if not calls.sync:
+                continue
+            if trace is not None:
+                trace.step_applied(self.step)
+            self._logged.append({name: _number(value) for name, value in self._pending.items()})
+            self._pending = {}
+            self.step += 1
+            if self._over:
+                return
+
+    def _control(
+        self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
+    ) -> LocalLoader:
+        """Put the prepared objects under control of the mini-batches' numbers."""
+        batches = options.steps_per_epoch or len(loader)
+        self._model = model
+        self._calls = LocalCalls(model, options.accumulation_steps, batches)
+        intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
+        self._registry.freeze()
+        return LocalLoader(loader, self, options)
+
+
+class PlainJob(LocalJob):
+    """One process, N = 1: `prepare` gives everything back as it is, but for a loader that counts steps."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
         self.num_ests, self.rank, self.is_leader = 1, 0, True
 
-    def prepare(self, *objects: Any) -> Any:
-        Prepared(objects)
+    def prepare(self, *objects: Any, **options: Any) -> Any:
+        prepared = Prepared(objects)
+        chosen = TrainOptions(**options)
+        loader = self._control(prepared, prepared.model, prepared.loader, chosen)
         if self._seed is not None:
             seed_all(self._seed)
-        return objects[0] if len(objects) == 1 else objects
+        return _replaced(objects, {id(prepared.loader): loader})
 
     def epochs(self, count: int) -> Iterator[int]:
-        yield from range(count)
-
-    def log(self, **values: Any) -> None:
-        """Nobody stores values of a plain process."""
+        for epoch in range(count):
+            if self._over:
+                break
+            yield epoch
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         if size < 1 or task_size < 1:
@@ -62,62 +152,64 @@ class PlainJob(Job):
                 yield LocalTask(index, range(start, min(start + task_size, size)))
 
 
-class DdpJob(Job):
+class DdpJob(LocalJob):
     """Stock DDP under torchrun: what the elastic result must equal."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
-        backend = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() > 0 else "gloo"
-        dist.init_process_group(backend)
+        dist.init_process_group(environment.ddp_backend or _backend())
         self.num_ests = dist.get_world_size()
         self.rank = dist.get_rank()
         self.is_leader = self.rank == 0
         self._prepared: Prepared | None = None
-        self._sampler: DistributedSampler[Any] | None = None
-        self._logged: list[dict[str, float]] = []
-        self._pending: dict[str, Any] = {}
+        self._loader: DataLoader[Any] | None = None
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, **options: Any) -> Any:
         prepared = self._prepared = Prepared(objects)
+        chosen = TrainOptions(**options)
+        self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
-        model = DistributedDataParallel(prepared.models[0], device_ids=device_ids)
-        loader = stock_loader(prepared.loaders[0], self.num_ests, self.rank)
-        assert isinstance(loader.sampler, DistributedSampler)
-        self._sampler = loader.sampler
-        for optimizer in prepared.optimizers[:1]:
-            optimizer.register_step_post_hook(self._stepped)
+        model = DistributedDataParallel(prepared.model, device_ids=device_ids, **chosen.ddp_arguments())
+        self._loader = stock_loader(
+            prepared.loader, self.num_ests, self.rank, steps_per_epoch=chosen.steps_per_epoch
+        )
+        loader = self._control(prepared, model, self._loader, chosen)
         if self._seed is not None:
             seed_all(self._seed + self.rank)
-        replaced = {id(prepared.models[0]): model, id(prepared.loaders[0]): loader}
-        result = tuple(replaced.get(id(o), o) for o in objects)
-        return result[0] if len(result) == 1 else result
+        return _replaced(objects, {id(prepared.model): model, id(prepared.loader): loader})
 
     def epochs(self, count: int) -> Iterator[int]:
-        if self._prepared is None or self._sampler is None:
+        if self._prepared is None or self._loader is None:
             raise StepError("job.epochs was called before job.prepare")
         for epoch in range(count):
-            self._sampler.set_epoch(epoch)
+            if self._over:
+                break
+            set_epoch(self._loader, epoch)
             yield epoch
         if self._environment.report_dir:
             write_stock_report(
                 self._environment.report_dir,
-                self._prepared.models[0],
-                self._prepared.optimizers,
+                self._prepared,
                 rank=self.rank,
                 logged=self._logged,
             )
         dist.barrier()
         dist.destroy_process_group()
 
-    def log(self, **values: Any) -> None:
-        self._pending.update(values)
-
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         raise UnsupportedError("dynamic datasets need a master", hint="start the script with `elastane run`")
 
-    def _stepped(self, *_: Any) -> None:
-        self._logged.append({name: _number(value) for name, value in self._pending.items()})
-        self._pending = {}
+
+def _backend() -> str:
+    """NCCL where every rank of this host has a GPU of its own: it refuses two ranks on one."""
+    ranks_here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]
+    has_gpus = torch.cuda.is_available() and int(ranks_here) <= torch.cuda.device_count()
+    return "nccl" if has_gpus else "gloo"
+
+
+def _replaced(objects: tuple[Any, ...], replaced: dict[int, Any]) -> Any:
+    result = tuple(replaced.get(id(o), o) for o in objects)
+    return result[0] if len(result) == 1 else result
 
 
 def _number(value: Any) -> float:

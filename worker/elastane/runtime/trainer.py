@@ -22,17 +22,19 @@ import structlog
 import torch
 
 from elastane.collective.reducer import Reducer
-from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
-from elastane.errors import StepError
-from elastane.rng import Generators
+from elastane.errors import StepError, UnsupportedError
+from elastane.rng import Generators, Parts
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
+from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.saving import CheckpointSaver, initial_contexts, load_state
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
-from elastane.state.handover import receive_state, send_state
+from elastane.runtime.tracing import open_trace
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -41,13 +43,19 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class Turn:
-    """One EST's mini-batch in a step, as this worker runs it."""
+    """One EST's part of a step, as this worker runs it: one mini-batch, or several that accumulate."""
 
     step: int
     rank: int
     slot: int
-    last: bool
-    batch: BatchInfo | None = None
+    #: It is the worker's last EST of the step.
+    ends: bool
+    #: Mini-batches in the step, and the number of the present one.
+    batches: int = 1
+    micro: int = 0
+    taken: list[BatchInfo] = field(default_factory=list)
+    #: Loader position and stream states after the mini-batches that are over.
+    loader_parts: Parts = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     #: Of each buffer, when EST 0's were taken down: tells who has written to it since.
     buffer_versions: list[int] = field(default_factory=list)
@@ -57,6 +65,16 @@ class Turn:
     applied: bool = False
     #: The ring changed: the step will be replayed.
     lost: bool = False
+
+    @property
+    def sync(self) -> bool:
+        """The present mini-batch is the EST's last of the step."""
+        return self.micro == self.batches - 1
+
+    @property
+    def last(self) -> bool:
+        """The present mini-batch is the worker's last of the step."""
+        return self.ends and self.sync
 
 
 class EpochsClosed:
@@ -72,53 +90,98 @@ class EpochsClosed:
         self.count = state["count"]
 
 
+class GradientsDefined:
+    """Which parameters have a p.grad between two steps: what the next step's backward adds to, or not."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer = reducer
+
+    def state_dict(self) -> dict[str, list[int]]:
+        return {"defined": self._reducer.defined}
+
+    def load_state_dict(self, state: dict[str, list[int]]) -> None:
+        self._reducer.define(state["defined"])
+
+
 class Trainer:
     """Built by `Job.prepare`; `join`, `turns` and `finish` are driven by the job and the loader."""
 
     def __init__(
         self,
         environment: WorkerEnvironment,
-        model: torch.nn.Module,
-        optimizers: list[torch.optim.Optimizer],
-        schedulers: list[Any],
+        prepared: Prepared,
+        options: TrainOptions,
         source: BatchSource,
         *,
         seed: int | None,
     ) -> None:
-        self._worker_id = environment.worker_id
+        model = prepared.model
+        self._steps_max = environment.steps_max
         self._model = model
         self._source = source
+        self._registry = source.registry
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
         device = next(iter(model.parameters())).device
-        self._transport_device = device if device.type == "cuda" else torch.device("cpu")
         self._generators = Generators(device)
-        self._state = TrainState(model, optimizers, schedulers, {"elastane.epochs": self._closed_epochs})
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._trained = {id(p) for _, p in named}
+        #: Tensors of the averages and copies that were prepared: they change where the step is applied only.
+        self._shared = [
+            tensor
+            for extra in prepared.extras.values()
+            if isinstance(extra, torch.nn.Module)
+            for tensor in (*extra.parameters(), *extra.buffers())
+        ]
         self._module_buffers = list(model.buffers())
         #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
-        self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
+        self._rank0_buffers: list[torch.Tensor] = []
+        self._take_buffers()
         self._rank0_captured: list[torch.Tensor] | None = None
+        self._trace = open_trace(f"elastic-{environment.worker_id}", prepared, source.registry)
         self._reducer = Reducer(
             [p for _, p in named],
             [name for name, _ in named],
             self._num_ests,
             self._module_buffers,
             on_last_backward=self._last_backward,
+            **options.ddp_arguments(),
         )
-        self._initial = initial_contexts(self._generators, self._num_ests, seed)
-        self._pristine = True
+        model.register_forward_hook(self._reducer.watch_outputs)
+        self._state = TrainState(
+            model,
+            prepared.optimizers,
+            prepared.schedulers,
+            {
+                **prepared.extras,
+                "elastane.epochs": self._closed_epochs,
+                "elastane.gradients": GradientsDefined(self._reducer),
+            },
+        )
         self._saver = CheckpointSaver(
             lambda message: self._attendance.tell(lambda: self._protocol.saved(message))
         )
         self._attendance = Attendance(
             environment,
             backend="nccl" if device.type == "cuda" else "gloo",
-            signature=lambda: script_signature(model, optimizers, source, self.epochs),
+            signature=lambda: script_signature(model, prepared.optimizers, source, self.epochs),
             write_manifest=lambda message: self._saver.write_manifest(message, num_ests=self._num_ests),
             close=self.close,
         )
         self._protocol = self._attendance.protocol
+        self._boundary = StepBoundary(
+            environment.worker_id,
+            self._attendance,
+            self._state,
+            self._reducer,
+            self._saver,
+            initial_contexts(self._generators, self._registry, self._num_ests, seed),
+            device if device.type == "cuda" else torch.device("cpu"),
+            drop_step=self._drop_step,
+            replaced=self._take_buffers,
+            entered=self._entered,
+        )
+        self._shared_versions: list[int] = []
         self._contexts: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
@@ -134,7 +197,8 @@ class Trainer:
 
     @property
     def total_steps(self) -> int:
-        return self.epochs * self._source.steps_per_epoch
+        total = self.epochs * self._source.steps_per_epoch
+        return min(total, self._steps_max) if self._steps_max else total
 
     @property
     def current_epoch(self) -> int:
@@ -154,7 +218,7 @@ class Trainer:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
         self.epochs = epochs
         self._attendance.start()
-        self._settle()
+        self._boundary.settle(self._contexts)
 
     def turns(self) -> Iterator[Any]:
         """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
@@ -168,16 +232,18 @@ class Trainer:
                 f"the loader was used again after the end of epoch {self.epoch}",
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
-        script_rng = self._generators.capture()
+        self._check_frozen()
+        script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
         try:
             while self._in_epoch():
-                self._settle()
+                self._boundary.settle(self._contexts)
                 if self._in_epoch():
                     yield from self._run_step(self._protocol.applied_step)
         finally:
             self.turn = None
             self._generators.restore(script_rng)
+            self._registry.restore(script_items)
             self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
@@ -192,13 +258,15 @@ class Trainer:
     def finish(self) -> None:
         """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
         if self._protocol.changing:
-            self._settle()
+            self._boundary.settle(self._contexts)
         self._attendance.exits.finished = True
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and everything this worker holds. Idempotent."""
         self._saver.close()
         self._reducer.close()
+        if self._trace is not None:
+            self._trace.close()
         self._attendance.close(bye)
         self._source.close()
 
@@ -224,16 +292,17 @@ class Trainer:
     def _run_step(self, step: int) -> Iterator[Any]:
         """One global step; returns with the step applied, or lost and to be run again."""
         self._after, self._tasks, self._rank0_captured = {}, [], None
-        ranks = sorted(self._contexts)
+        self._shared_versions = [tensor._version for tensor in self._shared]
+        ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
         for slot, rank in enumerate(ranks):
-            if self._protocol.changing:
-                self._drop_step()
-                return
-            turn = Turn(step, rank, slot, last=slot == len(ranks) - 1)
-            batch = self._begin_turn(turn)
-            yield batch
-            if not turn.last:
-                self._end_turn(turn)
+            turn = Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+            for turn.micro in range(batches):
+                if self._protocol.changing:
+                    self._drop_step()
+                    return
+                yield self._begin_batch(turn)
+                if not turn.last:
+                    self._end_batch(turn)
         if turn.applied:
             self._complete_step(turn)
             return
@@ -248,27 +317,51 @@ class Trainer:
                 hint="call backward() and optimizer.step() once for every mini-batch",
             )
 
-    def _begin_turn(self, turn: Turn) -> Any:
+    def _begin_batch(self, turn: Turn) -> Any:
         self.turn = turn
-        with torch.no_grad():
-            for buffer, base in zip(self._module_buffers, self._rank0_buffers, strict=True):
-                buffer.copy_(base)
-        self._generators.exchange(self._contexts[turn.rank].parts)
-        batch, turn.batch = self._source.begin(turn.rank)
-        self._reducer.begin_turn(turn.slot, last=turn.last, record_order=turn.step == 0 and turn.rank == 0)
+        first = turn.micro == 0
+        if first:
+            self._restore_buffers()
+            self._generators.exchange(self._contexts[turn.rank].parts)
+            self._registry.exchange(self._contexts[turn.rank].parts)
+        batch, info = self._source.begin(turn.rank)
+        turn.taken.append(info)
+        record = turn.rank == 0 and turn.step == self._reducer.order_step
+        self._reducer.begin_turn(turn.slot, turn.ends, record, first=first, sync=turn.sync)
+        if self._trace is not None:
+            self._trace.turn_began(turn.step, turn.rank, turn.micro, batch, self._states())
         probes.reached("forward", turn.step)
         return batch
 
-    def _end_turn(self, turn: Turn) -> None:
-        """The EST's mini-batch is done: keep its context, and EST 0's buffers."""
-        assert turn.batch is not None
-        before = self._contexts[turn.rank]
-        self._after[turn.rank] = before.next(self._generators.capture(), self._source.finish(turn.rank))
+    def _states(self) -> Parts:
+        """Generators and registered items as they are now."""
+        return self._generators.capture() | self._registry.capture()
+
+    def _end_batch(self, turn: Turn) -> None:
+        """The EST's mini-batch is done; after its last one keep its context, and EST 0's buffers."""
+        turn.loader_parts |= self._source.finish(turn.rank)
+        if self._trace is None and not turn.sync:
+            return
+        states = self._states()
+        if self._trace is not None:
+            self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
+        if not turn.sync:
+            return
+        if self._shared_versions != [tensor._version for tensor in self._shared]:
+            raise StepError(
+                f"an averaged or copied model changed in step {turn.step} before the step was applied",
+                hint="update it after optimizer.step() `if job.stepped:`, and call its eval() "
+                "if the loop runs it forward",
+                virtual_rank=turn.rank,
+            )
+        self._after[turn.rank] = self._contexts[turn.rank].next(states, turn.loader_parts)
         if turn.rank == 0:
             self._rank0_captured = [buffer.detach().clone() for buffer in self._module_buffers]
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
-        task = ring_pb2.StepTask(virtual_rank=turn.rank, samples=turn.batch.samples)
-        task.range.start, task.range.end = turn.batch.start, turn.batch.end
+        task = ring_pb2.StepTask(virtual_rank=turn.rank)
+        task.range.start, task.range.end = turn.taken[0].start, turn.taken[-1].end
+        for info in turn.taken:
+            task.samples.extend(info.samples)
         for name, value in turn.metrics.items():
             task.metrics[name] = value.item() if isinstance(value, torch.Tensor) else float(value)
         self._tasks.append(task)
@@ -277,29 +370,31 @@ class Trainer:
         """At the end of the last EST's backward: report the step while its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
-        self._end_turn(turn)
+        self._end_batch(turn)
         turn.reported = True
         report = ring_pb2.StepReport(
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
         )
         for rank, context in self._after.items():
             report.contexts.append(context.to_proto(self._contexts[rank]))
-        if turn.step == 0 and self.is_leader:
+        if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
         self._attendance.tell(lambda: self._protocol.report(report))
         if self._module_buffers:
             self._reducer.broadcast_buffers(self._rank0_captured)
         probes.reached("all_reduce", turn.step)
 
-    def optimizer_step(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        """What the prepared optimizer's `step` does: once a global step, when all is durable."""
+    def claim(self) -> bool:
+        """Whether the global step is applied in the present turn: waits until all is durable.
+
+        False on turns that are not the worker's last and when the ring has changed; once True it stays so
+        for the turn. Raises StepError outside the loop and before backward().
+        """
         turn = self.turn
         if turn is None:
             raise StepError("optimizer.step() was called outside the loader loop")
-        if not turn.last:
-            return None
-        if self._reducer.failure is not None or turn.lost:
-            return None
+        if not turn.last or turn.lost or self._reducer.failure is not None:
+            return False
         if not turn.reported:
             raise StepError(
                 f"optimizer.step() came before backward() in step {turn.step}",
@@ -308,31 +403,29 @@ class Trainer:
         if not turn.applied:
             self._attendance.wait_for(lambda: self._protocol.changing or self._protocol.may_apply(turn.step))
             probes.reached("prepared", turn.step)
-            if not self._attendance.begin_apply(turn.step):
-                turn.lost = True
-                return None
-            turn.applied = True
-        return step(*args, **kwargs)
+            turn.applied = self._attendance.begin_apply(turn.step)
+            turn.lost = not turn.applied
+        return turn.applied
 
-    def scheduler_step(self, step: Any, *args: Any, **kwargs: Any) -> Any:
-        """What a prepared scheduler's `step` does: once a global step, or once between epochs."""
-        turn = self.turn
-        if turn is None:
-            # Between epochs. The state may have come from a worker that has passed here already.
-            return None if self._closed_epochs.count > self.epoch else step(*args, **kwargs)
-        if turn.applied:
-            return step(*args, **kwargs)
-        if turn.last and not turn.lost and self._reducer.failure is None:
-            raise StepError(
-                "scheduler.step() came before optimizer.step()",
-                hint="step the optimizer first, as in stock PyTorch",
-            )
-        return None
+    @property
+    def failed(self) -> bool:
+        """Whether the present step's all-reduce was given up."""
+        return self._reducer.failure is not None
+
+    @property
+    def backward_done(self) -> bool:
+        """Whether the present mini-batch has had its backward()."""
+        return self._reducer.backward_done
+
+    @property
+    def epoch_is_closed(self) -> bool:
+        """Between epochs: whether the code here has run already, in the worker the state came from."""
+        return self._closed_epochs.count > self.epoch
 
     def _complete_step(self, turn: Turn) -> None:
         """The body is over and the step is in the weights."""
         reported = self._after[turn.rank].parts
-        if any(reported.get(key) != value for key, value in self._generators.capture().items()):
+        if any(reported.get(key) != value for key, value in self._states().items()):
             raise StepError(
                 f"random numbers were drawn after backward() in step {turn.step}",
                 hint="draw them before backward(), or inside `with job.isolated_rng():`",
@@ -343,11 +436,13 @@ class Trainer:
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
-        self._pristine = False
+        self._boundary.pristine = False
+        if self._trace is not None:
+            self._trace.step_applied(turn.step)
         self.turn = None
         self._reducer.end_step()
         self._attendance.tell(lambda: self._protocol.end_apply(turn.step))
-        if turn.step == 0:
+        if turn.step == self._reducer.order_step:
             self._reducer.set_layout(self._protocol.ready_order)
         probes.reached("applied", turn.step)
 
@@ -375,101 +470,30 @@ class Trainer:
         self._restore_buffers()
         self.turn = None
 
+    def _entered(self, contexts: dict[int, EstContext], step: int) -> None:
+        """A ring is formed and holds the state at `step`: take up these ESTs."""
+        self._contexts = contexts
+        self._source.position(contexts, step)
+
+    def _take_buffers(self) -> None:
+        """The module's buffers are EST 0's at the start of a step: as built, or as received."""
+        self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
+
     def _restore_buffers(self) -> None:
         with torch.no_grad():
             for buffer, base in zip(self._module_buffers, self._rank0_buffers, strict=True):
                 buffer.copy_(base)
 
     def _in_epoch(self) -> bool:
-        return self.current_epoch == self.epoch
+        return self.current_epoch == self.epoch and self.applied_step < self.total_steps
 
-    # ------------------------------------------------------------------ the ring
-
-    def _settle(self) -> None:
-        """Return when this worker runs in a ring and nothing is asked of it before the next step."""
-        while True:
-            self._take_checkpoint()
-            request = self._attendance.next_request()
-            if request is None:
-                return
-            if isinstance(request, ring_pb2.Load):
-                self._load(request)
-            else:
-                self._enter(request)
-
-    def _load(self, message: ring_pb2.Load) -> None:
-        """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
-        if not self._attendance.begin_replace(message.generation):
-            return
-        loaded = load_state(
-            message, self._state, self._initial, num_ests=self._num_ests, pristine=self._pristine
-        )
-        self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
-        self._pristine = self._pristine and loaded.step == 0
-        self._attendance.tell(lambda: self._protocol.loaded(loaded))
-
-    def _enter(self, go: ring_pb2.Go) -> None:
-        """Form the group of the generation, hand state over, take up my ESTs."""
-        names = [member.worker_id for member in go.members]
-        me = names.index(self._worker_id)
-        self._drop_step()
-        try:
-            transport = self._attendance.form(go, me)
-            if go.receivers:
-                self._hand_over(go, me, transport)
-        except (RingAborted, RingBroken) as error:
-            _log.debug("group was not formed", generation=go.generation, error=str(error))
-            failure = str(error)
-            self._attendance.tell(lambda: self._protocol.forming_failed(go.generation, failure))
-            return
-        contexts = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
-        self._reducer.set_ring(transport, [(m.ests.start, m.ests.end) for m in go.members], me)
-        self._reducer.set_layout(list(go.extra.ready_order) or None)
-        if not self._attendance.entered(go):
-            return
-        self._contexts = contexts
-        self._source.position(contexts, go.resume_step)
-        probes.reached("formed", go.resume_step)
-
-    def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
-        """Donors send the state at the resume step, receivers take it, others go on."""
-        donors, receivers = list(go.donors), list(go.receivers)
-        if me in donors:
-            probes.reached("hand_over", go.resume_step)
-            send_state(
-                transport,
-                self._state.export(),
-                donor_index=donors.index(me),
-                donors=donors,
-                receivers=receivers,
-                tag_base=HANDOVER_TAG,
-                device=self._transport_device,
-            )
-        elif me in receivers:
-            probes.reached("hand_over", go.resume_step)
-            received = receive_state(
-                transport, donors=donors, tag_base=HANDOVER_TAG, device=self._transport_device
-            )
-            if not self._attendance.begin_replace(go.generation):
-                raise RingAborted(f"generation {go.generation} is over")
-            self._state.load(received)
-            self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
-            self._pristine = False
-            self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _take_checkpoint(self) -> None:
-        """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""
-        message = self._attendance.take_checkpoint_request()
-        if message is None:
-            return
-        if message.step != self.applied_step:
-            _log.warning("checkpoint missed", checkpoint=message.checkpoint, step=self.applied_step)
-            return
-        self._saver.write_shard(
-            message,
-            self._state.export(),
-            contexts={rank: dict(context.parts) for rank, context in self._contexts.items()},
-            ready_order=self._protocol.ready_order,
-        )
+    def _check_frozen(self) -> None:
+        """A parameter that was frozen at prepare is summed by nobody."""
+        for name, param in self._model.named_parameters():
+            if param.requires_grad and id(param) not in self._trained:
+                raise UnsupportedError(
+                    f"parameter {name} did not require a gradient at prepare and does now",
+                    hint="let all that is ever trained require gradients at prepare, freeze it after that, "
+                    "and pass find_unused_parameters=True",
+                    parameter=name,
+                )

@@ -9,6 +9,7 @@ The rule. Each part is the sha256 of records in order. A record is one line of J
                ["tensor", name, dtype, shape], then the elements' bytes, row-major, little-endian
     buffers    the same for buffers, persistent or not
     optimizer  for each optimizer i: the value of {"state", "param_groups"} of its state_dict() at path "i"
+    extras     for each other object i (schedulers, scalers, averages): its state_dict() at path "i"
 A value at a path P:
     tensor     ["tensor", P, dtype, shape], then its bytes
     dict       ["dict", P, length], then each entry at P/key, keys sorted by (type name, key)
@@ -36,8 +37,10 @@ class _HasStateDict(Protocol):
     def state_dict(self) -> dict[str, object]: ...
 
 
-def fingerprint(model: torch.nn.Module, optimizers: Iterable[_HasStateDict] = ()) -> dict[str, str]:
-    """sha256 in hex of the parts "weights", "optimizer" and "buffers" (see the module for the rule).
+def fingerprint(
+    model: torch.nn.Module, optimizers: Iterable[_HasStateDict] = (), extras: Iterable[_HasStateDict] = ()
+) -> dict[str, str]:
+    """sha256 in hex of "weights", "optimizer", "buffers" and "extras" (see the module for the rule).
 
     For a model wrapped by DistributedDataParallel pass `model.module`, or the names differ.
     """
@@ -46,7 +49,11 @@ def fingerprint(model: torch.nn.Module, optimizers: Iterable[_HasStateDict] = ()
         state = optimizer.state_dict()
         parts = {"state": state["state"], "param_groups": state["param_groups"]}
         _add_value(optimizer_hash, str(index), parts)
+    extras_hash = hashlib.sha256()
+    for index, extra in enumerate(extras):
+        _add_value(extras_hash, str(index), extra.state_dict())
     return {
+        "extras": extras_hash.hexdigest(),
         "weights": _hash_named(dict(model.named_parameters(remove_duplicate=False))),
         "optimizer": optimizer_hash.hexdigest(),
         "buffers": _hash_named(dict(model.named_buffers(remove_duplicate=False))),

@@ -6,14 +6,14 @@
 3. `load()` first compares it with the script's objects, then fills them in place: the script, the
    reducer and the optimizer keep the very tensors they know.
 
-Gradients are no part of it: at a step boundary there are none that count. Neither are module flags
-(`requires_grad`, `training`): the script sets them, in every worker alike.
+Gradients are no part of it: at a step boundary there are none that count. What the script has frozen and
+which modules are in training mode (`requires_grad`, `training`) are: a script may set them once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -25,7 +25,10 @@ from elastane.state.optimizer_state import Placer, StateError, check_optimizer, 
 
 __all__ = ["StateError", "Stateful", "TrainState", "fingerprint"]
 
-_SECTIONS = ("parameters", "buffers", "modules", "optimizers", "schedulers", "extras")
+#: Extras whose names begin so are the runtime's own; stock training has no such state.
+RUNTIME_PREFIX: Final = "elastane."
+
+_SECTIONS = ("parameters", "buffers", "flags", "modules", "optimizers", "schedulers", "extras")
 
 
 class Stateful(Protocol):
@@ -62,6 +65,10 @@ class TrainState:
         state = {
             "parameters": dict(self.model.named_parameters(remove_duplicate=False)),
             "buffers": dict(self.model.named_buffers(remove_duplicate=False)),
+            "flags": {
+                "frozen": [name for name, p in self.model.named_parameters() if not p.requires_grad],
+                "evaluating": [name for name, module in self.model.named_modules() if not module.training],
+            },
             "modules": {name: module.get_extra_state() for name, module in self._modules_with_state()},
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
@@ -81,6 +88,7 @@ class TrainState:
         with torch.no_grad():
             self._load_parameters(state["parameters"])
             self._load_buffers(state["buffers"], placer)
+        self._load_flags(state["flags"])
         modules = dict(self._modules_with_state())
         for name, value in state["modules"].items():
             modules[name].set_extra_state(placer.tree(value))
@@ -93,8 +101,9 @@ class TrainState:
             self.extras[name].load_state_dict(placer.tree(value))
 
     def fingerprint(self) -> dict[str, str]:
-        """sha256 of "weights", "optimizer" and "buffers"; see `elastane.state.fingerprint`."""
-        return fingerprint(self.model, self.optimizers)
+        """sha256 of "weights", "optimizer", "buffers" and "extras"; see `elastane.state.fingerprint`."""
+        own = [extra for name, extra in self.extras.items() if not name.startswith(RUNTIME_PREFIX)]
+        return fingerprint(self.model, self.optimizers, [*self.schedulers, *own])
 
     # ------------------------------------------------------------------ before anything changes
 
@@ -145,6 +154,13 @@ class TrainState:
                 # The same memory, read in the order of dimensions (channels_last) that the ring trains with.
                 parameter.data = parameter.data.as_strided(value.shape, value.stride())
             parameter.copy_(value)
+
+    def _load_flags(self, flags: Mapping[str, list[str]]) -> None:
+        frozen, evaluating = set(flags["frozen"]), set(flags["evaluating"])
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        for name, module in self.model.named_modules():
+            module.training = name not in evaluating
 
     def _load_buffers(self, saved: Mapping[str, torch.Tensor], placer: Placer) -> None:
         for prefix, module in self._modules():

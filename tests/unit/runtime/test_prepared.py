@@ -1,0 +1,122 @@
+"""What `prepare` takes, and what becomes of the objects' methods."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+from elastane.errors import UnsupportedError
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared, intercept
+
+
+class Counter:
+    """The script's own state."""
+
+    def __init__(self):
+        self.count = 0
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.fixture
+def parts():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, DataLoader([0, 1, 2])
+
+
+def test_objects_are_told_apart_in_any_order(parts):
+    model, optimizer, loader = parts
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    averaged, ema = AveragedModel(model), copy.deepcopy(model)
+    scaler, counter = torch.amp.GradScaler("cpu"), Counter()
+    prepared = Prepared([averaged, loader, counter, scaler, ema, optimizer, scheduler, model])
+    assert prepared.model is model
+    assert prepared.loader is loader
+    assert prepared.optimizers == [optimizer]
+    assert prepared.schedulers == [scheduler]
+    assert prepared.scalers == [scaler]
+    assert prepared.averaged == [averaged]
+    assert list(prepared.extras.values()) == [averaged, counter, scaler, ema]
+    assert list(prepared.extras) == [
+        "prepared.0.AveragedModel",
+        "prepared.2.Counter",
+        "prepared.3.GradScaler",
+        "prepared.4.Linear",
+    ]
+
+
+def test_two_models_that_are_trained_are_refused(parts):
+    model, _, loader = parts
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    with pytest.raises(UnsupportedError, match="2 models to train"):
+        Prepared([model, other, optimizer, loader])
+
+
+def test_an_object_without_state_is_refused(parts):
+    with pytest.raises(UnsupportedError, match="got a object, which has no state_dict"):
+        Prepared([*parts, object()])
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_model_optimizer_and_loader_are_needed(parts, missing):
+    with pytest.raises(UnsupportedError, match="prepare takes one model, one training DataLoader"):
+        Prepared([part for place, part in enumerate(parts) if place != missing])
+
+
+class Recorder:
+    """`StepCalls` that lets nothing through."""
+
+    def __init__(self):
+        self.calls = []
+
+    def _note(self, kind):
+        def call(original, *args, **kwargs):
+            self.calls.append((kind, getattr(original, "__name__", "step")))
+
+        return call
+
+    def __getattr__(self, kind):
+        return self._note(kind)
+
+
+def test_calls_that_count_once_a_step_are_intercepted(parts):
+    model, optimizer, loader = parts
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    averaged, scaler = AveragedModel(model), torch.amp.GradScaler("cpu")
+    prepared, calls = Prepared([model, optimizer, loader, scheduler, averaged, scaler]), Recorder()
+    plain_state = scheduler.state_dict()
+    intercept(prepared, calls, zeroing=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    model.zero_grad()
+    scheduler.step()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    averaged.update_parameters(model)
+    assert [kind for kind, _ in calls.calls] == [
+        "optimizer_step", "zero_grad", "zero_grad", "scheduler_step",
+        "optimizer_step", "optimizer_step", "once", "once",
+    ]  # fmt: skip
+    assert scheduler.state_dict() == plain_state, "nothing of ours is in a scheduler's state"
+    assert "update_parameters" not in averaged.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options", [{"bucket_cap_mb": 0}, {"accumulation_steps": 0}, {"steps_per_epoch": -1}]
+)
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(UnsupportedError, match=next(iter(options))):
+        TrainOptions(**options)

@@ -1,0 +1,74 @@
+"""Gradient accumulation: a global step of several mini-batches of each rank, in stock DDP or one process.
+
+The rule is that of DDP's no_sync(): in all mini-batches of a step but the last, gradients only add up in
+p.grad. Optimizers, schedulers and `zero_grad` do nothing in between, so that a loop body can stay as it is.
+The elastic trainer follows the same rule (`zeroing_counts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+
+def zeroing_counts(*, first: bool, sync: bool, backward_done: bool) -> bool:
+    """Whether zero_grad() in a mini-batch zeroes: before the step's first backward, or after its last.
+
+    first, sync: the mini-batch is the step's first, its last. Scripts zero at the top or the end of the body.
+    """
+    return sync if backward_done else first
+
+
+class LocalCalls:
+    """`StepCalls` of a process that is one rank (stock DDP) or all there is (plain).
+
+    model: as prepared, wrapped or not; its parameters tell whether backward() has been.
+    steps: mini-batches in a step; batches: in an epoch, None if unknown.
+    """
+
+    def __init__(self, model: torch.nn.Module, steps: int, batches: int | None) -> None:
+        self._steps = steps
+        self._batches = batches
+        self._in_loop = False
+        self._first = self._backward_done = False
+        #: The mini-batch is the last of its step.
+        self.sync = True
+        #: The optimizer has stepped in this mini-batch.
+        self.stepped = False
+        if steps > 1:
+            for param in model.parameters():
+                if param.requires_grad:
+                    param.register_post_accumulate_grad_hook(self._backward_seen)
+
+    def mini_batches(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """An epoch's mini-batches with their number in the step."""
+        micro = 0
+        try:
+            for index, batch in enumerate(batches):
+                self._in_loop, self._first, self._backward_done = True, micro == 0, False
+                self.sync = micro == self._steps - 1 or index + 1 == self._batches
+                self.stepped = False
+                yield micro, batch
+                micro = 0 if self.sync else micro + 1
+        finally:
+            self._in_loop = self.stepped = False
+
+    def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._in_loop and not self.sync:
+            return None
+        self.stepped = self._in_loop
+        return original(*args, **kwargs)
+
+    def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if self.sync or not self._in_loop else None
+
+    scheduler_step = once
+
+    def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        counts = zeroing_counts(first=self._first, sync=self.sync, backward_done=self._backward_done)
+        return original(*args, **kwargs) if counts or not self._in_loop else None
+
+    def _backward_seen(self, param: torch.Tensor) -> None:
+        self._backward_done = True

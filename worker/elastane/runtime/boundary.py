@@ -1,0 +1,153 @@
+"""What is done between two steps: ring changes with their hand-over, loading, checkpoints.
+
+Called by the trainer, in the script's thread, whenever it is about to begin a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from elastane.collective.reducer import Reducer
+from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
+from elastane.context import EstContext
+from elastane.runtime import probes
+from elastane.runtime.attendance import Attendance
+from elastane.runtime.saving import CheckpointSaver, load_state
+from elastane.state.handover import receive_state, send_state
+from elastane.state.train_state import TrainState
+from elastane_proto.v1 import ring_pb2
+
+_log = structlog.get_logger(__name__)
+
+
+class StepBoundary:
+    """A worker's side of everything that happens at a step boundary.
+
+    initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
+    step in flight; replaced: other weights and buffers are in place; entered: a ring is formed, with the
+    contexts of this worker's ESTs at the step it resumes at.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        attendance: Attendance,
+        state: TrainState,
+        reducer: Reducer,
+        saver: CheckpointSaver,
+        initial: dict[int, EstContext],
+        device: torch.device,
+        *,
+        drop_step: Callable[[], None],
+        replaced: Callable[[], None],
+        entered: Callable[[dict[int, EstContext], int], None],
+    ) -> None:
+        self._worker_id = worker_id
+        self._attendance = attendance
+        self._protocol = attendance.protocol
+        self._state = state
+        self._reducer = reducer
+        self._saver = saver
+        self._initial = initial
+        self._device = device
+        self._drop_step = drop_step
+        self._replaced = replaced
+        self._entered = entered
+        self._contexts: dict[int, EstContext] = {}
+        #: The weights are still those the script built.
+        self.pristine = True
+
+    def settle(self, contexts: dict[int, EstContext]) -> None:
+        """Return when this worker runs in a ring and nothing is asked of it before the next step.
+
+        contexts: of this worker's ESTs now, for a checkpoint.
+        """
+        self._contexts = contexts
+        while True:
+            self._take_checkpoint()
+            request = self._attendance.next_request()
+            if request is None:
+                return
+            if isinstance(request, ring_pb2.Load):
+                self._load(request)
+            else:
+                self._enter(request)
+
+    def _load(self, message: ring_pb2.Load) -> None:
+        """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
+        if not self._attendance.begin_replace(message.generation):
+            return
+        loaded = load_state(
+            message, self._state, self._initial, num_ests=len(self._initial), pristine=self.pristine
+        )
+        self._replaced()
+        self.pristine = self.pristine and loaded.step == 0
+        self._attendance.tell(lambda: self._protocol.loaded(loaded))
+
+    def _enter(self, go: ring_pb2.Go) -> None:
+        """Form the group of the generation, hand state over, take up my ESTs."""
+        names = [member.worker_id for member in go.members]
+        me = names.index(self._worker_id)
+        self._drop_step()
+        try:
+            transport = self._attendance.form(go, me)
+            if go.receivers:
+                self._hand_over(go, me, transport)
+        except (RingAborted, RingBroken) as error:
+            _log.debug("group was not formed", generation=go.generation, error=str(error))
+            failure = str(error)
+            self._attendance.tell(lambda: self._protocol.forming_failed(go.generation, failure))
+            return
+        contexts = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
+        self._reducer.set_ring(transport, [(m.ests.start, m.ests.end) for m in go.members], me)
+        # The step that the order comes from may be replayed: the order is known, but not in use yet.
+        order_step = self._reducer.order_step
+        in_use = order_step is not None and go.resume_step > order_step
+        self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
+        if not self._attendance.entered(go):
+            return
+        self._contexts = contexts
+        self._entered(contexts, go.resume_step)
+        probes.reached("formed", go.resume_step)
+
+    def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
+        """Donors send the state at the resume step, receivers take it, others go on."""
+        donors, receivers = list(go.donors), list(go.receivers)
+        if me in donors:
+            probes.reached("hand_over", go.resume_step)
+            send_state(
+                transport,
+                self._state.export(),
+                donor_index=donors.index(me),
+                donors=donors,
+                receivers=receivers,
+                tag_base=HANDOVER_TAG,
+                device=self._device,
+            )
+        elif me in receivers:
+            probes.reached("hand_over", go.resume_step)
+            received = receive_state(transport, donors=donors, tag_base=HANDOVER_TAG, device=self._device)
+            if not self._attendance.begin_replace(go.generation):
+                raise RingAborted(f"generation {go.generation} is over")
+            self._state.load(received)
+            self._replaced()
+            self.pristine = False
+            self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
+
+    def _take_checkpoint(self) -> None:
+        """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""
+        message = self._attendance.take_checkpoint_request()
+        if message is None:
+            return
+        if message.step != self._protocol.applied_step:
+            _log.warning("checkpoint missed", checkpoint=message.checkpoint, step=self._protocol.applied_step)
+            return
+        self._saver.write_shard(
+            message,
+            self._state.export(),
+            contexts={rank: dict(context.parts) for rank, context in self._contexts.items()},
+            ready_order=self._protocol.ready_order,
+        )

@@ -1,0 +1,125 @@
+"""The objects a script gives to `prepare`, told apart by what they are, and put under control."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader
+
+from elastane.errors import UnsupportedError
+from elastane.state.train_state import Stateful
+
+
+class Prepared:
+    """What `prepare` was given.
+
+    model: the one that is trained. optimizers, schedulers, scalers (GradScaler), averaged (AveragedModel): in
+    the order given. loader: the training loader. extras: by name, everything else that has state and is
+    the same on all ranks (scalers, averaged models, EMA copies, the script's own objects).
+    Raises UnsupportedError for what cannot be told or carried.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        modules = [o for o in objects if isinstance(o, torch.nn.Module)]
+        loaders = [o for o in objects if isinstance(o, DataLoader)]
+        self.optimizers = [o for o in objects if isinstance(o, torch.optim.Optimizer)]
+        models = _trained(modules, self.optimizers)
+        if len(models) != 1 or len(loaders) != 1 or not self.optimizers:
+            raise UnsupportedError(
+                f"prepare got {len(models)} models to train, {len(self.optimizers)} optimizers and "
+                f"{len(loaders)} DataLoaders",
+                hint="prepare takes one model, one training DataLoader and optimizers, in one call",
+            )
+        self.model, self.loader = models[0], loaders[0]
+        self.scalers = [o for o in objects if isinstance(o, torch.amp.GradScaler)]
+        self.averaged = [o for o in modules if isinstance(o, AveragedModel)]
+        self.schedulers: list[Any] = []
+        self.extras: dict[str, Stateful] = {}
+        known = {id(o) for o in (self.model, self.loader, *self.optimizers)}
+        for place, extra in enumerate(objects):
+            if id(extra) in known:
+                continue
+            if not all(hasattr(extra, name) for name in ("state_dict", "load_state_dict")):
+                raise UnsupportedError(
+                    f"prepare got a {type(extra).__name__}, which has no state_dict and load_state_dict",
+                    hint="prepare takes the model, optimizers, the training DataLoader, schedulers, a"
+                    " GradScaler, averaged models and other objects with state",
+                )
+            if hasattr(extra, "step") and not isinstance(extra, torch.amp.GradScaler | torch.nn.Module):
+                self.schedulers.append(extra)
+            else:
+                self.extras[f"prepared.{place}.{type(extra).__name__}"] = extra
+
+
+def _trained(
+    modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[torch.nn.Module]:
+    """The modules of which an optimizer has a parameter; a single one is it in any case."""
+    if len(modules) == 1:
+        return list(modules)
+    optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    return [module for module in modules if any(id(p) in optimized for p in module.parameters())]
+
+
+class StepCalls(Protocol):
+    """What becomes of the calls of a loop body that must count once a global step.
+
+    Each is given the object's own method first, then the arguments of the call.
+    """
+
+    def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`optimizer.step` and `scaler.unscale_`, `scaler.step`: with the averaged gradients only."""
+        ...
+
+    def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`scaler.update`, `averaged.update_parameters`: where the optimizer has stepped."""
+        ...
+
+    def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`scheduler.step`: where the optimizer has stepped, or between epochs."""
+        ...
+
+    def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`zero_grad` of optimizers and model, when gradients are accumulated over mini-batches."""
+        ...
+
+
+def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
+    """Let `calls` decide what the prepared objects' methods do; zeroing: zero_grad too."""
+    for optimizer in prepared.optimizers:
+        _in_instance(optimizer, "step", calls.optimizer_step)
+        if zeroing:
+            _in_instance(optimizer, "zero_grad", calls.zero_grad)
+    if zeroing:
+        _in_instance(prepared.model, "zero_grad", calls.zero_grad)
+    for scheduler in prepared.schedulers:
+        _in_class(scheduler, "step", calls.scheduler_step)
+    for scaler in prepared.scalers:
+        _in_instance(scaler, "unscale_", calls.optimizer_step)
+        _in_instance(scaler, "step", calls.optimizer_step)
+        _in_instance(scaler, "update", calls.once)
+    for averaged in prepared.averaged:
+        _in_instance(averaged, "update_parameters", calls.once)
+
+
+def _in_instance(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """An instance attribute, so that the object keeps its class and the script its reference; `wraps`
+    carries over the mark by which schedulers know that the optimizer's step is watched."""
+    original = getattr(owner, name)
+    setattr(owner, name, functools.wraps(original)(functools.partial(replacement, original)))
+
+
+def _in_class(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """The same for schedulers, by a subclass: a scheduler's `state_dict` holds its instance attributes."""
+    kind = type(owner)
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return replacement(functools.partial(original, self), *args, **kwargs)
+
+    owner.__class__ = type(kind.__name__, (kind,), {name: method, "__module__": kind.__module__})

@@ -1,0 +1,27 @@
+"""Whether this process traces its steps (see `elastane.verify.trace`): when ELASTANE_TRACE_DIR is set."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from elastane.registry import Registry
+from elastane.runtime.prepared import Prepared
+
+if TYPE_CHECKING:
+    from elastane.verify.trace import StepTrace
+
+VARIABLE = "ELASTANE_TRACE_DIR"
+
+
+def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace | None:
+    """The trace of this process, "ddp-RANK" or "elastic-WORKER"; before anything else hooks gradients."""
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return None
+    from elastane.verify.trace import StepTrace
+
+    loader = prepared.loader
+    roots = {"dataset": loader.dataset, "sampler": loader.sampler, "collate_fn": loader.collate_fn}
+    known = {id(value) for value in registry.objects} | {id(loader.generator)}
+    return StepTrace(directory, name, prepared.model, prepared.optimizers, roots=roots, known=known)

@@ -20,8 +20,12 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all events."""
 
 
+#: Which workers may train together; jobs stored before there were levels have the default.
+Determinism = Literal["d0", "d1", "d2"]
+
+
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What fixes a job (see job.proto). `ests` and `seed` decide the result and never change."""
+    """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change."""
 
     ests: int
     workers_min: int = 1
@@ -38,6 +42,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     idle_max_seconds: float = 3600.0
     torch_threads: int = 1
     audit_samples: bool = True
+    determinism: Determinism = "d1"
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from elastane_master.decisions.events import (
     StreamLost,
     WorkerJoined,
 )
-from elastane_master.decisions.signatures import require_equal
+from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import OVER, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -213,9 +213,12 @@ def _settle(turn: Turn) -> None:
 def _check_signature(turn: Turn, event: WorkerJoined) -> None:
     """The first ring worker fixes what all must have in common."""
     state = turn.state
+    level = state.settings.determinism
+    require_level(level, event.signature, event.worker)
     others = [record for record in state.workers.values() if record.role == "ring"]
     if state.signature is not None and (state.ring.generation or others):
-        require_equal(state.signature, event.signature, event.worker)
+        require_equal(state.signature, event.signature, event.worker, level)
+        state.signature = completed(state.signature, event.signature)
         return
     if event.signature.steps_per_epoch < 0 or event.signature.epochs < 0:
         raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)

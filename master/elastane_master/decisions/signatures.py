@@ -6,7 +6,9 @@ data or environment differs is refused, and the refusal names the first differen
 
 from __future__ import annotations
 
-from elastane_master.decisions.events import Rejection, Signature, TensorSpec
+import msgspec
+
+from elastane_master.decisions.events import Determinism, Rejection, Signature, TensorSpec
 
 _NUMBERS = {
     "dataset_size": "the workers must see the same data set",
@@ -16,8 +18,48 @@ _NUMBERS = {
 }
 
 
-def require_equal(job: Signature, worker: Signature, name: str) -> None:
-    """Raises Rejection("mismatch") that names the first difference between a worker and its job."""
+#: Facts of the machine a worker runs on, and what to do when two are unlike.
+_PINNED = {
+    "instruction_set": "",
+    "onednn": "",
+    "mkl": "; MKL shares code only between CPUs of one maker",
+    "numpy_loops": "",
+    "caches": "",
+}
+_MODELS = "no level makes GPUs of different models give the same bits: use one model"
+_MIXTURE = "a job created with --determinism d0 takes both, and their mixture decides the bits"
+_HARDWARE = {*_PINNED, "threads", "device_model"}
+_REDUCED = ("tf32", "bf16", "high,", "medium")
+
+
+def require_level(level: Determinism, worker: Signature, name: str) -> None:
+    """Raises Rejection("mismatch") when a worker was not started, or is not kept, at its job's level.
+
+    Nothing is asked of a worker that says nothing of levels, except at d2: it is older than they are.
+    """
+    facts = worker.environment
+    found = facts.get("determinism", "(absent)")
+    if found != level and not (found == "(absent)" and level != "d2"):
+        hint = f"start it with `elastane run`, which passes the level, or with ELASTANE_DETERMINISM={level}"
+        hint += " and the variables the level pins" if level == "d2" else ""
+        raise _mismatch(name, "environment determinism", level, found, hint)
+    if facts.get("deterministic_kernels") == "off":
+        hint = "remove torch.use_deterministic_algorithms(False) from the script"
+        raise _mismatch(name, "environment deterministic_kernels", "on", "off", hint)
+    if (cudnn := facts.get("cudnn", "deterministic")) != "deterministic":
+        hint = "leave torch.backends.cudnn.benchmark and .deterministic as elastane.init sets them"
+        raise _mismatch(name, "environment cudnn", "deterministic", cudnn, hint)
+    precision = facts.get("float32_precision", "")
+    if level == "d2" and any(word in f"{precision}," for word in _REDUCED):
+        hint = "level d2 computes in full float32: remove the script's settings of TF32 or bfloat16 products"
+        raise _mismatch(name, "environment float32_precision", "highest", precision, hint)
+
+
+def require_equal(job: Signature, worker: Signature, name: str, level: Determinism) -> None:
+    """Raises Rejection("mismatch") that names the first difference between a worker and its job.
+
+    At level d0 unlike hardware is no difference.
+    """
     if job == worker:
         return
     _compare_tensors(job.tensors, worker.tensors, name)
@@ -26,9 +68,44 @@ def require_equal(job: Signature, worker: Signature, name: str) -> None:
             raise _mismatch(name, field, getattr(job, field), getattr(worker, field), hint)
     for key in sorted({*job.environment, *worker.environment}):
         expected, found = job.environment.get(key, "(absent)"), worker.environment.get(key, "(absent)")
-        if expected != found:
-            hint = "install the same versions and set the same options on every worker"
-            raise _mismatch(name, f"environment {key}", expected, found, hint)
+        if expected == found or (level == "d0" and key in _HARDWARE):
+            continue
+        if expected == "(absent)" and _is_older(job, worker):
+            continue
+        raise _mismatch(name, f"environment {key}", expected, found, _hint(key, level))
+
+
+def completed(job: Signature, worker: Signature) -> Signature:
+    """The job's signature; one that was stored before workers told their facts gets those of `worker`."""
+    if not _is_older(job, worker):
+        return job
+    return msgspec.structs.replace(job, environment=worker.environment | job.environment)
+
+
+def _is_older(job: Signature, worker: Signature) -> bool:
+    """Whether the job's signature is from before there were levels, and the worker's is not."""
+    return "determinism" not in job.environment and "determinism" in worker.environment
+
+
+def _hint(key: str, level: Determinism) -> str:
+    """What to do when a fact of the environment differs."""
+    if key == "threads":
+        return f"threads belong to the job: start workers with `elastane run`, which passes them; {_MIXTURE}"
+    if key == "device":
+        return "the workers of a job compute on one kind of device: all on CPUs or all on GPUs"
+    if key == "device_model":
+        return f"{_MODELS}; {_MIXTURE}"
+    if key in _PINNED and level == "d2":
+        return (
+            "level d2 pins it: start the worker with `elastane run`, which sets the variables before Python"
+            f" starts{_PINNED[key]}"
+        )
+    if key in _PINNED:
+        return (
+            f"level {level} needs workers that compute alike; a job created with --determinism d2 pins what"
+            f" CPUs have in common; {_MIXTURE}"
+        )
+    return "install the same versions and set the same options on every worker"
 
 
 def _compare_tensors(job: tuple[TensorSpec, ...], worker: tuple[TensorSpec, ...], name: str) -> None:

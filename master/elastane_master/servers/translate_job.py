@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane_master.decisions.events import JobSettings, Parts
+from elastane_master.decisions.events import Determinism, JobSettings, Parts, Rejection
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
 from elastane_master.records import StoredNote
@@ -18,6 +18,11 @@ _PHASES = {
     "succeeded": job_pb2.JOB_PHASE_SUCCEEDED,
     "failed": job_pb2.JOB_PHASE_FAILED,
     "cancelled": job_pb2.JOB_PHASE_CANCELLED,
+}
+_LEVELS: dict[Determinism, job_pb2.DeterminismLevel] = {
+    "d0": job_pb2.DETERMINISM_LEVEL_D0,
+    "d1": job_pb2.DETERMINISM_LEVEL_D1,
+    "d2": job_pb2.DETERMINISM_LEVEL_D2,
 }
 _PLACES = {
     "member": job_pb2.WORKER_STATE_MEMBER,
@@ -50,6 +55,21 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
         idle_max_seconds=span("idle_max", _DEFAULTS.idle_max_seconds),
         torch_threads=message.torch_threads or _DEFAULTS.torch_threads,
         audit_samples=message.audit_samples,
+        determinism=_determinism(message.determinism),
+    )
+
+
+def _determinism(value: job_pb2.DeterminismLevel) -> Determinism:
+    if value == job_pb2.DETERMINISM_LEVEL_UNSPECIFIED:
+        return _DEFAULTS.determinism
+    for level, known in _LEVELS.items():
+        if known == value:
+            return level
+    raise Rejection(
+        "invalid_argument",
+        f"determinism: this master does not know level {int(value)}",
+        hint="use D0, D1 or D2, or a newer master",
+        field="determinism",
     )
 
 
@@ -71,6 +91,7 @@ def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
         idle_max=duration(settings.idle_max_seconds),
         torch_threads=settings.torch_threads,
         audit_samples=settings.audit_samples,
+        determinism=_LEVELS[settings.determinism],
     )
 
 

@@ -19,6 +19,7 @@ from elastane.agent.agent import Agent, AgentSettings, sent_away
 from elastane.agent.budget import RestartBudget
 from elastane.agent.output import Output
 from elastane.client import RequestRefusedError
+from elastane.determinism import Level, process_environment
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 
@@ -112,6 +113,7 @@ def test_workers_get_their_environment_and_the_end_of_the_job_ends_the_agent(
         "ELASTANE_ESTS": "4",
         "ELASTANE_SEED": "5",
         "ELASTANE_TORCH_THREADS": "1",
+        "ELASTANE_DETERMINISM": "d1",
         "ELASTANE_MASTER_TIMEOUT_SECONDS": "30.0",
         "ELASTANE_NOTICE_SECONDS": "20.0",
         "ELASTANE_DRAIN_EXIT_CODE": "80",
@@ -226,6 +228,25 @@ def test_a_master_that_refuses_the_job(master: FakeMaster, tmp_path: Path) -> No
     master.fail_next = [lambda context: context.abort(grpc.StatusCode.INVALID_ARGUMENT, "ests is 0")]
     with pytest.raises(RequestRefusedError, match="ests is 0"):
         run_agent(master, tmp_path, "")
+
+
+def test_the_level_of_the_job_goes_over_what_the_shell_says(
+    master: FakeMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = process_environment(Level.D2, 2)
+    for name in wanted:
+        monkeypatch.setenv(name, "of the shell")
+    master.jobs["j"] = job_pb2.Job(
+        name="j",
+        phase=job_pb2.JOB_PHASE_RUNNING,
+        settings=job_pb2.JobSettings(
+            ests=4, workers_min=1, workers_max=1, torch_threads=2, determinism=Level.D2.to_proto()
+        ),
+    )
+    script = f"import os; print({{name: os.environ[name] for name in {list(wanted)}}})"
+    code, said = run_agent(master, tmp_path, script, reactions={"w0 finished": succeed(master)})
+    assert code == 0
+    assert [ast.literal_eval(str(line["line"])) for line in of_kind(said, "output")] == [wanted]
 
 
 def test_settings_of_the_job_as_found_count(master: FakeMaster, tmp_path: Path) -> None:

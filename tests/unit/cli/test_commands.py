@@ -258,7 +258,14 @@ def test_settings_of_run() -> None:
     )  # fmt: skip
     assert not settings.HasField("seed") and not settings.HasField("lease_min")
     assert settings.heartbeat_timeout.ToMilliseconds() == 500
+    assert settings.determinism == job_pb2.DETERMINISM_LEVEL_D1
     assert isinstance(settings, job_pb2.JobSettings)
+
+
+def test_a_level_that_does_not_exist_is_a_usage_error() -> None:
+    result = CliRunner().invoke(build_app(), ["run", "--ests", "2", "--determinism", "d3", __file__])
+    assert result.exit_code == 2
+    assert "d0" in result.output and "d2" in result.output
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ SETTINGS = st.builds(
     idle_max_seconds=SPANS,
     torch_threads=st.integers(1, 64),
     audit_samples=st.booleans(),
+    determinism=st.sampled_from(["d0", "d1", "d2"]),
 )
 
 
@@ -48,6 +49,11 @@ def test_job_settings_survive_the_wire(settings: events.JobSettings) -> None:
     back = job_settings(job_pb2.JobSettings.FromString(settings_message(settings).SerializeToString()))
     for name in events.JobSettings.__struct_fields__:
         assert getattr(back, name) == pytest.approx(getattr(settings, name), abs=1e-8), name
+
+
+def test_a_level_this_master_does_not_know_is_refused() -> None:
+    with pytest.raises(Rejection, match="does not know level 7"):
+        job_settings(job_pb2.JobSettings(ests=1, determinism=7))  # type: ignore[arg-type]
 
 
 def test_what_a_message_leaves_out_has_the_default() -> None:

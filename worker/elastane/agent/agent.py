@@ -30,6 +30,7 @@ from elastane.agent.output import Output
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import ClientClosedError, MasterClient
+from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2, ring_pb2
 
@@ -265,20 +266,19 @@ class Agent:
 
     def _worker_environment(self, worker: str) -> dict[str, str]:
         settings = self._job.settings
-        threads = str(max(1, settings.torch_threads))
         environment = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             # A peer's death is a normal event here; torch would print a C++ backtrace for it.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # As torchrun: libraries read it at import, before the script could set their threads.
-            "OMP_NUM_THREADS": threads,
+            # Unlike values in the agent's own shell give way: they belong to the job.
+            **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
             "ELASTANE_MODE": "elastic",
             "ELASTANE_MASTER": self._address,
             "ELASTANE_JOB": self._settings.job,
             "ELASTANE_WORKER_ID": worker,
             "ELASTANE_ESTS": str(settings.ests),
-            "ELASTANE_TORCH_THREADS": threads,
+            "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
             "ELASTANE_MASTER_TIMEOUT_SECONDS": str(self._settings.master_timeout_seconds),
             "ELASTANE_NOTICE_SECONDS": str(self._settings.grace_seconds),
             "ELASTANE_DRAIN_EXIT_CODE": str(policies.EXIT_DRAINED),

@@ -17,6 +17,7 @@ from pathlib import Path
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import MasterClient
+from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2
 
@@ -36,7 +37,8 @@ class LocalCluster:
     """Master, job and workers of one run. Use `local_cluster`, which cleans up.
 
     folder: everything of the run (state, logs, reports). script: what each worker runs, without the
-    interpreter. environment: further variables of every worker.
+    interpreter. environment: further variables of every worker. launch: how a worker's process is made,
+    with the arguments of `ChildProcess`.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class LocalCluster:
         *,
         job: str = "local",
         environment: Mapping[str, str] | None = None,
+        launch: Callable[..., ChildProcess] = ChildProcess,
     ) -> None:
         self.folder = folder
         self.job = job
@@ -54,6 +57,7 @@ class LocalCluster:
         self._settings = settings
         self._script = list(script)
         self._extra = dict(environment or {})
+        self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
         self.client: MasterClient
@@ -67,7 +71,7 @@ class LocalCluster:
     def add_worker(self, name: str = "", environment: Mapping[str, str] | None = None) -> str:
         """Start one more worker; returns its id."""
         name = name or f"w{len(self.workers)}"
-        process = ChildProcess(
+        process = self._launch(
             name,
             [sys.executable, *self._script],
             environment=self._environment(name) | dict(environment or {}),
@@ -160,7 +164,7 @@ class LocalCluster:
             "PYTHONUNBUFFERED": "1",
             # A peer's death is a normal event here; torch would print a C++ backtrace for it.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "OMP_NUM_THREADS": str(settings.torch_threads or 1),
+            **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
             "ELASTANE_MASTER": self.master.address,
             "ELASTANE_JOB": self.job,
             "ELASTANE_WORKER_ID": name,
@@ -180,9 +184,10 @@ def local_cluster(
     script: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
+    launch: Callable[..., ChildProcess] = ChildProcess,
 ) -> Iterator[LocalCluster]:
     """A started cluster; all its processes have ended when the block is left."""
-    cluster = LocalCluster(folder, settings, script, environment=environment)
+    cluster = LocalCluster(folder, settings, script, environment=environment, launch=launch)
     try:
         cluster.start()
         yield cluster

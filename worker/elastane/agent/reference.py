@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.determinism import DEFAULT_LEVEL, level_from_text, process_environment
 from elastane.errors import ElastaneError
 
 
@@ -25,11 +26,15 @@ def run_stock_ddp(
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
     timeout_seconds: float = 600.0,
+    launch: Callable[..., ChildProcess] = ChildProcess,
 ) -> Path:
     """Run `script` with ELASTANE_MODE=ddp in `processes` ranks, as torchrun would.
 
+    environment: further variables of every rank; ELASTANE_DETERMINISM and ELASTANE_TORCH_THREADS among
+    them (or in this process's own) also set those that they imply.
+    launch: how a rank's process is made, with the arguments of `ChildProcess`.
     Returns the folder of its reports (`ddp-<rank>.json`). Raises StockRunError when a rank fails or
-    the timeout passes; no rank is left running either way.
+    the timeout passes, RefusedError for an unknown level; no rank is left running either way.
     """
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -42,12 +47,15 @@ def run_stock_ddp(
         if on_line is not None and stream == "stdout":
             on_line(text)
 
+    asked = {**os.environ, **(environment or {})}
+    level = level_from_text(asked.get("ELASTANE_DETERMINISM", DEFAULT_LEVEL))
+    threads = int(asked.get("ELASTANE_TORCH_THREADS", "1"))
     ranks = []
     for rank in range(processes):
         variables = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            "OMP_NUM_THREADS": "1",
+            **process_environment(level, threads),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "RANK": str(rank),
@@ -57,9 +65,7 @@ def run_stock_ddp(
             "ELASTANE_REPORT_DIR": str(reports),
             **(environment or {}),
         }
-        ranks.append(
-            ChildProcess(f"rank{rank}", [sys.executable, *script], environment=variables, on_line=hear)
-        )
+        ranks.append(launch(f"rank{rank}", [sys.executable, *script], environment=variables, on_line=hear))
     try:
         for process in ranks:
             process.start()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from elastane.cli.common import command, worker_limits
+from elastane.determinism import DEFAULT_LEVEL, Level
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
@@ -25,6 +26,7 @@ HELP = "\n\n".join(
         "  elastane run --ests 4 train.py --epochs 10",
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
+        "  elastane run --ests 4 --determinism d2 --master 10.0.0.5:50051 train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
         "was refused, 4 when the master was unreachable, 130 or 143 when a signal ended it.",
     )
@@ -77,6 +79,16 @@ def run(
         int | None, _job("--seed", "S", "EST r starts from S + r.", show_default="the script's RNG state")
     ] = None,
     threads: Annotated[int, _job("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    determinism: Annotated[
+        Level,
+        _job(
+            "--determinism",
+            None,
+            "d0: unlike hardware may train together and decides the bits; d1: it is refused; "
+            "d2: what CPUs have in common is pinned, TF32 is off.",
+            case_sensitive=False,
+        ),
+    ] = DEFAULT_LEVEL,
     checkpoint: Annotated[
         str, _job("--checkpoint", "URL", "Folder for checkpoints, any fsspec URL.", show_default="none")
     ] = "",
@@ -147,7 +159,7 @@ def run(
         job=name,
         settings=job_settings(
             ests=ests, limits=limits, seed=seed, checkpoint=checkpoint, checkpoint_steps=checkpoint_steps,
-            keep=keep, threads=threads, audit_samples=not no_audit_samples,
+            keep=keep, threads=threads, determinism=determinism, audit_samples=not no_audit_samples,
             durations={
                 "heartbeat_timeout": heartbeat_timeout, "lease_min": lease_min,
                 "idle_max": idle_max,
@@ -177,6 +189,7 @@ def job_settings(
     threads: int,
     audit_samples: bool,
     durations: dict[str, float],
+    determinism: Level = DEFAULT_LEVEL,
 ) -> job_pb2.JobSettings:
     """The message for Create. durations: fields of JobSettings in seconds."""
     from elastane_proto.v1 import job_pb2
@@ -191,6 +204,7 @@ def job_settings(
         checkpoint_keep=keep,
         torch_threads=threads,
         audit_samples=audit_samples,
+        determinism=determinism.to_proto(),
     )
     for name, seconds in durations.items():
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))

@@ -19,6 +19,7 @@ import typer
 
 GROUPS: Final = (
     "elastane.cli.run",
+    "elastane.cli.verify",
     "elastane.cli.master",
     "elastane.cli.demo",
     "elastane.cli.jobs",
@@ -27,6 +28,7 @@ GROUPS: Final = (
     "elastane.cli.top",
     "elastane.cli.events",
     "elastane.cli.audit",
+    "elastane.cli.doctor",
     "elastane.cli.demo",
 )
 

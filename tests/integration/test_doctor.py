@@ -1,0 +1,191 @@
+"""`elastane doctor` on scripts with faults: each is found, named, and told from what is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastane.cli.main import build_app
+from elastane.diagnose.examine import Examination, ScriptFailedError
+from elastane.diagnose.findings import Finding, Report, Severity, is_fault
+from integration.forkserver import ForkServers
+
+SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    started = ForkServers()
+    yield started
+    started.close()
+
+
+def examine(servers: ForkServers, faults: str, *, ests: int = 2) -> Report:
+    command = [str(SCRIPT), *faults.split()]
+    return Examination(command, ests=ests, timeout_seconds=SECONDS, launch=servers.launch).inspect()
+
+
+def of_kind(report: Report, kind: str) -> list[Finding]:
+    return [finding for finding in report.findings if finding.kind == kind]
+
+
+@pytest.mark.parametrize("options", ["", "registered --accumulate 2 --data-workers 2"])
+def test_of_a_right_script_nothing_is_said(servers: ForkServers, options: str) -> None:
+    report = examine(servers, options)
+    assert report.findings == []
+    assert report.facts["steps in an epoch"] == ("2" if "--accumulate" in options else "3")
+    assert report.facts["registered"] == ("noise" if "registered" in options else "nothing")
+
+
+def test_generators_of_the_script_are_named_and_are_the_reason(servers: ForkServers) -> None:
+    report = examine(servers, "local global")
+    found = of_kind(report, "generator")
+    assert [finding.where for finding in found] == [
+        "doctor_faults.py: main().noise",
+        "doctor_faults.py: jitter",
+    ]
+    assert found[0].todo.startswith('job.register("noise", noise) before prepare')
+    (replay,) = of_kind(report, "replay")
+    assert "the logged loss" in replay.what
+    assert "main().noise" in replay.where
+    assert {finding.severity for finding in report.findings} == {Severity.DIFFERS}
+
+
+def test_a_count_kept_by_the_loop_is_named(servers: ForkServers) -> None:
+    report = examine(servers, "counter")
+    (found,) = report.findings
+    assert (found.severity, found.kind) == (Severity.DIFFERS, "replay")
+    assert "the loop carries turns, mean" in found.todo
+
+
+def test_what_a_step_must_not_do_is_refused_before_training(servers: ForkServers) -> None:
+    report = examine(servers, "unused late")
+    assert [finding.what for finding in report.findings] == [
+        "spare.weight, spare.bias got no gradient in step 0",
+        "job.log(after) came after backward()",
+        "random numbers were drawn after backward() in step 0",
+    ]
+    assert {finding.severity for finding in report.findings} == {Severity.REFUSED}
+    (step,) = examine(servers, "no_step").findings
+    assert "without optimizer.step()" in step.what
+
+
+def test_operators_without_deterministic_kernel_are_found_with_their_line(servers: ForkServers) -> None:
+    report = examine(servers, "put grid sparse")
+    lines = SCRIPT.read_text().splitlines()
+    put, grid = of_kind(report, "operator")
+    assert put.severity is Severity.REFUSED
+    assert "put_(" in lines[int(put.where.removeprefix("doctor_faults.py:")) - 1]
+    assert (grid.severity, "grid_sample" in grid.what) == (Severity.NOTE, True)
+    assert "backward()" in lines[int(grid.where.removeprefix("doctor_faults.py:")) - 1]
+    assert ["codes.weight has a sparse gradient" in f.what for f in of_kind(report, "parameters")] == [True]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_of_the_dataset_is_refused(servers: ForkServers, workers: int) -> None:
+    (found,) = examine(servers, f"dataset --data-workers {workers}").findings
+    assert (found.severity, found.where) == (Severity.REFUSED, "the DataLoader")
+    assert found.what.startswith("the dataset draws from its own generator, dataset.rng")
+    assert "Traceback" not in found.what
+    assert 'job.register("rng", dataset.rng)' in found.what + found.todo
+
+
+@pytest.mark.parametrize(
+    ("faults", "severity", "words"),
+    [
+        ("in_order --data-workers 1", Severity.REFUSED, "in_order is False"),
+        ("stream", Severity.REFUSED, "IterableDataset without states"),
+        ("stream --data-workers 2", Severity.COSTS, "made again from the start"),
+        ("handle", Severity.REFUSED, "Handle.stream: object of type"),
+        ("option", Severity.REFUSED, "no option bucket_limit"),
+    ],
+)
+def test_data_and_objects_that_cannot_be_exact(
+    servers: ForkServers, faults: str, severity: Severity, words: str
+) -> None:
+    (found,) = examine(servers, faults).findings
+    assert found.severity is severity
+    assert words in found.what
+    assert found.todo
+
+
+def test_data_that_is_other_when_it_is_made_again(servers: ForkServers) -> None:
+    _, fickle = of_kind(examine(servers, "stream fickle --data-workers 1"), "data")
+    assert (fickle.severity, fickle.where) == (Severity.REFUSED, "the DataLoader")
+    assert "gives other batches when its epoch is made again" in fickle.what
+    (clock,) = examine(servers, "clock").findings
+    assert (clock.severity, clock.where) == (Severity.DIFFERS, "the DataLoader")
+    assert "step 0 differs in the mini-batch" in clock.what
+
+
+def test_faults_beside_a_refused_loader_are_found_too(servers: ForkServers) -> None:
+    report = examine(servers, "in_order local counter --data-workers 1")
+    assert [finding.kind for finding in report.findings] == ["data", "generator", "replay"]
+    assert "turns" in report.findings[-1].todo  # the generator alone does not explain it
+
+
+def test_a_script_that_fails_is_told_from_a_finding_and_keeps_what_was_found(servers: ForkServers) -> None:
+    with pytest.raises(ScriptFailedError) as failed:
+        examine(servers, "crash local")
+    assert "ValueError: the data is bad" in str(failed.value)
+    assert failed.value.report is not None
+    assert is_fault(failed.value.report.findings)
+    with pytest.raises(ScriptFailedError, match="before its loader loop was examined"):
+        examine(servers, "no_loop")
+
+
+def test_a_script_that_never_ends_is_ended(servers: ForkServers, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import threading\nthreading.Event().wait()\n")
+    examination = Examination([str(script)], timeout_seconds=1.0, launch=servers.launch)
+    with pytest.raises(ScriptFailedError, match="not through after 1 s"):
+        examination.inspect()
+
+
+def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "elastane.cli", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "COLUMNS": "250"},
+    )
+
+
+def test_the_command_measures_the_cost_of_d2_and_speaks_json() -> None:
+    """Fresh processes: the variables of D2 must be there before Python starts."""
+    done = doctor("--json", "--ests", "3", "--cost-seconds", "0.1", str(SCRIPT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert document["exit_code"] == 0
+    assert document["facts"]["logical workers (N)"] == "3"
+    cost = document["cost"]
+    assert 0 < cost["ratio_low"] <= cost["ratio"] <= cost["ratio_high"]
+    assert cost["steps"] >= 20
+    assert cost["d1_seconds"] > 0
+
+
+def test_the_command_says_what_where_and_what_to_do() -> None:
+    done = doctor("--no-cost", str(SCRIPT), "global")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "differs" in done.stdout
+    assert "doctor_faults.py: jitter" in done.stdout
+    assert 'job.register("jitter", jitter)' in done.stdout
+
+
+def test_exit_codes() -> None:
+    runner = CliRunner()
+    assert runner.invoke(build_app(), ["doctor"]).exit_code == 0
+    assert runner.invoke(build_app(), ["doctor", "no-such-script.py"]).exit_code == 2
+    assert runner.invoke(build_app(), ["doctor", "-m"]).exit_code == 2
+    failed = doctor("--no-cost", str(SCRIPT), "no_loop")
+    assert failed.returncode == 4
+    assert "before its loader loop was examined" in failed.stderr

@@ -1,0 +1,155 @@
+"""`elastane doctor`: what is wrong or not deterministic here, and in a script before it is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastane.cli.common import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from elastane.diagnose.examine import Cost
+    from elastane.diagnose.findings import Finding
+
+CODE_FOUND = 1
+CODE_SCRIPT_FAILED = 4
+
+HELP = "\n\n".join(
+    (
+        "Say what is wrong or not deterministic here, and in a script, before training.",
+        "Without a script: this machine. With one: its own loop body is run for a few steps in a process "
+        "of its own, each step twice from the same state, and what it uses is looked at: model, loader, "
+        "generators, operators. Nothing behind the loop runs, nothing is saved by Elastane. Then the cost of "
+        "level D2 is measured on it.",
+        "Examples:",
+        "  elastane doctor",
+        "  elastane doctor --ests 4 train.py --batch-size 32",
+        "  elastane doctor --no-cost --json train.py",
+        "Severities: refused (training would end with an error), differs (other bits than stock DDP), "
+        "costs, note.",
+        "Exits with 0 when nothing is refused and nothing differs, 1 when something is, 2 on bad usage, "
+        "4 when the script failed.",
+    )
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "doctor",
+        help=HELP,
+        rich_help_panel="Run",
+        # Everything after the script belongs to the script.
+        context_settings={"allow_interspersed_args": False},
+    )(doctor)
+
+
+def doctor(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.", show_default=False
+        ),
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as for python -m.")] = False,
+    ests: Annotated[
+        int | None,
+        typer.Option("--ests", metavar="N", min=1, help="Number of logical workers.", show_default="2"),
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps that are run and repeated.")] = 2,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of torch, as in the job.")] = 1,
+    cost: Annotated[bool, typer.Option("--cost/--no-cost", help="Measure the cost of level D2.")] = True,
+    cost_seconds: Annotated[
+        float, typer.Option("--cost-seconds", min=0.1, help="Time for steps in each of four runs.")
+    ] = 4.0,
+    timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for each run.")] = 300.0,
+    as_json: JsonOption = False,
+) -> None:
+    from elastane.diagnose.examine import Examination, ScriptFailedError, judge_cost
+    from elastane.diagnose.findings import by_severity, is_fault
+    from elastane.diagnose.machine import judge_machine, machine_facts
+
+    if script and not module and not Path(script[0]).is_file():
+        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+    if module and not script:
+        raise typer.BadParameter("-m needs a module", param_hint="SCRIPT")
+    machine = machine_facts()
+    facts, findings = machine.rows(), judge_machine(machine)
+    failure: ScriptFailedError | None = None
+    measured: Cost | None = None
+    if script and machine.torch:
+        command = ["-m", *script] if module else script
+        examination = Examination(command, ests=ests, steps=steps, threads=threads, timeout_seconds=timeout)
+        try:
+            report = examination.inspect()
+            facts |= report.facts
+            findings += report.findings
+            if cost and not any(finding.kind in ("prepare", "state") for finding in report.findings):
+                measured = examination.cost(seconds=cost_seconds)
+                findings += judge_cost(measured)
+        except ScriptFailedError as error:
+            failure = error
+            if error.report is not None:
+                facts |= error.report.facts
+                findings += [finding for finding in error.report.findings if finding not in findings]
+    findings = by_severity(findings)
+    code = CODE_SCRIPT_FAILED if failure is not None else CODE_FOUND if is_fault(findings) else 0
+    if as_json:
+        print_json(_document(facts, findings, measured, failure, code))
+    else:
+        _print(facts, findings, measured, failure)
+    if code:
+        raise typer.Exit(code)
+
+
+def _document(
+    facts: dict[str, str],
+    findings: list[Finding],
+    cost: Cost | None,
+    failure: Exception | None,
+    code: int,
+) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "facts": facts,
+        "findings": msgspec.to_builtins(findings),
+        "cost": None if cost is None else msgspec.to_builtins(cost),
+        "failure": None if failure is None else str(failure),
+        "exit_code": code,
+    }
+
+
+def _print(
+    facts: dict[str, str], findings: list[Finding], cost: Cost | None, failure: Exception | None
+) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    about = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in facts.items():
+        about.add_row(f"[dim]{escape(name)}[/dim]", escape(value))
+    out.print(about)
+    if cost is not None:
+        out.print(
+            f"\nlevel D2: a step takes {cost.d2_seconds * 1e3:.2f} ms, at D1 {cost.d1_seconds * 1e3:.2f} ms; "
+            f"x {cost.ratio:.2f} (range {cost.ratio_low:.2f} to {cost.ratio_high:.2f}, {cost.steps} steps)"
+        )
+    out.print()
+    if findings:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title in ("severity", "finding", "where", "what to do"):
+            table.add_column(title, overflow="fold")
+        colours = {"refused": "red", "differs": "yellow", "costs": "cyan", "note": "dim"}
+        for finding in findings:
+            colour = colours[finding.severity]
+            cells = (escape(text) for text in (finding.what, finding.where, finding.todo))
+            table.add_row(f"[{colour}]{finding.severity}[/{colour}]", *cells)
+        out.print(table)
+    elif failure is None:
+        out.print("[green]nothing found[/green]")
+    if failure is not None:
+        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.echo(str(failure), err=True)

@@ -1,0 +1,367 @@
+"""The job of mode "doctor": the script's own loop body is run for a few steps, watched and repeated.
+
+The script runs as it is: `prepare` looks at what it is given, and the prepared loader feeds the loop. Each
+step is run twice from the same state; the first one also under `OperatorWatch`. When all is seen the
+process ends from within the loader, so that nothing behind the loop (evaluation, saving) runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import statistics
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+from torch.utils.data import DataLoader, IterableDataset
+
+from elastane.data.source import BatchSource
+from elastane.diagnose.findings import COMPLETE, Book, Severity, Timing
+from elastane.diagnose.generators import roots_of
+from elastane.diagnose.inspection import Inspection
+from elastane.diagnose.operators import DeterminismWarnings, OperatorWatch
+from elastane.diagnose.replay import StateKeeper, StepRun, StepWatch, digest
+from elastane.diagnose.supply import RANK, ElasticSupply, ScriptSupply, Supply
+from elastane.errors import ElastaneError, StepError, UnsupportedError
+from elastane.rng import Generators, seed_all
+from elastane.runtime.accumulation import LocalCalls
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared, intercept
+from elastane.runtime.stock import LocalJob, LocalTask
+from elastane.state.codec import StateNotCarriedError
+from elastane.state.train_state import TrainState
+
+ESTS_DEFAULT: Final = 2
+_WARM_UP_STEPS: Final = 3
+_TIMED_STEPS_MIN: Final = 5
+_TIMED_STEPS_MAX: Final = 200
+_EXIT_SECONDS: Final = 5.0
+
+
+class DoctorSettings(BaseSettings):
+    """What `elastane doctor` tells the script's process, as ELASTANE_DOCTOR_<NAME>.
+
+    report: where the findings go. task: "inspect" the script, or "time" its steps for `seconds`.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="ELASTANE_DOCTOR_", extra="ignore")
+
+    report: Path | None = None
+    task: Literal["inspect", "time"] = "inspect"
+    steps: int = Field(default=2, ge=1)
+    seconds: float = Field(default=4.0, gt=0)
+
+
+class DoctorLoader:
+    """What `prepare` returns for the DataLoader. All loops go on with one and the same examination."""
+
+    def __init__(self, loader: DataLoader[Any], turns: Iterator[Any], steps: int) -> None:
+        self._loader = loader
+        self._turns = turns
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._turns
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class DoctorCalls(LocalCalls):
+    """As in a process that is one rank, for steps that are run again: each is told its mini-batches."""
+
+    def step(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """The `count` mini-batches of one run of a step."""
+        self._batches = count
+        for _, batch in self.mini_batches(batches):
+            yield batch
+
+
+class DoctorJob(LocalJob):
+    """One process that plays EST 0 of a job of N."""
+
+    def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
+        super().__init__(environment, seed)
+        self._settings = DoctorSettings()
+        self._book = Book(self._settings.report)
+        self.num_ests = environment.ests or ESTS_DEFAULT
+        self.rank, self.is_leader = RANK, True
+        self._turns: Iterator[Any] | None = None
+        if self._settings.task == "inspect":
+            DeterminismWarnings(self._operator_warned).install()
+        self._book.stage("started")
+
+    def prepare(self, *objects: Any, **options: Any) -> Any:
+        if self._turns is not None:
+            raise StepError("prepare was called twice", hint="pass everything to one call")
+        self._book.stage("prepare")
+        try:
+            prepared, self._options = Prepared(objects), _options(options)
+        except ElastaneError as error:
+            self._refused("prepare", error)
+            self._end()
+        self._prepared = prepared
+        self._generators = Generators(_device(prepared.model))
+        self._registry.freeze()
+        self._calls = self._step_calls = DoctorCalls(prepared.model, self._options.accumulation_steps, None)
+        self._watch = StepWatch(prepared.model, prepared.optimizers, self._generators)
+        self._state = TrainState(prepared.model, prepared.optimizers, prepared.schedulers, prepared.extras)
+        intercept(prepared, self._step_calls, zeroing=self._options.accumulation_steps > 1)
+        self._model = prepared.model
+        if self._seed is not None:
+            seed_all(self._seed + RANK)
+        self._supply, steps = self._open_supply()
+        self._facts(steps)
+        self._turns = self._loop()
+        loader = DoctorLoader(prepared.loader, self._turns, steps)
+        result = tuple(loader if o is prepared.loader else o for o in objects)
+        return result[0] if len(result) == 1 else result
+
+    def epochs(self, count: int) -> Iterator[int]:
+        if self._turns is None:
+            raise StepError("job.epochs was called before job.prepare")
+        self._book.stage("epochs")
+        yield from range(count)
+
+    def log(self, **values: Any) -> None:
+        if self._turns is None:
+            raise StepError("job.log was called before job.prepare")
+        self._watch.log(values)
+
+    def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
+        """The first task only: tasks are leased, and their order decides no bits."""
+        self._book.stage("tasks")
+        yield LocalTask(0, range(min(size, task_size)))
+        self._end()
+
+    # ------------------------------------------------------------------ prepare
+
+    def _open_supply(self) -> tuple[Supply, int]:
+        """The batches as training would make them, or else the script's own; and steps in an epoch."""
+        loader = self._prepared.loader
+        try:
+            source = BatchSource(
+                loader,
+                self.num_ests,
+                registry=self._registry,
+                accumulation_steps=self._options.accumulation_steps,
+                steps_per_epoch=self._options.steps_per_epoch,
+            )
+            source.start()
+            iterable = isinstance(loader.dataset, IterableDataset)
+            supply = ElasticSupply(source, self._generators, self._registry, iterable=iterable)
+            return supply, source.steps_per_epoch
+        except ElastaneError as error:
+            self._refused("data", error)
+            with contextlib.suppress(TypeError):  # a loader of an IterableDataset has no length
+                return self._script_supply(), len(loader)
+            return self._script_supply(), 1
+
+    def _script_supply(self) -> Supply:
+        return ScriptSupply(
+            self._prepared.loader, self._options.accumulation_steps, self._generators, self._registry
+        )
+
+    def _facts(self, steps: int) -> None:
+        model, loader = self._prepared.model, self._prepared.loader
+        device = _device(model)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        self._book.fact("device", name)
+        self._book.fact("parameters", f"{sum(p.numel() for p in model.parameters()):,}")
+        self._book.fact("logical workers (N)", self.num_ests)
+        self._book.fact("batch of each", f"{loader.batch_size} x {self._options.accumulation_steps}")
+        self._book.fact("steps in an epoch", steps)
+        self._book.fact("data workers", loader.num_workers)
+        self._book.fact("registered", ", ".join(self._registry.names) or "nothing")
+
+    def _refused(self, kind: str, error: Exception) -> None:
+        text = str(error.args[0]) if error.args else type(error).__name__
+        hint = getattr(error, "hint", "")
+        if text.startswith("Caught "):  # in a data worker: torch's text with the traceback there
+            text = text.rstrip().rpartition("\n")[2].partition(": ")[2] or text
+        where = {"data": "the DataLoader", "state": "job.prepare", "prepare": "job.prepare"}[kind]
+        self._book.add(Severity.REFUSED, kind, text, where=where, todo=hint)
+
+    def _operator_warned(self, operator: str, where: str) -> None:
+        self._book.add(
+            Severity.REFUSED,
+            "operator",
+            f"{operator} has no deterministic kernel on this device",
+            where=where,
+            todo="use another operator: training ends with a RuntimeError there",
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    def _loop(self) -> Iterator[Any]:
+        """All turns of the examination; ends the process instead of ending."""
+        yield from self._inspect() if self._settings.task == "inspect" else self._time()
+        self._supply.close()
+        self._end()
+
+    def _inspect(self) -> Iterator[Any]:
+        roots = roots_of(self._prepared.model, self._prepared.loader)
+        known = {id(value) for value in self._registry.objects}
+        known |= {id(generator) for generator in _kept_by_loader(self._prepared.loader)}
+        inspection = Inspection(self._book, self._options, roots, known)
+        keeper: StateKeeper | None = StateKeeper(self._state)
+        for step in range(self._settings.steps):
+            self.step = step
+            self._book.stage(f"step {step}")
+            if keeper is not None:
+                try:
+                    keeper.keep()
+                except StateNotCarriedError as error:
+                    self._refused("state", error)
+                    keeper = None
+            self._rewind()
+            inspection.step_begins()
+            first = yield from self._run_step()
+            supply = self._supply
+            inspection.step_ended(step, first, self._watch.trained)
+            if keeper is None:
+                self._supply.advance()
+                continue
+            self._book.stage(f"step {step}, second time")
+            second = yield from self._run_again(keeper)
+            if self._supply is supply and inspection.differs(first, second):
+                inspection.restore_generators()
+                third = yield from self._run_again(keeper)
+                inspection.judge(step, first, second, third)
+            if step == 0:
+                self._book.stage("operators of step 0")
+                watch = OperatorWatch()
+                yield from self._run_again(keeper, watch)
+                inspection.operators(watch, _device(self._prepared.model))
+            self._supply.advance()
+            if isinstance(self._supply, ElasticSupply) and self._supply.remakes_epoch:
+                self._book.add(
+                    Severity.COSTS,
+                    "data",
+                    "the IterableDataset has no states: after a change of the ring its epoch is made again "
+                    "from the start",
+                    where="the DataLoader",
+                    todo="give the dataset or its iterator state_dict and load_state_dict",
+                )
+
+    def _run_again(
+        self, keeper: StateKeeper, watch: OperatorWatch | None = None
+    ) -> Generator[Any, None, StepRun]:
+        keeper.restore()
+        self._rewind()
+        return (yield from self._run_step(watch))
+
+    def _run_step(self, watch: OperatorWatch | None = None) -> Generator[Any, None, StepRun]:
+        """One run of the step: its mini-batches go through the script's loop body."""
+        self._watch.begin()
+        count = self._supply.batches
+        batches = (self._begin(first=index == 0) for index in range(count))
+        for batch in self._step_calls.step(batches, count):
+            self._watch.begin_batch(batch)
+            with watch if watch is not None else contextlib.nullcontext():
+                yield batch
+            self._supply.finish()
+        return self._watch.end()
+
+    def _rewind(self) -> None:
+        try:
+            self._supply.rewind()
+        except ElastaneError as error:
+            self._replace_supply(error)
+
+    def _begin(self, *, first: bool) -> Any:
+        try:
+            return self._supply.begin()
+        except ElastaneError as error:
+            if not first:
+                raise
+            self._replace_supply(error)
+            return self._supply.begin()
+
+    def _replace_supply(self, error: ElastaneError) -> None:
+        """Training would end here; the examination goes on with the script's own loader."""
+        if isinstance(self._supply, ScriptSupply):
+            raise error
+        self._refused("data", error)
+        self._supply.close()
+        self._supply = self._script_supply()
+
+    def _time(self) -> Iterator[Any]:
+        """Steps one after the other, as fast as they go, for the time given."""
+        timing = Timing(seconds=[])
+        self._book.report.timing = timing
+        self._supply.rewind()
+        began = time.perf_counter()
+        for step in itertools.count():
+            self.step = step
+            step_began = self._now()
+            yield from self._run_step()
+            self._supply.advance()
+            seconds = self._now() - step_began
+            if step == 0:
+                timing.digest = digest(
+                    p.grad for p in self._prepared.model.parameters() if p.grad is not None
+                )
+            if step < _WARM_UP_STEPS:
+                began = time.perf_counter()
+                continue
+            timing.seconds.append(seconds)
+            spent = time.perf_counter() - began
+            if len(timing.seconds) >= _TIMED_STEPS_MAX or (
+                len(timing.seconds) >= _TIMED_STEPS_MIN and spent > self._settings.seconds
+            ):
+                break
+        self._book.fact("median step", f"{statistics.median(timing.seconds):.6f} s")
+
+    def _now(self) -> float:
+        if _device(self._prepared.model).type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _end(self) -> None:
+        """All is seen. A script whose threads would go on for ever does not keep the doctor waiting."""
+        self._book.stage(COMPLETE)
+        timer = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+        raise SystemExit(0)
+
+
+def _options(options: dict[str, Any]) -> TrainOptions:
+    """Raises UnsupportedError, also for a name that is none."""
+    names = [field.name for field in dataclasses.fields(TrainOptions)]
+    for name in options:
+        if name not in names:
+            raise UnsupportedError(
+                f"prepare has no option {name}", hint=f"its options are {', '.join(names)}"
+            )
+    return TrainOptions(**options)
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _kept_by_loader(loader: DataLoader[Any]) -> Iterator[torch.Generator]:
+    """The loader's generator and its sampler's: Elastane keeps them, or refuses them at prepare."""
+    for owner in (
+        loader,
+        loader.sampler,
+        loader.batch_sampler,
+        getattr(loader.batch_sampler, "sampler", None),
+    ):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            yield generator

@@ -109,6 +109,35 @@ def task_bounds(
     return start, start + length
 
 
+def micro_bounds(
+    rank: int,
+    batch: int,
+    *,
+    samples: int,
+    batch_size: int,
+    num_replicas: int,
+    drop_last: bool,
+    accumulation_steps: int,
+) -> tuple[int, int]:
+    """Positions [start, end) of EST `rank`'s mini-batch `batch` of the epoch, when several make a step.
+
+    The mini-batches of a task (step, rank) lie end to end, and so do the tasks. Arguments and errors as for
+    `batch_length`.
+    """
+    length = batch_length(batch, samples, batch_size, drop_last=drop_last)
+    used = samples // batch_size * batch_size if drop_last else samples
+    start, _ = task_bounds(
+        rank,
+        batch // accumulation_steps,
+        samples=used,
+        batch_size=batch_size * accumulation_steps,
+        num_replicas=num_replicas,
+        drop_last=False,
+    )
+    start += batch % accumulation_steps * batch_size
+    return start, start + length
+
+
 def _check_rank(rank: int, num_replicas: int) -> None:
     if not 0 <= rank < num_replicas:
         raise InvalidRequest(

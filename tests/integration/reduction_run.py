@@ -126,7 +126,7 @@ def backward(
         x = x.to(memory_format=torch.channels_last)
     if variant.bfloat16:
         x = x.bfloat16()
-    # The branch: nobody's in steps 0 and 3, some ranks' in 1, 2 and 4, with accumulation in some mini-batches.
+    # The branch: nobody's in steps 0 and 3, in the others some ranks' and some mini-batches'.
     branch = variant.branch and step % 3 > 0 and (rank + step + micro) % 2 == 0
     loss = nn.functional.cross_entropy(model(x, branch), y)
     if micro == 0 and not variant.zero_at_end:

@@ -4,8 +4,10 @@ A context is a value. A step is done from one and makes the next; the one it sta
 until the step is committed, and a replay starts from it again. Therefore nothing here changes in place.
 
 The parts are flat (`elastane_proto.contexts` lists the keys), because merging a delta and comparing
-are then one dictionary operation. Parts are never removed: a delta can only add and replace. What an
-old part means is decided by the loader position (see `EstContext.stream`).
+are then one dictionary operation. Items whose name begins with "@" are Elastane's own (the loader's
+generator, iterators, what data workers were forked with), the others the script's. Parts are never removed:
+a delta can only add and replace. What an old part means is decided by the loader position (see
+`EstContext.stream`).
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class EstContext:
         return {name: state for name, state in self.parts.items() if name.startswith("rng/")}
 
     def stream(self, number: int) -> Parts:
-        """States "rng/..." of data-worker stream `number` as last stored; empty if they never were.
+        """States "rng/..." and "item/..." of data-worker stream `number` as last stored; empty if never.
 
         They are of an earlier epoch until the stream's first batch of this one is consumed.
         """
@@ -93,11 +95,11 @@ class EstContext:
 
     @property
     def items(self) -> Parts:
-        """User items by name."""
+        """The script's registered items by name."""
         return {
             name.removeprefix("item/"): value
             for name, value in self.parts.items()
-            if name.startswith("item/")
+            if name.startswith("item/") and not name.startswith("item/@")
         }
 
     def next(self, *changes: Mapping[str, bytes]) -> EstContext:
@@ -142,9 +144,9 @@ class EstContext:
         return cls(message.virtual_rank, message.step, parts)
 
 
-def stream_parts(number: int, rng: Mapping[str, bytes]) -> Parts:
-    """The parts of a context that hold the states "rng/..." of data-worker stream `number`."""
-    return {f"stream/{number}/{name}": state for name, state in rng.items()}
+def stream_parts(number: int, states: Mapping[str, bytes]) -> Parts:
+    """The parts of a context that hold the states "rng/..." and "item/..." of data-worker stream `number`."""
+    return {f"stream/{number}/{name}": state for name, state in states.items()}
 
 
 def _merged(parts: Mapping[str, bytes], changes: Iterable[Mapping[str, bytes]]) -> Parts:

@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from elastane.context import ContextError, EstContext
 from elastane.data import BatchSource, DataWorkerError
+from elastane.data.batch_maker import DataWork, StreamTask
+from elastane.data.pool import DataWorkerPool
 from elastane.errors import UnsupportedError
 from elastane.rng import Generators, seed_all
 from unit.data.loader_runs import (
@@ -206,6 +208,36 @@ def test_positioning_drops_what_is_in_flight(start: Start) -> None:
     assert more == samples - workers  # of the tasks of before, none was made that had not begun
 
 
+def test_discarded_answers_are_dropped_before_and_after_they_come() -> None:
+    """A later task of the same number is another one."""
+    work = DataWork(DrawingDataset(), list, None, False, 1)
+    pool = DataWorkerPool(work)
+    pool.start()
+    try:
+
+        def ask(batch: int, index: int) -> None:
+            pool.submit(0, StreamTask(pool.session, 0, batch, [index], base_seed=3, follows=batch > 0))
+
+        def taken(batch: int) -> int:
+            samples, _ = pool.take(0, 0, batch, None).load()
+            return int(samples[0][1])
+
+        for number in (0, 1, 2, 3):
+            ask(number, number)
+        pool.discard(0, 1)  # mostly not there yet
+        assert taken(0) == 0 and taken(2) == 2
+        ask(1, 11)
+        assert taken(3) == 3 and taken(1) == 11
+        ask(4, 4), ask(5, 5)
+        assert taken(5) == 5
+        pool.discard(0, 4)  # there already
+        ask(4, 14)
+        assert taken(4) == 14
+        assert not pool._received and not pool._unwanted
+    finally:
+        pool.close()
+
+
 def test_positioning_leaves_no_descriptors_open(start: Start) -> None:
     loader = DataLoader(DrawingDataset(size=40, floats=20_000), batch_size=4, num_workers=2)
     source = start(loader, 2)
@@ -227,10 +259,13 @@ from torch.utils.data import DataLoader
 from elastane.data import BatchSource
 from unit.data.loader_runs import initial_contexts
 
+TRAINER = os.getpid()
+
 class Stuck:
     def __len__(self): return 8
     def __getitem__(self, index):
         sys.stdout.write("x"); sys.stdout.flush()
+        os.kill(TRAINER, signal.SIGKILL)
         threading.Event().wait()
 
 source = BatchSource(DataLoader(Stuck(), batch_size=2, num_workers=2, multiprocessing_context="fork"), 1)
@@ -238,7 +273,6 @@ if sys.argv[1] == "thread":
     thread = threading.Thread(target=source.start); thread.start(); thread.join()
 else:
     source.start()
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
     source.position(initial_contexts(1), 0)
     source.begin(0)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -254,6 +288,34 @@ def test_data_workers_end_with_their_trainer(how: str) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert bool(done.stdout) == (how == "in a batch")
+
+
+QUIET = """
+import os, signal, sys, threading
+import torch
+from torch.utils.data import DataLoader
+from elastane.data import BatchSource
+from unit.data.loader_runs import initial_contexts, DrawingDataset
+
+source = BatchSource(DataLoader(DrawingDataset(400), batch_size=2, num_workers=2), 2)
+thread = threading.Thread(target=source.start)  # so that the data workers are not killed with the trainer
+thread.start(); thread.join()
+for fail in range(20):
+    contexts = initial_contexts(2)
+    source.position(contexts, 0)
+    for rank in contexts:
+        source.begin(rank)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_data_workers_say_nothing_when_their_trainer_dies() -> None:
+    """They have answers unread and tasks to come: their connection is reset, which is no error of theirs."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-c", QUIET], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -signal.SIGKILL and done.stderr == "", done.stderr
 
 
 def test_data_workers_outlive_the_thread_that_started_them() -> None:

@@ -6,19 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, WeightedRandomSampler
+from torch.utils.data.datapipes.iter import IterableWrapper
+from torch.utils.data.datapipes.map import SequenceWrapper
 
-from elastane.data import BatchSource, SamplerSettings, sampler_settings
+from elastane.data import BatchSource, OrderKind, SamplerSettings, check_loader, sampler_settings
 from elastane.errors import UnsupportedError
 
 
@@ -36,6 +28,11 @@ class Numbers(Dataset[int]):
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(10))
+
+
+class Sized(Stream):
+    def __len__(self) -> int:
+        return 3
 
 
 class NoLength(Dataset[int]):
@@ -57,19 +54,6 @@ REFUSED = {
     "iterable": (lambda: DataLoader(Stream()), "dataset"),
     "no length": (lambda: DataLoader(NoLength()), "dataset"),
     "empty": (lambda: DataLoader(Numbers(0)), "dataset"),
-    "batch_sampler": (
-        lambda: DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 2, False)),
-        "batch_sampler",
-    ),
-    "batch_size None": (lambda: DataLoader(DATA, batch_size=None), "batch_size"),
-    "weighted": (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10)), "sampler"),
-    "own order": (lambda: DataLoader(DATA, sampler=[3, 1, 2]), "sampler"),
-    "replacement": (lambda: DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "sampler"),
-    "num_samples": (lambda: DataLoader(DATA, sampler=RandomSampler(DATA, num_samples=4)), "sampler"),
-    "sampler generator": (
-        lambda: DataLoader(DATA, sampler=RandomSampler(DATA, generator=torch.Generator())),
-        "sampler",
-    ),
     "other number of replicas": (
         lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, num_replicas=2, rank=0)),
         "sampler",
@@ -78,11 +62,21 @@ REFUSED = {
         lambda: DataLoader(DATA, sampler=DistributedSampler(Numbers(9), num_replicas=3, rank=0)),
         "sampler",
     ),
-    "sampler subclass": (
-        lambda: DataLoader(DATA, sampler=OwnDistributed(DATA, num_replicas=3, rank=0)),
+    "own sampler for other ranks": (
+        lambda: DataLoader(DATA, sampler=OwnDistributed(DATA, num_replicas=2, rank=0)),
         "sampler",
     ),
-    "generator": (lambda: DataLoader(DATA, generator=torch.Generator()), "generator"),
+    "own sampler, no step": (
+        lambda: DataLoader(DATA, sampler=[1, 2, 3], drop_last=True, batch_size=2),
+        "sampler",
+    ),
+    "iterable, no step": (lambda: DataLoader(Sized(), batch_size=5, drop_last=True), "dataset"),
+    "iterable, persistent": (
+        lambda: DataLoader(Sized(), num_workers=1, persistent_workers=True),
+        "persistent_workers",
+    ),
+    "IterDataPipe": (lambda: DataLoader(IterableWrapper([1, 2])), "dataset"),
+    "MapDataPipe": (lambda: DataLoader(SequenceWrapper([1, 2])), "dataset"),
     "in_order": (lambda: DataLoader(DATA, num_workers=1, in_order=False), "in_order"),
     "spawn": (
         lambda: DataLoader(DATA, num_workers=1, multiprocessing_context="spawn"),
@@ -107,6 +101,28 @@ def test_sampler_settings_follow_the_script() -> None:
     assert sampler_settings(DataLoader(DATA, shuffle=True), 3) == SamplerSettings(3, True, 0, False)
     own = DistributedSampler(DATA, num_replicas=3, rank=0, seed=4, drop_last=True)
     assert sampler_settings(DataLoader(DATA, sampler=own), 3) == SamplerSettings(3, True, 4, True)
+
+
+def test_kinds_of_orders() -> None:
+    weighted = DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10))
+    assert sampler_settings(weighted, 3) is None and check_loader(weighted, 3) is OrderKind.SCRIPT
+    assert check_loader(DataLoader(DATA, shuffle=True), 3) is OrderKind.DISTRIBUTED
+    assert check_loader(DataLoader(Sized()), 3) is OrderKind.ITERABLE
+    assert check_loader(DataLoader(Stream()), 3, steps_per_epoch=4) is OrderKind.ITERABLE
+    with pytest.raises(UnsupportedError, match="steps_per_epoch=4 does not decide"):
+        check_loader(DataLoader(DATA), 3, steps_per_epoch=4)
+
+
+def test_steps_of_several_mini_batches() -> None:
+    source = BatchSource(DataLoader(Numbers(20), batch_size=2), 2, accumulation_steps=3)
+    assert (source.batches_per_epoch, source.steps_per_epoch, source.signature_batch_size) == (5, 2, 6)
+    assert [source.batches_in_step(step) for step in range(4)] == [3, 2, 3, 2]
+    infos = [source._orders.batch(0, rank, batch) for rank in (0, 1) for batch in (0, 1, 2)]
+    assert [(info.start, info.end) for info in infos] == [(0, 2), (2, 4), (4, 6), (6, 8), (8, 10), (10, 12)]
+    weighted = DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 10, 10), batch_size=2)
+    source = BatchSource(weighted, 2, accumulation_steps=2)
+    assert (source.batches_per_epoch, source.dataset_size, source.signature_batch_size) == (3, 6, 2)
+    assert source._orders.batch(0, 0, 0).samples == ()
 
 
 def test_sizes() -> None:

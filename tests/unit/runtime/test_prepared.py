@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from elastane.errors import UnsupportedError
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, intercept
+from elastane.runtime.prepared import Prepared, check_modules, intercept
 
 
 class Counter:
@@ -75,6 +75,20 @@ def test_model_optimizer_and_loader_are_needed(parts, missing):
         Prepared([part for place, part in enumerate(parts) if place != missing])
 
 
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Embedding(3, 2, sparse=True), "0 makes sparse gradients .*sparse=False"),
+        (nn.EmbeddingBag(3, 2, sparse=True), "0 makes sparse gradients"),
+        (nn.SyncBatchNorm(2), "0 is a SyncBatchNorm, .*use BatchNorm"),
+        (nn.LazyLinear(2), "0 has parameters without a shape"),
+    ],
+)
+def test_modules_that_cannot_be_exact_are_named_before_training(module, words):
+    with pytest.raises(UnsupportedError, match=words):
+        check_modules(nn.Sequential(module, nn.Linear(2, 2)))
+
+
 class Recorder:
     """`StepCalls` that lets nothing through."""
 
@@ -119,4 +133,9 @@ def test_calls_that_count_once_a_step_are_intercepted(parts):
 )
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(UnsupportedError, match=next(iter(options))):
-        TrainOptions(**options)
+        TrainOptions.of(options)
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones():
+    with pytest.raises(UnsupportedError, match=r"no option find_unused .*find_unused_parameters, static_graph"):
+        TrainOptions.of({"find_unused": True})

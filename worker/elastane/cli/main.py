@@ -21,7 +21,6 @@ GROUPS: Final = (
     "elastane.cli.run",
     "elastane.cli.verify",
     "elastane.cli.master",
-    "elastane.cli.demo",
     "elastane.cli.jobs",
     "elastane.cli.operate",
     "elastane.cli.progress",

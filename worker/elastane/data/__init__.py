@@ -1,14 +1,20 @@
-"""The batches of each EST: those of a stock DataLoader with a DistributedSampler, bit for bit."""
+"""The batches of each EST: those of a stock DataLoader of its rank, bit for bit."""
 
+from elastane.data.errors import DataError
 from elastane.data.pool import DataWorkerError
-from elastane.data.settings import SamplerSettings, sampler_settings, stock_loader
+from elastane.data.settings import OrderKind, SamplerSettings, check_loader, sampler_settings
 from elastane.data.source import BatchInfo, BatchSource
+from elastane.data.stock import set_epoch, stock_loader
 
 __all__ = [
     "BatchInfo",
     "BatchSource",
+    "DataError",
     "DataWorkerError",
+    "OrderKind",
     "SamplerSettings",
+    "check_loader",
     "sampler_settings",
+    "set_epoch",
     "stock_loader",
 ]

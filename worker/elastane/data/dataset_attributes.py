@@ -46,6 +46,16 @@ class DatasetAttributes:
         self._known = present
         return changed
 
+    def plain_changes(self) -> dict[Path, Any]:
+        """Plain values that differ since the last call, whatever else was replaced."""
+        present, known = _attributes(self._dataset), self._known
+        self._known = present
+        return {
+            path: value
+            for path, value in present.items()
+            if _is_plain(value) and not (path in known and _is_plain(known[path]) and known[path] == value)
+        }
+
 
 def apply(dataset: object, changes: dict[Path, Any]) -> None:
     """In a data worker: sets the values. What is not there (made by the trainer since) is left out."""

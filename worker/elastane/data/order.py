@@ -11,10 +11,13 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch.utils.data import DataLoader
 
-from elastane.data.settings import SamplerSettings
+from elastane.data.script_order import ScriptOrder
+from elastane.data.settings import OrderKind, SamplerSettings, check_loader, sampler_settings
 from elastane_shards import samplers
 
 _EPOCHS_KEPT = 2  # around an epoch's end, ESTs of one worker are in two epochs
@@ -24,41 +27,110 @@ _EPOCHS_KEPT = 2  # around an epoch's end, ESTs of one worker are in two epochs
 class BatchInfo:
     """Which samples a batch is made of.
 
-    samples: their dataset indices, in the batch's order. start, end: the positions they count for, in
-    the order of consumption (step by step, and in a step EST by EST): the batches of an epoch lie end to end.
+    samples: their dataset indices, in the batch's order; empty when no one can say that each of them comes
+    once in an epoch (a script's own sampler, an IterableDataset). start, end: the positions they count for,
+    in the order of consumption (step by step, in a step EST by EST, and in an EST mini-batch by mini-batch):
+    the batches of an epoch lie end to end. A position is a sample, or a whole batch when samples is empty.
+    index: what the dataset is asked for, as a torch fetcher takes it.
     """
 
     start: int
     end: int
     samples: tuple[int, ...]
+    index: Any = None
 
 
-class EpochOrders:
-    """The batches of every epoch and EST; an epoch's order is computed when it is first asked for.
+class Orders(Protocol):
+    """The batches of every epoch and EST.
 
-    size: samples in the dataset. drop_last: the loader's, for the last batch (the sampler has its own).
+    batches: of one EST in an epoch. dataset_size: positions in an epoch that has no rest.
+    step_size: positions of one EST in a full global step.
     """
 
-    def __init__(self, size: int, batch_size: int, drop_last: bool, settings: SamplerSettings) -> None:
-        self._size = size
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._settings = settings
-        self._samples = samplers.samples_per_rank(size, settings.num_replicas, drop_last=settings.drop_last)
-        self._orders: dict[int, Sequence[int]] = {}
-        self.batches = samplers.steps_per_epoch(self._samples, batch_size, drop_last=drop_last)
+    batches: int
+    dataset_size: int
+    step_size: int
 
     def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
         """Batch number `batch` of EST `rank` in `epoch`."""
+        ...
+
+    def index(self, epoch: int, rank: int, batch: int) -> Any:
+        """Its `BatchInfo.index` alone."""
+        ...
+
+
+def orders_of(
+    loader: DataLoader[Any], num_ests: int, *, accumulation_steps: int, steps_per_epoch: int | None
+) -> Orders:
+    """The orders of the script's loader. Raises UnsupportedError for what cannot be exact."""
+    kind = check_loader(loader, num_ests, steps_per_epoch=steps_per_epoch)
+    if kind is OrderKind.ITERABLE:
+        batches = steps_per_epoch if steps_per_epoch is not None else len(loader)
+        index = None if loader.batch_size is None else [None] * loader.batch_size
+        return IterableOrders(batches, index, num_ests, accumulation_steps)
+    if kind is OrderKind.SCRIPT:
+        return ScriptOrders(ScriptOrder(loader, num_ests), num_ests, accumulation_steps)
+    settings = sampler_settings(loader, num_ests)
+    assert settings is not None
+    size = len(loader.dataset)  # type: ignore[arg-type]
+    return DistributedOrders(size, loader.batch_size, loader.drop_last, settings, accumulation_steps)
+
+
+class DistributedOrders:
+    """Those of DistributedSamplers; an epoch's order is computed when it is first asked for.
+
+    size: samples in the dataset. batch_size: None: single samples, not batched. drop_last: the loader's, for
+    the last batch (the sampler has its own). accumulation_steps: mini-batches of an EST in one global step.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int | None,
+        drop_last: bool,
+        settings: SamplerSettings,
+        accumulation_steps: int = 1,
+    ) -> None:
+        self._batched = batch_size is not None
+        self._batch_size = batch_size if batch_size is not None else 1
+        self._drop_last = drop_last
+        self._settings = settings
+        self._accumulation_steps = accumulation_steps
+        self._samples = samplers.samples_per_rank(size, settings.num_replicas, drop_last=settings.drop_last)
+        self._orders: dict[int, Sequence[int]] = {}
+        self.dataset_size = size
+        self.step_size = self._batch_size * accumulation_steps
+        self.batches = samplers.steps_per_epoch(self._samples, self._batch_size, drop_last=drop_last)
+
+    def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
         samples, size, ests = self._samples, self._batch_size, self._settings.num_replicas
+        start, end = samplers.micro_bounds(
+            rank,
+            batch,
+            samples=samples,
+            batch_size=size,
+            num_replicas=ests,
+            drop_last=self._drop_last,
+            accumulation_steps=self._accumulation_steps,
+        )
+        indices = self._indices(epoch, rank, batch)
+        return BatchInfo(start, end, tuple(indices), indices if self._batched else indices[0])
+
+    def index(self, epoch: int, rank: int, batch: int) -> Any:
+        indices = self._indices(epoch, rank, batch)
+        return indices if self._batched else indices[0]
+
+    def _indices(self, epoch: int, rank: int, batch: int) -> list[int]:
         places = samplers.batch_places(
-            rank, batch, samples=samples, batch_size=size, num_replicas=ests, drop_last=self._drop_last
+            rank,
+            batch,
+            samples=self._samples,
+            batch_size=self._batch_size,
+            num_replicas=self._settings.num_replicas,
+            drop_last=self._drop_last,
         )
-        start, end = samplers.task_bounds(
-            rank, batch, samples=samples, batch_size=size, num_replicas=ests, drop_last=self._drop_last
-        )
-        order = self._order(epoch)
-        return BatchInfo(start, end, tuple(order[places.start : places.stop : places.step]))
+        return list(self._order(epoch)[places.start : places.stop : places.step])
 
     def _order(self, epoch: int) -> Sequence[int]:
         order = self._orders.get(epoch)
@@ -66,7 +138,7 @@ class EpochOrders:
             while len(self._orders) >= _EPOCHS_KEPT:
                 del self._orders[next(iter(self._orders))]
             order = self._orders[epoch] = samplers.distributed_order(
-                self._size,
+                self.dataset_size,
                 seed=self._settings.seed,
                 epoch=epoch,
                 num_replicas=self._settings.num_replicas,
@@ -75,6 +147,56 @@ class EpochOrders:
                 randperm=_randperm,
             )
         return order
+
+
+class _CountedOrders:
+    """Orders of which only the number of batches is known: a batch is one position."""
+
+    def __init__(self, batches: int, num_ests: int, accumulation_steps: int) -> None:
+        self._num_ests = num_ests
+        self._accumulation_steps = accumulation_steps
+        self.batches = batches
+        self.dataset_size = batches * num_ests
+        self.step_size = accumulation_steps
+
+    def _bounds(self, rank: int, batch: int) -> tuple[int, int]:
+        return samplers.micro_bounds(
+            rank,
+            batch,
+            samples=self.batches,
+            batch_size=1,
+            num_replicas=self._num_ests,
+            drop_last=False,
+            accumulation_steps=self._accumulation_steps,
+        )
+
+
+class ScriptOrders(_CountedOrders):
+    """Those of the script's own sampler, which may repeat samples or leave some out."""
+
+    def __init__(self, order: ScriptOrder, num_ests: int, accumulation_steps: int) -> None:
+        super().__init__(order.batches, num_ests, accumulation_steps)
+        self._order = order
+
+    def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
+        return BatchInfo(*self._bounds(rank, batch), (), self.index(epoch, rank, batch))
+
+    def index(self, epoch: int, rank: int, batch: int) -> Any:
+        return self._order.index(epoch, rank, batch)
+
+
+class IterableOrders(_CountedOrders):
+    """Those of an IterableDataset, which is always asked for the same: so many samples more."""
+
+    def __init__(self, batches: int, index: Any, num_ests: int, accumulation_steps: int) -> None:
+        super().__init__(batches, num_ests, accumulation_steps)
+        self._index = index
+
+    def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
+        return BatchInfo(*self._bounds(rank, batch), (), self._index)
+
+    def index(self, epoch: int, rank: int, batch: int) -> Any:
+        return self._index
 
 
 def _randperm(size: int, seed: int) -> Sequence[int]:

@@ -3,14 +3,16 @@
 A dataset that draws from its own `numpy.random.Generator` (or `random.Random`, `torch.Generator`) has
 randomness that is in no EST context: all ESTs of a worker would draw from one such generator, and after
 a change of the ring the draws would differ. That cannot give the stock result, so it is an error. To
-hold one is not: only one whose state moves while a batch is made is complained of.
+hold one is not: only one whose state moves while a batch is made is complained of. One that the script
+registered (`job.register`) is in the contexts, and may be drawn from.
 """
 
 from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,11 +31,16 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.T
 
 
 class OwnGenerators:
-    """The generators found in the attributes of `dataset`, at a bounded depth."""
+    """The generators found in the attributes of `dataset`, at a bounded depth.
 
-    def __init__(self, dataset: object) -> None:
+    registered: objects whose state the ESTs' contexts hold; they may be drawn from.
+    """
+
+    def __init__(self, dataset: object, registered: Iterable[object] = ()) -> None:
         self._found = [
-            (path, state) for path, value in walk(dataset) if (state := _state_of(value)) is not None
+            (path, state)
+            for path, value in walk(dataset, skip=registered)
+            if (state := _state_of(value)) is not None
         ]
         self._states = [state() for _, state in self._found]
 
@@ -43,19 +50,22 @@ class OwnGenerators:
             present = state()
             if present != self._states[index]:
                 self._states[index] = present
+                name = "dataset" + "".join(part if part.startswith("[") else f".{part}" for part in path)
                 raise UnsupportedError(
-                    f"the dataset draws from its own generator, {'.'.join(('dataset', *path))}, "
-                    "whose state no EST context holds",
-                    hint="draw from random, numpy.random or torch's global generator instead",
+                    f"the dataset draws from its own generator, {name}, whose state no EST context holds",
+                    hint=f'write job.register("{_item_name(path)}", {name}) before prepare, or draw from '
+                    "random, numpy.random or torch's global generator",
                     generator=".".join(path),
                 )
 
 
-def walk(root: object) -> Iterator[tuple[tuple[str, ...], object]]:
+def walk(root: object, *, skip: Iterable[object] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Everything reachable from the attributes of `root`, with its path, to a bounded depth and number.
 
     Paths of attributes can be followed with getattr; elements of containers bear their key in brackets.
+    skip: objects that are not gone into, nor given.
     """
+    left_out = {id(value) for value in skip}
     seen = {id(root)}
     waiting: list[tuple[tuple[str, ...], object]] = [((), root)]
     count = 0
@@ -64,6 +74,8 @@ def walk(root: object) -> Iterator[tuple[tuple[str, ...], object]]:
         if len(path) >= _DEPTH_MAX:
             continue
         for name, child in _children(value):
+            if id(child) in left_out:
+                continue
             if not isinstance(child, _LEAVES):
                 if id(child) in seen:
                     continue
@@ -71,6 +83,11 @@ def walk(root: object) -> Iterator[tuple[tuple[str, ...], object]]:
                 waiting.append(((*path, name), child))
             count += 1
             yield (*path, name), child
+
+
+def _item_name(path: tuple[str, ...]) -> str:
+    """A name for `job.register` made of the path: ("parts", "[0]", "['rng']") -> "parts.0.rng"."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "", ".".join(path)) or "NAME"
 
 
 def _children(value: object) -> list[tuple[str, object]]:

@@ -21,14 +21,8 @@ from multiprocessing.context import ForkProcess
 from typing import Any, Final, Protocol
 
 from elastane.data import transfer
-from elastane.data.data_worker import (
-    AttributeChange,
-    DataWork,
-    SessionCell,
-    StreamTask,
-    run,
-    thread_outlives_pool,
-)
+from elastane.data.batch_maker import AttributeChange, DataWork, StreamTask
+from elastane.data.data_worker import SessionCell, run, thread_outlives_pool
 from elastane.errors import ElastaneError
 
 CLOSE_SECONDS: Final = 1.0
@@ -75,6 +69,7 @@ class DataWorkerPool:
         self._cell = SessionCell(self._memory)
         self._session = 0
         self._received: dict[tuple[int, int], Answer] = {}
+        self._unwanted: set[tuple[int, int]] = set()
 
     @property
     def session(self) -> int:
@@ -148,10 +143,19 @@ class DataWorkerPool:
         for answer in self._received.values():
             answer.close()
         self._received.clear()
+        self._unwanted.clear()
 
     def submit(self, stream: int, task: StreamTask) -> None:
         """Asks data worker `stream` for a batch, after all it was asked for before."""
         self._post(self._workers[stream], transfer.pack(task.session, task.rank, task.batch, task))
+
+    def discard(self, rank: int, batch: int) -> None:
+        """The answer to this task will not be taken; a later task of the same number is another."""
+        answer = self._received.pop((rank, batch), None)
+        if answer is None:
+            self._unwanted.add((rank, batch))
+        else:
+            answer.close()
 
     def change_attributes(self, change: AttributeChange) -> None:
         """Every data worker does this to its dataset before what is submitted from now on."""
@@ -200,7 +204,10 @@ class DataWorkerPool:
             if message is None:
                 self._note_end(worker)
                 return
-            if message.session == self._session:
+            if (message.rank, message.batch) in self._unwanted and message.session == self._session:
+                self._unwanted.discard((message.rank, message.batch))
+                message.close()
+            elif message.session == self._session:
                 self._received[message.rank, message.batch] = self._receive(message)
             else:
                 message.close()

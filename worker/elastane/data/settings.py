@@ -1,29 +1,46 @@
 """What the script's DataLoader becomes: the options that keep the bits, and a refusal for the others.
 
-A stock script under DistributedDataParallel gives each rank a DataLoader with a DistributedSampler.
-`sampler_settings` reads from the one DataLoader a script has what those samplers must be, and refuses,
-before training, whatever would silently give other batches than the stock ranks would get.
+A stock script under DistributedDataParallel gives each rank a DataLoader with a sampler for its rank. From
+the one DataLoader a script has, `check_loader` reads how the ESTs' batches are chosen, and refuses, before
+training, whatever would silently give other batches than the stock ranks would get.
 """
 
 from __future__ import annotations
 
+import enum
 import multiprocessing
 from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
+    IterDataPipe,
     MapDataPipe,
     RandomSampler,
     SequentialSampler,
 )
-from torch.utils.data.datapipes.datapipe import _MapDataPipeSerializationWrapper
+from torch.utils.data.datapipes.datapipe import (
+    _IterDataPipeSerializationWrapper,
+    _MapDataPipeSerializationWrapper,
+)
 
 from elastane.errors import UnsupportedError
+
+
+class OrderKind(enum.Enum):
+    """Who chooses the samples of a batch."""
+
+    DISTRIBUTED = "DistributedSampler"
+    """Torch's DistributedSampler, also in place of shuffle=True and of no sampler."""
+    SCRIPT = "the script's sampler"
+    """A sampler or batch_sampler of the script, see `elastane.data.script_order`."""
+    ITERABLE = "the IterableDataset"
+    """The dataset itself, see `elastane.data.iterable`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,84 +64,103 @@ class SamplerSettings:
         )
 
 
-def sampler_settings(loader: DataLoader[Any], num_ests: int) -> SamplerSettings:
-    """The settings of the ESTs' samplers: from the script's DistributedSampler, else from shuffle=.
+def check_loader(loader: DataLoader[Any], num_ests: int, *, steps_per_epoch: int | None = None) -> OrderKind:
+    """How the loader's batches are chosen. Called by `prepare` and by `elastane doctor`.
 
-    Called once, by `prepare`. Raises UnsupportedError that names the option and says what to do.
+    steps_per_epoch: mini-batches of an EST in an epoch of a dataset without a length. Raises UnsupportedError
+    that names the option and says what to do.
     """
     _check_dataset(loader)
     _check_options(loader)
+    if isinstance(loader.dataset, IterableDataset):
+        _check_iterable(loader, steps_per_epoch)
+        return OrderKind.ITERABLE
+    if steps_per_epoch is not None:
+        raise _unsupported(
+            "dataset",
+            f"has a length, so that steps_per_epoch={steps_per_epoch} does not decide the epoch",
+            "leave steps_per_epoch out; a sampler with num_samples= makes an epoch shorter",
+        )
+    settings = sampler_settings(loader, num_ests)
+    if settings is None:
+        return OrderKind.SCRIPT
+    _check_steps(loader, settings)
+    return OrderKind.DISTRIBUTED
+
+
+def sampler_settings(loader: DataLoader[Any], num_ests: int) -> SamplerSettings | None:
+    """The settings of the ESTs' DistributedSamplers, as the script gives them by its own or by shuffle=.
+
+    None if the order is of another kind. Raises UnsupportedError for a DistributedSampler that does not fit.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return None
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        return None
     sampler = loader.sampler
     if type(sampler) is SequentialSampler:
-        settings = SamplerSettings(num_ests, shuffle=False, seed=0, drop_last=False)
-    elif type(sampler) is RandomSampler:
-        _check_random_sampler(sampler)
-        settings = SamplerSettings(num_ests, shuffle=True, seed=0, drop_last=False)
-    elif type(sampler) is DistributedSampler:
-        settings = _of_distributed_sampler(loader, sampler, num_ests)
-    else:
-        raise _unsupported(
-            "sampler",
-            f"is a {type(sampler).__name__}",
-            "use shuffle=True, or a DistributedSampler(dataset, num_replicas=job.num_ests, rank=0)",
-        )
-    _check_steps(loader, settings)
-    return settings
+        return SamplerSettings(num_ests, shuffle=False, seed=0, drop_last=False)
+    if type(sampler) is RandomSampler and _is_shuffle(sampler, loader):
+        return SamplerSettings(num_ests, shuffle=True, seed=0, drop_last=False)
+    if type(sampler) is DistributedSampler:
+        return _of_distributed_sampler(loader, sampler, num_ests)
+    return None
 
 
-def stock_loader(loader: DataLoader[Any], num_replicas: int, rank: int) -> DataLoader[Any]:
-    """The DataLoader that rank `rank` of a stock run has; the caller calls `sampler.set_epoch`."""
-    settings = sampler_settings(loader, num_replicas)
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=settings.build(loader.dataset, rank),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+def _is_shuffle(sampler: RandomSampler, loader: DataLoader[Any]) -> bool:
+    """Whether it is what shuffle=True makes; a stock rank has a DistributedSampler in its place."""
+    return not sampler.replacement and sampler._num_samples is None and sampler.generator is loader.generator
 
 
 def _check_dataset(loader: DataLoader[Any]) -> None:
     dataset = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        raise _unsupported(
-            "dataset",
-            "is an IterableDataset, which cannot be split by sample or continued in the middle",
-            "give it __len__ and __getitem__, or go through it with a dynamic dataset of the task queue",
-        )
     if isinstance(dataset, (MapDataPipe, _MapDataPipeSerializationWrapper)):
         raise _unsupported(
             "dataset", "is a MapDataPipe, which shards itself", "use a plain map-style Dataset"
         )
+    if isinstance(dataset, (IterDataPipe, _IterDataPipeSerializationWrapper)):
+        raise _unsupported(
+            "dataset", "is an IterDataPipe, which shards and seeds itself", "use a plain IterableDataset"
+        )
+    if isinstance(dataset, IterableDataset):
+        return
     if not isinstance(dataset, Sized):
         raise _unsupported("dataset", "has no length", "give it __len__")
     if len(dataset) == 0:
         raise _unsupported("dataset", "has 0 samples", "check its path and filters")
 
 
+def _check_iterable(loader: DataLoader[Any], steps_per_epoch: int | None) -> None:
+    if steps_per_epoch is None:
+        if not isinstance(loader.dataset, Sized):
+            raise _unsupported(
+                "dataset",
+                "is an IterableDataset without a length",
+                "say how many mini-batches each EST takes in an epoch: "
+                "job.prepare(..., steps_per_epoch=...), or give the dataset __len__",
+            )
+        if len(loader) == 0:
+            raise _unsupported("dataset", "has a length that leaves no step", "check __len__ and drop_last")
+    if loader.persistent_workers:
+        raise _unsupported(
+            "persistent_workers",
+            "is set for an IterableDataset, whose copies would go on from where prefetching left them",
+            "leave it out: Elastane's data workers live through all epochs in any case",
+        )
+
+
 def _check_options(loader: DataLoader[Any]) -> None:
     kind = type(loader)
     if kind.__iter__ is not DataLoader.__iter__ or kind._get_iterator is not DataLoader._get_iterator:
         raise _unsupported("loader", f"is a {kind.__name__} with its own iteration", "use torch's DataLoader")
-    if loader.batch_size is None:
-        if loader.batch_sampler is not None:
-            raise _unsupported("batch_sampler", "is the script's own", "use batch_size and shuffle")
-        raise _unsupported("batch_size", "is None (no batching)", "set batch_size")
-    if loader.generator is not None:
-        raise _unsupported(
-            "generator",
-            "is set, and its state belongs to no EST",
-            "leave it out and seed with elastane.init(seed=...)",
-        )
     if not loader.in_order:
         raise _unsupported("in_order", "is False, so the order is left to chance", "leave it out")
+    if loader.generator is not None and loader.generator.device.type != "cpu":
+        raise _unsupported(
+            "generator", "is on a device, where torch's DataLoader fails", "use one on the CPU"
+        )
     context = loader.multiprocessing_context
     if loader.num_workers > 0 and context is not None and not _is_fork(context):
         raise _unsupported(
@@ -141,17 +177,6 @@ def _check_options(loader: DataLoader[Any]) -> None:
 def _is_fork(context: Any) -> bool:
     name = context if isinstance(context, str) else context.get_start_method()
     return (name or multiprocessing.get_start_method()) == "fork"
-
-
-def _check_random_sampler(sampler: RandomSampler) -> None:
-    if sampler.replacement:
-        raise _unsupported("sampler", "draws with replacement", "use shuffle=True")
-    if sampler._num_samples is not None:
-        raise _unsupported("sampler", "sets num_samples", "use shuffle=True, on a Subset to shorten an epoch")
-    if sampler.generator is not None:
-        raise _unsupported(
-            "sampler", "has its own generator", "use a DistributedSampler with seed= to choose the order"
-        )
 
 
 def _of_distributed_sampler(

@@ -1,7 +1,7 @@
 """The batches of each EST of a worker, bit for bit those of stock rank r's DataLoader.
 
     position(contexts)            where each EST stands; batches made ahead from there
-    restore the EST's generators  (the caller)
+    restore the EST's generators and registered items  (the caller)
     batch, info = begin(rank)     as the stock iterator's next(): draws base_seed at an epoch's first batch
     forward, backward             (the caller)
     parts = finish(rank)          loader position and stream states after the batch: part of the next context
@@ -10,32 +10,49 @@ Without data workers a batch is made in `begin`, from the EST's own generators, 
 them, batch b is made by stream b mod W from its own states R_ij, some batches ahead. What counts is
 R_ij as of the last batch *consumed*: batches made ahead are thrown away by `position` and made again.
 
+Streams of an IterableDataset may end at different times. Stock then goes on with the others, in turn. So
+batches are taken from *slots*: slot s belongs to stream s mod W, and slots of streams that have ended are
+passed over. Where no stream has ended, as always with a map-style dataset, slot and batch are one number.
+
 Not kept, because stock keeps it nowhere either or because one process now serves several ESTs: changes
-that a dataset makes to itself in a data worker are seen by all ESTs and outlast the epoch.
+that a map-style dataset makes to itself in a data worker are seen by all ESTs and outlast the epoch.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import structlog
 import torch
 from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data import DataLoader, IterableDataset
 
 from elastane.context import LOADER, ContextError, EstContext, LoaderPosition, Parts, stream_parts
-from elastane.data.data_worker import AttributeChange, DataWork, StreamTask
+from elastane.data import current
+from elastane.data.batch_maker import AttributeChange, DataWork, StreamTask
 from elastane.data.dataset_attributes import DatasetAttributes
-from elastane.data.order import BatchInfo, EpochOrders
-from elastane.data.own_generators import OwnGenerators
+from elastane.data.iterable import ITERATOR, StreamEnd
+from elastane.data.loader_generator import GENERATOR, LoaderGenerator
+from elastane.data.local import LocalMaker
+from elastane.data.order import BatchInfo, orders_of
 from elastane.data.pinning import Pinner
 from elastane.data.pool import Answer, DataWorkerPool
-from elastane.data.settings import sampler_settings
+from elastane.data.stock import ended_early
 from elastane.data.transfer import Message
+from elastane.registry import ITEM, RESERVED, Registry
 
 __all__ = ["BatchInfo", "BatchSource"]
+
+_log = structlog.get_logger(__name__)
+
+#: Registered items as they were when stock would have forked the data workers: "item/@fork.NAME".
+FORKED: Final = f"{ITEM}{RESERVED}fork."
+#: In a stream: that it has ended, and when: epoch, batches it gave.
+ENDED: Final = f"{ITEM}{RESERVED}ended"
+_ENDED = struct.Struct("<qq")
 
 
 @dataclass(slots=True)
@@ -44,50 +61,83 @@ class _Turns:
 
     epoch: int
     batch: int  # of the epoch: the next to consume, or being consumed
+    slot: int  # the one it comes from
     base_seed: int | None
     streams: dict[int, Parts]  # stream -> states after its last consumed batch; missing: not yet seeded
-    asked: int = 0  # batches of the epoch asked for, from 0 on
+    forked: Parts = field(default_factory=dict)  # registered items at the start of the epoch
+    ended: dict[int, int] = field(default_factory=dict)  # stream -> batches it gave in this epoch
+    generator: bytes | None = None
+    asked: int = 0  # slots of the epoch asked for, from 0 on
     asked_streams: set[int] = field(default_factory=set)  # which have a task in this session
-    consumed: Parts | None = None  # states after the batch that is out
+    consumed: Parts | None = None  # states that changed with the batch that is out
+    news: Parts = field(default_factory=dict)  # parts that go into the next context beside
     out: bool = False
 
 
 class BatchSource:
     """Gives each EST the batches of a stock rank. Raises UnsupportedError for what cannot be exact.
 
-    loader: the script's DataLoader, of which it is only a description. num_ests: N of the job. One
-    thread uses it.
+    loader: the script's DataLoader, of which it is only a description. num_ests: N of the job. registry:
+    the script's registered items. accumulation_steps: mini-batches of an EST in one global step; an epoch's
+    rest makes a shorter step. steps_per_epoch: mini-batches of an EST in an epoch, for datasets without a
+    length. One thread uses it.
+
+    Attributes: batches_per_epoch (mini-batches of an EST), steps_per_epoch (global steps),
+    signature_batch_size (positions of one EST in a full global step), dataset_size (positions in an epoch).
     """
 
-    def __init__(self, loader: DataLoader[Any], num_ests: int) -> None:
-        settings = sampler_settings(loader, num_ests)
-        assert loader.batch_size is not None, "refused by sampler_settings"
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        num_ests: int,
+        *,
+        registry: Registry | None = None,
+        accumulation_steps: int = 1,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        self.registry = registry if registry is not None else Registry()
+        self.accumulation_steps = accumulation_steps
+        self.num_ests = num_ests
+        self.num_workers = loader.num_workers
+        self.batch_size = loader.batch_size or 1
+        self._orders = orders_of(
+            loader, num_ests, accumulation_steps=accumulation_steps, steps_per_epoch=steps_per_epoch
+        )
+        self.batches_per_epoch = self._orders.batches
+        self.steps_per_epoch = -(-self.batches_per_epoch // accumulation_steps)
+        self.signature_batch_size = self._orders.step_size
+        self.dataset_size = self._orders.dataset_size
         self._dataset = loader.dataset
+        self._iterable = isinstance(loader.dataset, IterableDataset)
         self._persistent = bool(loader.persistent_workers)
         self._prefetch_factor = loader.prefetch_factor or 0
         self._timeout_seconds = loader.timeout or None
-        self.num_ests = num_ests
-        self.num_workers = loader.num_workers
-        self.batch_size = loader.batch_size
-        self.dataset_size = len(loader.dataset)  # type: ignore[arg-type]
-        self._orders = EpochOrders(self.dataset_size, self.batch_size, loader.drop_last, settings)
-        self.steps_per_epoch = self._orders.batches
         work = DataWork(
-            loader.dataset, loader.collate_fn, loader.worker_init_fn, loader.drop_last, loader.num_workers
+            loader.dataset,
+            loader.collate_fn,
+            loader.worker_init_fn,
+            loader.drop_last,
+            loader.num_workers,
+            auto_collation=loader.batch_sampler is not None or (self._iterable and bool(loader.batch_size)),
+            iterable=self._iterable,
+            registry=self.registry,
         )
-        self._fetcher = _MapDatasetFetcher(work.dataset, True, work.collate_fn, work.drop_last)
-        self._own = OwnGenerators(loader.dataset)
+        self._generator = LoaderGenerator(loader, self.registry)
+        own = [loader.generator] if loader.generator is not None else []
+        self._local = LocalMaker(work, own, lambda given: ended_early(given, self.batches_per_epoch))
         self._pin = bool(loader.pin_memory)
         self._pinner: Pinner | None = None
         self._pool = DataWorkerPool(work, self._receive)
         self._attributes: DatasetAttributes | None = None
         self._attributes_epoch: int | None = None
         self._turns: dict[int, _Turns] = {}
+        self._replay_said = False
 
     def start(self) -> None:
         """Forks the data workers, if there are to be any. Before any gRPC channel exists."""
-        if self.num_workers > 0:
+        if self.num_workers > 0 or self._iterable:
             self._attributes = DatasetAttributes(self._dataset)
+        if self.num_workers > 0:
             self._pool.start()
 
     def close(self) -> None:
@@ -95,6 +145,11 @@ class BatchSource:
         self._pool.close()
         if self._pinner is not None:
             self._pinner.close()
+
+    def batches_in_step(self, step: int) -> int:
+        """Mini-batches of each EST in global step `step`: accumulation_steps, or the epoch's rest."""
+        first = step % self.steps_per_epoch * self.accumulation_steps
+        return min(self.accumulation_steps, self.batches_per_epoch - first)
 
     def position(self, contexts: Mapping[int, EstContext], step: int) -> None:
         """Starts from these contexts of the ESTs hosted now (virtual rank -> context at the start of `step`).
@@ -105,24 +160,32 @@ class BatchSource:
             self._pinner = Pinner()  # only now: after the fork, and in the thread that trains
         self._pool.new_session()
         self._turns = {rank: self._turns_of(context, step) for rank, context in sorted(contexts.items())}
+        self._local.position({rank: context.parts for rank, context in contexts.items()})
         self._ask_ahead()
 
     def begin(self, rank: int) -> tuple[Any, BatchInfo]:
-        """The next batch of EST `rank`, whose generators are the present ones.
+        """The next batch of EST `rank`, whose generators and registered items are the present ones.
 
         Raises what the dataset raises (from a data worker with the traceback there), DataWorkerError if
-        a data worker ended. After an error `position` is needed.
+        a data worker ended, DataError for a dataset or sampler that has too few batches. After an error
+        `position` is needed.
         """
         turns = self._turns[rank]
         assert not turns.out, f"EST {rank} has not finished its batch"
         self._sync_attributes(turns.epoch)
+        self._generator.restore(turns.generator)
         if turns.base_seed is None:
-            # Drawn by stock's iterator at the start of an epoch, with data workers or without.
-            turns.base_seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            turns.base_seed = self._generator.draw_base_seed()
+            if self.num_workers > 0:
+                # Now stock forks its data workers from the rank's process.
+                turns.forked = self.registry.capture()
+                turns.news.update(
+                    {FORKED + name.removeprefix(ITEM): item for name, item in turns.forked.items()}
+                )
         info = self._orders.batch(turns.epoch, rank, turns.batch)
         if self.num_workers == 0:
-            batch = self._fetcher.fetch(list(info.samples))
-            self._own.check()
+            with current.making_for(rank):
+                batch = self._local.make(rank, info.index, turns.batch)
             if self._pinner is not None:
                 batch = self._pinner.pin(batch)
         else:
@@ -135,29 +198,41 @@ class BatchSource:
         turns = self._turns[rank]
         assert turns.out, f"EST {rank} has no batch to finish"
         turns.out = False
-        parts: Parts = {}
+        parts, turns.news = turns.news, {}
         if turns.consumed is not None:
-            stream = turns.batch % self.num_workers
-            turns.streams[stream] = turns.consumed
-            parts = stream_parts(stream, turns.consumed)
+            stream = turns.slot % self.num_workers
+            # In full: what an older epoch left in the context must not stay beside what is new.
+            turns.streams[stream] = {**(turns.streams.get(stream) or turns.forked), **turns.consumed}
+            parts.update(stream_parts(stream, turns.streams[stream]))
             turns.consumed = None
         turns.batch += 1
-        if turns.batch == self.steps_per_epoch:
+        turns.slot += 1
+        last = turns.batch == self.batches_per_epoch
+        if self.num_workers == 0:
+            parts.update(self._local.finish(rank, last=last))
+        turns.generator = self._generator.state()
+        if turns.generator is not None:
+            parts[GENERATOR] = turns.generator
+        if last:
             self._end_epoch(turns)
         parts[LOADER] = LoaderPosition(turns.epoch, turns.batch, turns.base_seed).pack()
         return parts
 
     def _end_epoch(self, turns: _Turns) -> None:
         turns.epoch += 1
-        turns.batch = turns.asked = 0
+        turns.batch = turns.slot = turns.asked = 0
+        turns.ended.clear()
         if not self._persistent:  # else stock neither draws nor seeds again
             turns.base_seed = None
             turns.streams.clear()
             turns.asked_streams.clear()
 
+    # ------------------------------------------------------------------ from contexts
+
     def _turns_of(self, context: EstContext, step: int) -> _Turns:
         position = context.position
-        epoch, batch = divmod(step, self.steps_per_epoch)
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        batch = step_in_epoch * self.accumulation_steps
         if context.step != step or (position.epoch, position.batch) != (epoch, batch):
             raise ContextError(
                 f"the context of EST {context.virtual_rank} is of step {context.step}, "
@@ -167,16 +242,36 @@ class BatchSource:
                 virtual_rank=context.virtual_rank,
                 step=step,
             )
-        turns = _Turns(epoch, batch, position.base_seed, {}, asked=batch)
         if batch > 0 and position.base_seed is None:
             raise ContextError(
                 f"the context of EST {context.virtual_rank} is in the middle of an epoch without base_seed",
                 virtual_rank=context.virtual_rank,
                 step=step,
             )
-        for stream in range(min(self.num_workers, self._streams_used(epoch, batch))):
-            turns.streams[stream] = states = context.stream(stream)
-            if not states:
+        turns = _Turns(epoch, batch, batch, position.base_seed, {})
+        turns.generator = context.parts.get(GENERATOR, self._generator.initial)
+        turns.forked = {
+            ITEM + name.removeprefix(FORKED): item
+            for name, item in context.parts.items()
+            if name.startswith(FORKED)
+        }
+        if self.num_workers > 0:
+            self._add_streams(turns, context)
+        turns.asked = turns.slot
+        return turns
+
+    def _add_streams(self, turns: _Turns, context: EstContext) -> None:
+        """The streams' states as far as they were used in this epoch, and which have ended."""
+        states = {stream: context.stream(stream) for stream in range(self.num_workers)}
+        for stream, parts in states.items():
+            ended = parts.pop(ENDED, None)
+            if ended is not None and _ENDED.unpack(ended)[0] == turns.epoch and turns.batch > 0:
+                turns.ended[stream] = _ENDED.unpack(ended)[1]
+        turns.slot = self._slot_of(turns)
+        for stream in range(min(self.num_workers, self._slots_used(turns))):
+            if turns.ended.get(stream) == 0:
+                continue
+            if not states[stream]:
                 raise ContextError(
                     f"the context of EST {context.virtual_rank} lacks the states of data-worker "
                     f"stream {stream}",
@@ -184,13 +279,34 @@ class BatchSource:
                     virtual_rank=context.virtual_rank,
                     stream=stream,
                 )
-        return turns
+            turns.streams[stream] = states[stream]
+            if self._iterable and ITERATOR not in states[stream] and not self._replay_said:
+                self._replay_said = True
+                _log.warning(
+                    "the IterableDataset has no states: after a change of the ring its epoch is made again "
+                    "from the start; give it state_dict and load_state_dict to avoid that"
+                )
 
-    def _streams_used(self, epoch: int, batch: int) -> int:
-        """How many streams have consumed batches since they were seeded: the first so many."""
-        if self._persistent and epoch > 0:
-            return self.steps_per_epoch
-        return batch
+    def _slot_of(self, turns: _Turns) -> int:
+        """The slot from which batch number `turns.batch` comes."""
+        if not turns.ended:
+            return turns.batch
+        slot = batches = 0
+        while batches < turns.batch:
+            batches += self._lives(turns, slot)
+            slot += 1
+        return slot
+
+    def _lives(self, turns: _Turns, slot: int) -> bool:
+        """Whether the slot's stream has not ended before it."""
+        ended = turns.ended.get(slot % self.num_workers)
+        return ended is None or slot // self.num_workers < ended
+
+    def _slots_used(self, turns: _Turns) -> int:
+        """So many streams, the first ones, have consumed batches since they were seeded."""
+        if self._persistent and turns.epoch > 0:
+            return self.batches_per_epoch
+        return turns.slot
 
     def _sync_attributes(self, epoch: int) -> None:
         """What the script set on the dataset since the last epoch, stock's newly forked workers would see."""
@@ -200,12 +316,17 @@ class BatchSource:
         changed = self._attributes.changes()
         if not changed:
             return
+        self._local.change_attributes(changed)
+        if self.num_workers == 0:
+            return
         self._pool.new_session()
         self._pool.change_attributes(AttributeChange(changed))
         for turns in self._turns.values():
-            turns.asked = turns.batch + turns.out
+            turns.asked = turns.slot + turns.out
             turns.asked_streams.clear()
         self._ask_ahead()
+
+    # ------------------------------------------------------------------ data workers
 
     def _ask_ahead(self) -> None:
         """Asks for batches of all ESTs, the soonest needed first."""
@@ -226,34 +347,63 @@ class BatchSource:
     def _ask(self, rank: int, ahead: int) -> None:
         """Asks for the batches of EST `rank` until `ahead` are asked for that are not yet out."""
         turns = self._turns[rank]
-        if turns.base_seed is None:
+        if turns.base_seed is None or len(turns.ended) == self.num_workers:
             return
-        last = min(turns.batch + turns.out + ahead, self.steps_per_epoch)
-        for batch in range(turns.asked, last):
-            stream = batch % self.num_workers
-            follows = stream in turns.asked_streams
-            turns.asked_streams.add(stream)
-            task = StreamTask(
-                session=self._pool.session,
-                rank=rank,
-                batch=batch,
-                samples=self._orders.batch(turns.epoch, rank, batch).samples,
-                base_seed=turns.base_seed,
-                follows=follows,
-                start=None if follows else turns.streams.get(stream),
-            )
-            self._pool.submit(stream, task)
-            turns.asked = batch + 1
+        wanted = min(ahead, self.batches_per_epoch - turns.batch - turns.out)
+        asked = sum(self._lives(turns, slot) for slot in range(turns.slot + turns.out, turns.asked))
+        while asked < wanted:
+            slot = turns.asked
+            turns.asked += 1
+            if self._lives(turns, slot):
+                self._submit(rank, turns, slot)
+                asked += 1
+
+    def _submit(self, rank: int, turns: _Turns, slot: int) -> None:
+        stream = slot % self.num_workers
+        follows = stream in turns.asked_streams
+        turns.asked_streams.add(stream)
+        assert turns.base_seed is not None
+        task = StreamTask(
+            session=self._pool.session,
+            rank=rank,
+            batch=slot,
+            index=self._orders.index(turns.epoch, rank, slot),
+            base_seed=turns.base_seed,
+            follows=follows,
+            start=None if follows else turns.streams.get(stream),
+            forked={} if follows else turns.forked,
+            made=slot // self.num_workers,
+        )
+        self._pool.submit(stream, task)
 
     def _receive(self, message: Message) -> Answer:
         return message if self._pinner is None else self._pinner.take_over(message)
 
     def _take(self, rank: int, turns: _Turns) -> Any:
-        self._ask(rank, self._ahead())
-        message = self._pool.take(turns.batch % self.num_workers, rank, turns.batch, self._timeout_seconds)
-        batch, turns.consumed = message.load()
-        if isinstance(batch, ExceptionWrapper):
-            batch.reraise()
+        while True:
+            if len(turns.ended) == self.num_workers:
+                raise ended_early(turns.batch, self.batches_per_epoch)
+            self._ask(rank, self._ahead())
+            if not self._lives(turns, turns.slot):
+                turns.slot += 1
+                continue
+            stream = turns.slot % self.num_workers
+            message = self._pool.take(stream, rank, turns.slot, self._timeout_seconds)
+            batch, turns.consumed = message.load()
+            if isinstance(batch, ExceptionWrapper):
+                batch.reraise()
+            if not isinstance(batch, StreamEnd):
+                break
+            self._note_end(rank, turns, stream)
         turns.out = True
         self._ask(rank, self._ahead())
         return batch
+
+    def _note_end(self, rank: int, turns: _Turns, stream: int) -> None:
+        """The stream of an IterableDataset is at its end: the others go on without it."""
+        count = turns.slot // self.num_workers
+        turns.ended[stream] = count
+        turns.consumed = None
+        turns.news.update(stream_parts(stream, {ENDED: _ENDED.pack(turns.epoch, count)}))
+        for slot in range(turns.slot + self.num_workers, turns.asked, self.num_workers):
+            self._pool.discard(rank, slot)

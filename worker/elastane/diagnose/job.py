@@ -8,7 +8,6 @@ process ends from within the loader, so that nothing behind the loop (evaluation
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import statistics
@@ -35,7 +34,7 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, intercept
+from elastane.runtime.prepared import Prepared, check_modules, intercept
 from elastane.runtime.stock import LocalJob, LocalTask
 from elastane.state.codec import StateNotCarriedError
 from elastane.state.train_state import TrainState
@@ -108,10 +107,14 @@ class DoctorJob(LocalJob):
             raise StepError("prepare was called twice", hint="pass everything to one call")
         self._book.stage("prepare")
         try:
-            prepared, self._options = Prepared(objects), _options(options)
+            prepared, self._options = Prepared(objects), TrainOptions.of(options)
         except ElastaneError as error:
             self._refused("prepare", error)
             self._end()
+        try:
+            check_modules(prepared.model)
+        except UnsupportedError as error:
+            self._refused("prepare", error)  # the loop is looked at all the same
         self._prepared = prepared
         self._generators = Generators(_device(prepared.model))
         self._registry.freeze()
@@ -337,17 +340,6 @@ class DoctorJob(LocalJob):
         timer.daemon = True
         timer.start()
         raise SystemExit(0)
-
-
-def _options(options: dict[str, Any]) -> TrainOptions:
-    """Raises UnsupportedError, also for a name that is none."""
-    names = [field.name for field in dataclasses.fields(TrainOptions)]
-    for name in options:
-        if name not in names:
-            raise UnsupportedError(
-                f"prepare has no option {name}", hint=f"its options are {', '.join(names)}"
-            )
-    return TrainOptions(**options)
 
 
 def _device(model: torch.nn.Module) -> torch.device:

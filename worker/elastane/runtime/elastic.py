@@ -15,7 +15,7 @@ from elastane.runtime import rehearsal
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, intercept
+from elastane.runtime.prepared import Prepared, check_modules, intercept
 from elastane.runtime.report import write_elastic_report
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
@@ -86,7 +86,8 @@ class ElasticJob(Job):
         if self._task_attendance is not None:
             raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
         try:
-            prepared, chosen = Prepared(objects), TrainOptions(**options)
+            prepared, chosen = Prepared(objects), TrainOptions.of(options)
+            check_modules(prepared.model)
             source = BatchSource(
                 prepared.loader,
                 self.num_ests,

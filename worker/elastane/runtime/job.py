@@ -1,4 +1,4 @@
-"""The job object of a training script: what `elastane.init` returns, in one of three modes."""
+"""The job object of a training script: what `elastane.init` returns, in the mode of the environment."""
 
 from __future__ import annotations
 

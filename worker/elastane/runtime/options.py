@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from elastane.errors import UnsupportedError
@@ -36,6 +37,17 @@ class TrainOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UnsupportedError(f"{name} is {value}", hint="give at least 1")
+
+    @classmethod
+    def of(cls, keywords: Mapping[str, Any]) -> TrainOptions:
+        """From the keyword arguments of `prepare`; raises UnsupportedError for one it does not have."""
+        known = [option.name for option in fields(cls)]
+        unknown = sorted(set(keywords) - set(known))
+        if unknown:
+            raise UnsupportedError(
+                f"prepare has no option {', '.join(unknown)}", hint=f"it has {', '.join(known)}"
+            )
+        return cls(**keywords)
 
     def ddp_arguments(self) -> dict[str, Any]:
         """What DistributedDataParallel is given in the stock mode."""

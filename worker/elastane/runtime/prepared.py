@@ -65,6 +65,34 @@ def _trained(
     return [module for module in modules if any(id(p) in optimized for p in module.parameters())]
 
 
+def check_modules(model: torch.nn.Module) -> None:
+    """Refuse, before training, modules whose result in a ring would not be that of stock ranks.
+
+    Raises UnsupportedError that names the module.
+    """
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) and isinstance(
+            module, torch.nn.Embedding | torch.nn.EmbeddingBag
+        ):
+            raise UnsupportedError(
+                f"{name or 'the model'} makes sparse gradients",
+                hint="build it with sparse=False",
+                module=name,
+            )
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UnsupportedError(
+                f"{name} is a SyncBatchNorm, which would need the batches of all ESTs at once",
+                hint="use BatchNorm: stock DDP and Elastane both keep the statistics of rank 0",
+                module=name,
+            )
+        if any(torch.nn.parameter.is_lazy(parameter) for parameter in module.parameters(recurse=False)):
+            raise UnsupportedError(
+                f"{name or 'the model'} has parameters without a shape yet",
+                hint="run it forward once before prepare",
+                module=name,
+            )
+
+
 class StepCalls(Protocol):
     """What becomes of the calls of a loop body that must count once a global step.
 

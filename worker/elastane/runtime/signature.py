@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import torch
 
 from elastane import determinism
 from elastane.data.source import BatchSource
+from elastane.runtime.options import TrainOptions
+from elastane.runtime.prepared import Prepared
 from elastane_proto.v1 import ring_pb2
 
 
 def script_signature(
-    model: torch.nn.Module, optimizers: list[torch.optim.Optimizer], source: BatchSource, epochs: int
+    prepared: Prepared, options: TrainOptions, source: BatchSource, epochs: int
 ) -> ring_pb2.ScriptSignature:
     """Names, shapes and dtypes of parameters and buffers, the data's size, and what decides the bits."""
+    model = prepared.model
     signature = ring_pb2.ScriptSignature(
         dataset_size=source.dataset_size,
-        batch_size=source.batch_size,
+        batch_size=source.signature_batch_size,
         steps_per_epoch=source.steps_per_epoch,
         epochs=epochs,
     )
@@ -27,7 +32,11 @@ def script_signature(
         )
     signature.environment.update(
         {
-            "optimizer": ",".join(type(optimizer).__name__ for optimizer in optimizers),
+            "optimizer": ",".join(type(optimizer).__name__ for optimizer in prepared.optimizers),
+            "schedulers": ",".join(type(scheduler).__name__ for scheduler in prepared.schedulers),
+            "prepared": ",".join(prepared.extras),
+            "registered": ",".join(source.registry.names),
+            **{name: str(value) for name, value in asdict(options).items()},
             "data_workers": str(source.num_workers),
             "dtype": str(torch.get_default_dtype()),
             **determinism.facts(determinism.in_effect(), next(iter(model.parameters())).device),

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from elastane.data.stock import set_epoch, stock_loader
+from elastane.data import set_epoch, stock_loader
 from elastane.errors import StepError, UnsupportedError
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
@@ -130,7 +130,7 @@ class PlainJob(LocalJob):
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         prepared = Prepared(objects)
-        chosen = TrainOptions(**options)
+        chosen = TrainOptions.of(options)
         loader = self._control(prepared, prepared.model, prepared.loader, chosen)
         if self._seed is not None:
             seed_all(self._seed)
@@ -166,7 +166,7 @@ class DdpJob(LocalJob):
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         prepared = self._prepared = Prepared(objects)
-        chosen = TrainOptions(**options)
+        chosen = TrainOptions.of(options)
         self._trace = open_trace(f"ddp-{self.rank}", prepared, self._registry)
         device_ids = [int(os.environ.get("LOCAL_RANK", "0"))] if dist.get_backend() == "nccl" else None
         model = DistributedDataParallel(prepared.model, device_ids=device_ids, **chosen.ddp_arguments())

@@ -164,7 +164,7 @@ class Trainer:
         self._attendance = Attendance(
             environment,
             backend="nccl" if device.type == "cuda" else "gloo",
-            signature=lambda: script_signature(model, prepared.optimizers, source, self.epochs),
+            signature=lambda: script_signature(prepared, options, source, self.epochs),
             write_manifest=lambda message: self._saver.write_manifest(message, num_ests=self._num_ests),
             close=self.close,
         )
@@ -405,6 +405,9 @@ class Trainer:
             probes.reached("prepared", turn.step)
             turn.applied = self._attendance.begin_apply(turn.step)
             turn.lost = not turn.applied
+            if turn.applied and turn.rank != 0:
+                # What the body does with the model from here on is done once a step, as rank 0 does it.
+                self._show_buffers(self._reducer.next_buffers)
         return turn.applied
 
     @property
@@ -480,9 +483,12 @@ class Trainer:
         self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
 
     def _restore_buffers(self) -> None:
+        self._show_buffers(self._rank0_buffers)
+
+    def _show_buffers(self, values: list[torch.Tensor]) -> None:
         with torch.no_grad():
-            for buffer, base in zip(self._module_buffers, self._rank0_buffers, strict=True):
-                buffer.copy_(base)
+            for buffer, value in zip(self._module_buffers, values, strict=True):
+                buffer.copy_(value)
 
     def _in_epoch(self) -> bool:
         return self.current_epoch == self.epoch and self.applied_step < self.total_steps

@@ -6,7 +6,6 @@ number of workers as the run goes on.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import math
 import signal
@@ -20,6 +19,7 @@ from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.agent.process import ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from elastane.demo.compare import compare_runs
+from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
@@ -68,18 +68,6 @@ def members(cluster: LocalCluster) -> list[str]:
     return [member.worker_id for member in cluster.client.get_ring(cluster.job).members]
 
 
-class Gate:
-    """Holds every worker in a step, after its report, until it is opened."""
-
-    def __init__(self, folder: Path, step: int) -> None:
-        folder.mkdir(exist_ok=True)
-        self._file = (folder / str(step)).open("w")
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-
-    def open(self) -> None:
-        self._file.close()
-
-
 def attending(job: job_pb2.Job) -> set[str]:
     return {worker.worker_id for worker in job.workers}
 
@@ -92,9 +80,9 @@ def act(cluster: LocalCluster, action: str, churn: Churn, gate: Gate) -> None:
     if verb == "add":
         names = set()
         for _ in range(times):
-            aim = {"ELASTANE_TEST_KILL": churn.late_kill} if churn.late_kill else {}
+            rehearsal = Rehearsal(gates=str(cluster.folder / "gates"), kill=churn.late_kill)
             churn.late_kill = ""
-            names.add(cluster.add_worker(environment=aim))
+            names.add(cluster.add_worker(environment=rehearsal.environment()))
         cluster.wait_for(lambda job: names <= attending(job), what=f"{names} at the master")
     elif verb == "kill":
         for name in ring[:times]:
@@ -124,12 +112,11 @@ def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluste
     # Newcomers wait at the master while the gate is held: the next boundary after it takes them in.
     settings.join_window.FromMilliseconds(20)
     gates = tmp_path / "gates"
-    held = [(step, action, Gate(gates, step)) for step, action in churn.acts]
-    environment = {"ELASTANE_TEST_GATES": str(gates)}
-    with local_cluster(tmp_path, settings, config.arguments, environment=environment) as cluster:
+    held = [(step, action, Gate(gates / str(step))) for step, action in churn.acts]
+    with local_cluster(tmp_path, settings, config.arguments) as cluster:
         for index in range(churn.start):
-            aim = {"ELASTANE_TEST_KILL": churn.kill} if churn.kill and index == churn.start - 1 else {}
-            cluster.add_worker(environment=aim)
+            rehearsal = Rehearsal(gates=str(gates), kill=churn.kill if index == churn.start - 1 else "")
+            cluster.add_worker(environment=rehearsal.environment())
         cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
         cluster.client.scale_job(cluster.job, 1, config.ests)
         for step, action, gate in held:

@@ -15,11 +15,12 @@ What is a fault, and what is stock behaviour of `DistributedSampler` and `DataLo
 - samples seen twice are padding if they are fewer than the ranks and come again in the epoch's last step
   (the sampler repeats its first samples so that every rank gets as many), otherwise faults;
 - samples never seen are faults, unless nothing is padded and they are fewer than the ranks (the sampler's
-  `drop_last`), or every batch is full and they are fewer than a global batch (the loader's `drop_last`).
+  `drop_last`), or every mini-batch is full and they are fewer than one of each rank (the loader's `drop_last`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -255,8 +256,8 @@ def _audit_samples(
         result.violations.append(f"{name}: {_some('sample', result.duplicated)} counted more than once")
     if complete:
         missing = sorted(set(universe) - seen.keys())
-        sizes = {len(task.samples) for task in epoch.tasks.values()}
-        droppable = max(sizes) * ranks if len(sizes) == 1 else ranks
+        # A task may be of several mini-batches; whatever their size is, it divides those of all tasks.
+        droppable = math.gcd(*(len(task.samples) for task in epoch.tasks.values())) * ranks
         if missing and len(missing) < droppable and not surplus and not epoch.dynamic:
             result.dropped = len(missing)
         elif missing:

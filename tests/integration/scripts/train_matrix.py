@@ -1,18 +1,12 @@
 """The matrix's training script: everything that draws random numbers or keeps state between steps.
 
 Convolution, BatchNorm, dropout, augmentation from torch, NumPy and Python in the data set, mixup in
-the main process, clipping, a scheduler per step and one per epoch. ELASTANE_TEST_KILL="point:step"
-kills this process at that point of that step (see elastane.runtime.probes). In step s, once the step
-is reported, it waits while somebody holds a lock on the file ELASTANE_TEST_GATES/s, if there is one.
+the main process, clipping, a scheduler per step and one per epoch.
 """
 
 import argparse
-import fcntl
-import os
 import random
-import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -45,25 +39,6 @@ def build_model() -> nn.Module:
     )  # fmt: skip
 
 
-def install_probe() -> None:
-    if os.environ.get("ELASTANE_MODE") == "ddp":
-        return
-    from elastane.runtime import probes
-
-    wanted, _, at = os.environ.get("ELASTANE_TEST_KILL", "").partition(":")
-    gates = Path(os.environ.get("ELASTANE_TEST_GATES", "/nonexistent"))
-
-    def probe(point: str, step: int) -> None:
-        if point == wanted and step >= int(at):
-            os.kill(os.getpid(), signal.SIGKILL)
-        gate = gates / str(step)
-        if point == "all_reduce" and gate.exists():
-            with gate.open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH)
-
-    probes.install(probe)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=3)
@@ -76,7 +51,6 @@ def main() -> None:
     parser.add_argument("--busy-seconds", type=float, default=0.0, help="what a mini-batch costs besides")
     args = parser.parse_args()
 
-    install_probe()
     job = elastane.init(seed=args.seed)
     if args.seed is None:
         random.seed(5), np.random.seed(5), torch.manual_seed(5)

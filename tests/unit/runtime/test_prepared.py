@@ -137,5 +137,6 @@ def test_options_out_of_range_are_refused(options):
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones():
-    with pytest.raises(UnsupportedError, match=r"no option find_unused .*find_unused_parameters, static_graph"):
+    words = r"no option find_unused .*find_unused_parameters, static_graph"
+    with pytest.raises(UnsupportedError, match=words):
         TrainOptions.of({"find_unused": True})

@@ -11,12 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.process import ChildProcess, ExitStatus
-from elastane.client import MasterClient
+from elastane.client import ClientClosedError, MasterClient
 from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2
@@ -60,6 +60,7 @@ class LocalCluster:
         self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
+        self._watchers: list[MasterClient] = []
         self.client: MasterClient
 
     def start(self) -> None:
@@ -76,6 +77,7 @@ class LocalCluster:
             [sys.executable, *self._script],
             environment=self._environment(name) | dict(environment or {}),
             log=self.folder / f"{name}.log",
+            on_exit=self._worker_ended,
         )
         process.start()
         self.workers[name] = process
@@ -93,20 +95,17 @@ class LocalCluster:
     def wait_for(
         self, condition: Callable[[job_pb2.Job], bool], *, timeout_seconds: float = 120.0, what: str = ""
     ) -> job_pb2.Job:
-        """The first state of the job that meets `condition`; raises ClusterError after the timeout."""
-        with MasterClient(self.master.address, timeout_seconds=60.0) as watcher:
-            # Closing the watcher ends the watch, whatever it waits for.
-            timer = threading.Timer(timeout_seconds, watcher.close)
-            timer.daemon = True
-            timer.start()
-            try:
-                for job in watcher.watch_job(self.job):
-                    if condition(job):
-                        return job
-                    if job.phase in OVER or not self._any_running():
-                        break
-            finally:
-                timer.cancel()
+        """The first state of the job that meets `condition`, which is asked again when a worker ends.
+
+        Raises ClusterError after the timeout, when the job is over, or when no worker runs any more.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline:
+            job = self._watch(condition, deadline)
+            if job is not None:
+                return job
+            if self.get_job().phase in OVER or not self._any_running():
+                break
         job = self.get_job()
         if condition(job):
             return job
@@ -153,6 +152,32 @@ class LocalCluster:
         if hasattr(self, "client"):
             self.client.close()
         self.master.stop()
+
+    def _watch(self, condition: Callable[[job_pb2.Job], bool], deadline: float) -> job_pb2.Job | None:
+        """The state that meets `condition`; None at the deadline, when a worker ends, or at the job's end."""
+        with MasterClient(self.master.address, timeout_seconds=60.0) as watcher:
+            # Closing the watcher ends the watch, whatever it waits for.
+            timer = threading.Timer(max(0.0, deadline - time.monotonic()), watcher.close)
+            timer.daemon = True
+            timer.start()
+            self._watchers.append(watcher)
+            try:
+                # A watcher that is closed at the wrong moment says so instead of ending.
+                with suppress(ClientClosedError):
+                    for job in watcher.watch_job(self.job):
+                        if condition(job):
+                            return job
+                        if job.phase in OVER or not self._any_running():
+                            break
+            finally:
+                self._watchers.remove(watcher)
+                timer.cancel()
+        return None
+
+    def _worker_ended(self, *_: object) -> None:
+        """In the worker's thread: its end need not show in the job, if that has seen it leave before."""
+        for watcher in list(self._watchers):
+            watcher.close()
 
     def _any_running(self) -> bool:
         return not self.workers or any(process.status is None for process in self.workers.values())

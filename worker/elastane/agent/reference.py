@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -41,6 +43,7 @@ def run_stock_ddp(
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     lines: list[str] = []
+    ended: queue.SimpleQueue[tuple[str, ExitStatus]] = queue.SimpleQueue()
 
     def hear(name: str, stream: str, text: str) -> None:
         lines.append(f"{name}: {text}")
@@ -65,20 +68,37 @@ def run_stock_ddp(
             "ELASTANE_REPORT_DIR": str(reports),
             **(environment or {}),
         }
-        ranks.append(launch(f"rank{rank}", [sys.executable, *script], environment=variables, on_line=hear))
+        ranks.append(
+            launch(
+                f"rank{rank}",
+                [sys.executable, *script],
+                environment=variables,
+                on_line=hear,
+                on_exit=lambda process, status: ended.put((process.name, status)),
+            )
+        )
+    deadline = time.monotonic() + timeout_seconds
     try:
         for process in ranks:
             process.start()
-        for process in ranks:
-            status = process.wait(timeout_seconds)
-            report = reports / f"ddp-{process.name.removeprefix('rank')}.json"
+        for _ in ranks:
+            # In the order in which they end: the others may wait for the one that failed, for ever.
+            try:
+                name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise _failed(f"no end after {timeout_seconds:g} s", lines) from None
+            report = reports / f"ddp-{name.removeprefix('rank')}.json"
             if status == ExitStatus(-signal.SIGABRT) and report.exists():
                 continue  # torch's threads can abort the interpreter's exit; the result was written before
-            if status is None or status.returncode != 0:
-                said = "\n".join(lines[-20:])
-                raise StockRunError(f"stock DDP: {process.name} {status or 'did not end in time'}\n{said}")
+            if status.returncode != 0:
+                raise _failed(f"{name} {status}", lines)
     finally:
         for process in ranks:
             process.kill_group()
             process.wait()
     return reports
+
+
+def _failed(what: str, lines: Sequence[str]) -> StockRunError:
+    said = "\n".join(lines[-20:])
+    return StockRunError(f"stock DDP: {what}\n{said}")

@@ -6,6 +6,7 @@ and adds nothing to a step but counting it.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import itertools
 import os
@@ -158,6 +159,9 @@ class DdpJob(LocalJob):
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
         dist.init_process_group(environment.ddp_backend or _backend())
+        # When DDP's reducer goes, torch joins gloo's thread with the interpreter's lock in hand, and that
+        # thread may be waiting for it. The group therefore outlives everything.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
         self.num_ests = dist.get_world_size()
         self.rank = dist.get_rank()
         self.is_leader = self.rank == 0

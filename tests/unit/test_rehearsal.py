@@ -1,0 +1,98 @@
+"""Rehearsals: gates hold real processes, kills are real, and nothing happens without the variable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastane.errors import RefusedError
+from elastane.runtime.rehearsal import VARIABLE, Gate, Rehearsal
+
+# Says where it is before each point, so that the test knows how far it came.
+WORKER = """
+from elastane.runtime import probes, rehearsal
+print("started", flush=True)
+rehearsal.install()
+print("entered", flush=True)
+for step in range(4):
+    for point in ("forward", "all_reduce", "prepared", "applied"):
+        print(point, step, flush=True)
+        probes.reached(point, step)
+print("end", flush=True)
+"""
+
+
+def start(rehearsal: Rehearsal) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **rehearsal.environment()}
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER], env=environment, stdout=subprocess.PIPE, text=True
+    )
+
+
+def read_until(process: subprocess.Popen[str], line: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for text in process.stdout:
+        lines.append(text.rstrip("\n"))
+        if lines[-1] == line:
+            return lines
+    raise AssertionError(f"{line!r} never came: {lines}")
+
+
+@pytest.mark.parametrize("point", ["forward", "all_reduce", "prepared", "applied"])
+def test_a_kill_is_at_its_point_and_step(point: str) -> None:
+    process = start(Rehearsal(kill=f"{point}:2"))
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == f"{point} 2"
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_gates_hold_after_the_report_until_they_are_opened(tmp_path: Path) -> None:
+    first, third = (Gate(tmp_path / "gates" / str(step)) for step in (1, 3))
+    process = start(Rehearsal(gates=str(tmp_path / "gates")))
+    read_until(process, "all_reduce 1")
+    assert is_waiting_for_a_lock(process.pid)
+    first.open()
+    read_until(process, "all_reduce 3")
+    assert is_waiting_for_a_lock(process.pid)
+    third.open()
+    third.open()
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert process.returncode == 0
+
+
+def test_a_newcomer_waits_at_its_door(tmp_path: Path) -> None:
+    door = Gate(tmp_path / "doors" / "w4")
+    process = start(Rehearsal(enter=str(tmp_path / "doors" / "w4")))
+    read_until(process, "started")
+    assert is_waiting_for_a_lock(process.pid)
+    door.open()
+    assert process.communicate(timeout=60)[0].splitlines()[0] == "entered"
+
+
+def test_nothing_is_installed_without_the_variable(tmp_path: Path) -> None:
+    assert Rehearsal().environment() == {}
+    process = start(Rehearsal())
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+
+
+def is_waiting_for_a_lock(pid: int) -> bool:
+    """Whether the process comes to wait for a lock; as the kernel lists it."""
+    while Path(f"/proc/{pid}/stat").exists():
+        locks = Path("/proc/locks").read_text().splitlines()
+        if any("-> FLOCK " in line and f" {pid} " in line for line in locks):
+            return True
+        os.sched_yield()
+    return False
+
+
+def test_the_variable_there_and_back() -> None:
+    rehearsal = Rehearsal("/doors/w1", "/gates", "hand_over:0")
+    assert Rehearsal.parse(rehearsal.environment()[VARIABLE]) == rehearsal
+    for text in ("", "7", "[]", '{"kill": "lunch:2"}', '{"kill": "forward"}', '{"what": "?"}', "{"):
+        with pytest.raises(RefusedError, match=VARIABLE):
+            Rehearsal.parse(text)

@@ -1,0 +1,265 @@
+"""`elastane verify`: the user's script under stock DDP and under churn, compared bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from elastane.errors import ElastaneError
+    from elastane.verify.run import VerifyResult, Watcher
+
+CODE_USAGE: Final = 2
+CODE_RUN_FAILED: Final = 4
+
+#: rich keeps line ends, so a paragraph is one line of text.
+HELP = "\n\n".join(
+    (
+        "Prove on your own script that elastic training gives the bits of stock DDP.",
+        "Runs the script under stock DDP(gloo) with N processes, then elastically while workers are added, "
+        "drained and killed at random steps, and compares weights, optimizer, buffers and logged values. "
+        "On a difference it finds the first step, EST and tensor where the runs part, and the likely cause.",
+        "Examples:",
+        "  elastane verify --ests 4 train.py --epochs 1",
+        '  elastane verify --ests 4 --paths "4,1,3,2" --kills 2 --steps 40 train.py',
+        "  elastane verify --ests 2 --runs 3 --seed 17 --json -m mypackage.train",
+        "Exits with 0 when all is equal, 1 when a run differs, 2 on bad usage, 3 when the script is not "
+        "deterministic by itself (two runs of stock DDP differ), 4 when a run failed, 130 on Ctrl-C.",
+    )
+)
+
+
+def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, **options)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "verify",
+        help=HELP,
+        rich_help_panel="Run",
+        # Everything after the script belongs to the script.
+        context_settings={"allow_interspersed_args": False},
+    )(verify)
+
+
+def verify(
+    script: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
+    ],
+    ests: Annotated[
+        int,
+        _option("--ests", "N", "Logical workers, and processes of stock DDP.", min=2, show_default=False),
+    ],
+    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    paths: Annotated[
+        str,
+        _option(
+            "--paths",
+            '"4,1,3,2"',
+            "Numbers of workers as a run goes on; several paths separated by semicolons.",
+            show_default="random",
+        ),
+    ] = "",
+    runs: Annotated[
+        int | None, _option("--runs", "R", "Elastic runs.", min=1, show_default="1, or one for each path")
+    ] = None,
+    kills: Annotated[int, _option("--kills", "K", "Workers killed in each run.", min=0)] = 1,
+    steps: Annotated[
+        int | None,
+        _option("--steps", "S", "Stop both sides after S global steps.", min=3, show_default="all"),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        _option("--seed", "X", "Of the churn; the same one gives the same.", show_default="random"),
+    ] = None,
+    determinism: Annotated[
+        str, _option("--determinism", "LEVEL", "d0, d1 or d2, for both sides.", envvar="ELASTANE_DETERMINISM")
+    ] = "d1",
+    threads: Annotated[int, _option("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    trace: Annotated[
+        bool, _option("--trace", None, "Trace every run, for differences that come and go.")
+    ] = False,
+    timeout: Annotated[
+        float, _option("--timeout", "SECONDS", "Longest time for any one run.", min=1.0)
+    ] = 3600.0,
+    keep: Annotated[
+        Path | None,
+        _option(
+            "--keep", "DIR", "Keep logs, reports and traces in this new folder.",
+            show_default="a temporary folder",
+        ),
+    ] = None,
+    as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
+) -> None:  # fmt: skip
+    from elastane.determinism import Level
+    from elastane.errors import ElastaneError
+    from elastane.verify.plan import PlanError, parse_paths
+    from elastane.verify.run import run_verify
+
+    if not module and not Path(script[0]).is_file():
+        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+    if keep is not None and keep.exists():
+        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    try:
+        level = Level(determinism)
+    except ValueError:
+        raise typer.BadParameter(f"{determinism!r} is not d0, d1 or d2", param_hint="--determinism") from None
+    try:
+        chosen = parse_paths(paths, ests) if paths else []
+    except PlanError as error:
+        raise typer.BadParameter(str(error), param_hint="--paths") from None
+    if runs is None:
+        runs = len(chosen) or 1
+
+    number = secrets.randbelow(2**32) if seed is None else seed
+    typer.echo(f"seed {number}", err=as_json)
+    command = ["-m", *script] if module else list(script)
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-verify-")))
+        else:
+            folder = keep
+            folder.mkdir(parents=True)
+        stack.enter_context(_sigterm_cleans_up())
+        watcher = stack.enter_context(_watching(quiet=as_json))
+        try:
+            result = run_verify(
+                folder, command, ests=ests, runs=runs, kills=kills, paths=chosen, steps=steps, seed=number,
+                determinism=level, threads=threads, trace=trace, timeout_seconds=timeout, watcher=watcher,
+            )  # fmt: skip
+        except ElastaneError as error:
+            stack.close()
+            _fail(error, CODE_USAGE if isinstance(error, PlanError) else CODE_RUN_FAILED, as_json=as_json)
+    if as_json:
+        typer.echo(json.dumps(result.as_json()))
+    else:
+        from elastane.cli.common import console
+
+        again = ["elastane", "verify", "--ests", str(ests), "--seed", str(number), "--runs", str(runs)]
+        again += ["--kills", str(kills), *(["--paths", paths] if paths else [])]
+        again += ["--steps", str(steps)] if steps else []
+        again += ["--determinism", level.value, "--threads", str(threads)]
+        _print_result(console(), result, shlex.join([*again, *command]))
+    raise typer.Exit(result.exit_code)
+
+
+def _print_result(out: Console, result: VerifyResult, again: str) -> None:
+    """The verdict first, then what it rests on; on a difference where it begins, and why."""
+    from rich.table import Table
+
+    from elastane.verify.causes import place_in_words
+
+    table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")
+    for column in ("run", "workers", "killed", "seconds", "differs in"):
+        table.add_column(column)
+    table.add_row("stock DDP", str(result.ests), "", f"{result.reference_seconds:.1f}", "")
+    for number, run in enumerate(result.runs, 1):
+        differing = ", ".join(run.comparison.differing)
+        table.add_row(
+            f"elastic {number}",
+            " -> ".join(map(str, run.plan.path)),
+            ", ".join(death.worker for death in run.plan.deaths),
+            f"{run.seconds:.1f}",
+            f"[red]{differing}[/]" if differing else "[green]nothing[/]",
+        )
+    out.print(table)
+    for name, value in result.fingerprint.items():
+        out.print(f"  {name:<12} sha256 {value[:32]}", markup=False)
+    out.print(f"  {result.values} logged values compared", markup=False)
+    if result.equal:
+        out.print("[bold green]equal[/], bit for bit")
+        return
+    out.print(f"[bold red]{result.verdict.value}[/]")
+    for run in result.runs:
+        for violation in run.comparison.violations[:5]:
+            out.print(f"  audit: {violation}", markup=False)
+    if result.difference is not None:
+        difference = result.difference
+        out.print(f"first difference between {result.search}:", markup=False)
+        out.print(f"  {place_in_words(difference)}", markup=False, style="bold")
+        out.print(f"  {difference.reference} in the reference, {difference.found} here", markup=False)
+        if difference.process:
+            out.print(f"  done by {difference.process}", markup=False)
+        if difference.more:
+            out.print(f"  also: {', '.join(difference.more)}", markup=False)
+    if result.cause is not None:
+        out.print(f"likely cause: {result.cause.text}", markup=False)
+        out.print(f"what to do: {result.cause.hint}", markup=False)
+    out.print(f"again: {again}", markup=False)
+
+
+@contextlib.contextmanager
+def _watching(*, quiet: bool) -> Iterator[Watcher]:
+    """Progress on stderr: a bar on a terminal, otherwise a line for each stage; quiet: only the bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+    from elastane.verify.run import Watcher
+
+    out = Console(stderr=True, highlight=False)
+    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}")
+    progress = Progress(*columns, TimeElapsedColumn(), console=out, disable=not out.is_terminal)
+
+    class Shown(Watcher):
+        task: TaskID | None = None
+
+        def stage(self, text: str, steps: int | None = None) -> None:
+            if self.task is not None:
+                progress.update(self.task, visible=False)
+            self.task = progress.add_task(text, total=steps, said="")
+            if not quiet:
+                progress.console.print(text, markup=False)
+
+        def step(self, step: int) -> None:
+            if self.task is not None:
+                progress.update(self.task, completed=step, said=f"step {step}")
+
+        def note(self, text: str) -> None:
+            if not quiet:
+                progress.console.print(text, markup=False, style="dim")
+
+    with progress:
+        yield Shown()
+
+
+@contextlib.contextmanager
+def _sigterm_cleans_up() -> Iterator[None]:
+    """SIGTERM leaves by the same way as Ctrl-C: no process and no temporary folder stays behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _fail(error: ElastaneError, code: int, *, as_json: bool) -> NoReturn:
+    """Say what failed; the exit codes of this command are its own."""
+    message = str(error.args[0]) if error.args else type(error).__name__
+    if as_json:
+        document = {"error": type(error).__name__, "message": message, "hint": error.hint, "exit_code": code}
+        typer.echo(json.dumps(document))
+    else:
+        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.echo(message, err=True)
+        if error.hint:
+            typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
+            typer.echo(error.hint, err=True)
+    raise typer.Exit(code)

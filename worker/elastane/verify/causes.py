@@ -1,0 +1,264 @@
+"""Pure: the likely cause of a difference, in words, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from elastane.verify.compare import Difference
+
+Kind = Literal[
+    "unregistered generator",
+    "seeds",
+    "initial weights",
+    "data pipeline",
+    "hidden state",
+    "kernel",
+    "environment",
+    "random numbers",
+    "buffers",
+    "reduction",
+    "optimizer",
+    "after the last step",
+    "untraced",
+    "steps",
+    "audit",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """kind: for programs; text: what probably happened; hint: what to do; ours: probably Elastane's fault."""
+
+    kind: Kind
+    text: str
+    hint: str = ""
+    ours: bool = False
+
+
+def likely_cause(difference: Difference | None, *, by_itself: bool = False) -> Cause:
+    """What probably made the difference.
+
+    difference: None when nothing traced differs although the results do. by_itself: two runs of the
+    reference differ, so Elastane had no part in it.
+    """
+    if difference is None:
+        return _nothing_traced(by_itself)
+    named = _generator(difference, by_itself)
+    if named is not None:
+        return named
+    if difference.what in ("value", "gradient", "batch", "state", "state after") and difference.facts:
+        return Cause(
+            "environment",
+            f"the processes are not alike: {'; '.join(difference.facts)}",
+            "give all workers the same threads and libraries; --determinism d2 pins the instruction set",
+        )
+    return (_by_itself if by_itself else _between_runs)(difference)
+
+
+def audit_cause(violations: Sequence[str]) -> Cause:
+    """All bits are equal, but by the committed history not every sample counted exactly once."""
+    return Cause(
+        "audit",
+        f"the result is equal, the history of the run is not as it should be: {'; '.join(violations[:3])}",
+        "please report it, with the seed and the folder kept by --keep",
+        ours=True,
+    )
+
+
+def steps_cause(reference: str, found: str) -> Cause:
+    """The runs are equal as far as both go, and one goes further."""
+    return Cause(
+        "steps",
+        f"the reference made {reference} steps, the elastic run {found}: the length of an epoch or the "
+        "number of epochs depends on the process",
+        "give job.epochs the same number everywhere, and the dataset the same length",
+    )
+
+
+def place_in_words(difference: Difference) -> str:
+    """Where the difference is: "step 3, EST 1: the gradient of fc.weight (and 3 more of 10)"."""
+    where = "before the first step" if difference.step < 0 else f"step {difference.step}"
+    if difference.rank is not None:
+        where += f", EST {difference.rank}"
+        if difference.micro:
+            where += f", mini-batch {difference.micro}"
+    things = {
+        "batch": "the mini-batch",
+        "state": f"{difference.name} as the loop body starts",
+        "value": f"the logged value {difference.name}",
+        "gradient": f"the local gradient of {difference.name}",
+        "state after": f"{difference.name} after the loop body",
+        "weights": f"the weight {difference.name}",
+        "initial weights": f"the weight {difference.name}",
+        "optimizer": f"the optimizer's {difference.name}",
+        "buffers": f"the buffer {difference.name}",
+    }
+    more = f" (and {difference.count - 1} more of {difference.of})" if difference.count > 1 else ""
+    return f"{where}: {things[difference.what]}{more}"
+
+
+def _generator(difference: Difference, by_itself: bool) -> Cause | None:
+    """A generator that nobody registered had gone another way by then."""
+    if not difference.generators or difference.what in ("initial weights",):
+        return None
+    name = difference.generators[0]
+    others = f" (also {', '.join(difference.generators[1:4])})" if len(difference.generators) > 1 else ""
+    if by_itself:
+        return Cause(
+            "unregistered generator",
+            f"the generator {name}{others} does not stand in the same state in every run: it has no seed",
+            f"give {name} a seed of its own, or draw from the global generators",
+        )
+    shared = _together(difference)
+    return Cause(
+        "unregistered generator",
+        f"the generator {name}{others} is the script's own and not registered: under stock DDP every rank "
+        f"has one, here the ESTs of a worker share it{shared}, and it does not move with them",
+        f'register it before prepare: job.register("{_label(name)}", {_expression(name)})',
+    )
+
+
+def _by_itself(difference: Difference) -> Cause:
+    if difference.what in ("initial weights",) or (difference.what == "state" and difference.step <= 0):
+        return Cause(
+            "seeds",
+            "two runs of the script start from different random numbers",
+            "seed them: elastane.init(seed=S)",
+        )
+    if difference.what == "batch":
+        return Cause(
+            "data pipeline",
+            "two runs of the script give different mini-batches although their generators are equal",
+            "look for an unseeded generator, the time, os.urandom, hash() or the order of a set or "
+            "folder in the dataset, its transforms or the sampler",
+        )
+    if difference.what in ("state", "state after"):
+        return Cause(
+            "random numbers",
+            "two runs of the script draw different numbers of random values",
+            "look for a loop whose length depends on the time or on the order of a set",
+        )
+    if difference.what in ("value", "gradient"):
+        return Cause(
+            "kernel",
+            "the same mini-batch, random numbers and weights give other results in a second run: an "
+            "operation that is not deterministic, or a value from outside (the time, another library)",
+            "`elastane doctor` names operations without deterministic kernels",
+        )
+    return Cause(
+        "hidden state",
+        "two runs of the script differ in what they do to the weights between backward and the next step",
+        "look at what the loop body does after backward(): noise, time-dependent schedules, other threads",
+    )
+
+
+def _between_runs(difference: Difference) -> Cause:
+    what = difference.what
+    if what == "initial weights":
+        return Cause(
+            "initial weights",
+            "the model is not built alike in every process: stock DDP takes rank 0's, here EST 0's worker's",
+            "seed before the model is built: elastane.init(seed=S); do not make it depend on the rank",
+        )
+    if what == "state" and difference.step == 0:
+        return Cause(
+            "seeds",
+            f"EST {difference.rank} does not start from the random numbers that stock rank {difference.rank} "
+            "starts from: the script seeds by the rank of its process",
+            "let elastane.init(seed=S) seed: EST r starts from S + r",
+        )
+    if what == "batch":
+        known = [name for name in difference.known_generators if name.startswith(("dataset", "sampler"))]
+        if known:
+            return Cause(
+                "unregistered generator",
+                f"the mini-batch differs although the EST's generators are equal, and the dataset holds a "
+                f"generator of its own, {known[0]}: in data workers it does not move with the EST",
+                f'register it before prepare: job.register("{_label(known[0])}", {_expression(known[0])})',
+            )
+        return Cause(
+            "data pipeline",
+            "the mini-batch differs: the dataset, its transforms or the sampler keep something between "
+            "mini-batches (a counter, a cache, a generator) that does not move with the EST",
+            "give it state_dict and load_state_dict and register it: job.register(name, object)",
+        )
+    if what in ("state", "state after"):
+        return Cause(
+            "random numbers",
+            f"EST {difference.rank} draws other random numbers than stock rank {difference.rank}: how many "
+            "the script draws depends on the process, not on the EST (is_leader, evaluation, a cache)",
+            "put what only some processes do into `with job.isolated_rng():`",
+        )
+    if what in ("value", "gradient"):
+        shared = _together(difference)
+        if shared:
+            return Cause(
+                "hidden state",
+                "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is "
+                f"not, and the EST shared its worker{shared}: the loop body or the model keeps something "
+                "from one mini-batch to the next (a running mean, a queue, a counter that is no buffer)",
+                "make it a buffer of the model, or register it: job.register(name, object)",
+            )
+        return Cause(
+            "kernel",
+            "mini-batch, random numbers, weights and buffers are those of the stock rank, the result is not, "
+            "and the EST had its worker for itself: an operation without a deterministic kernel, another "
+            "number of threads, or something that the script kept from before the worker joined",
+            "`elastane doctor` names such operations; register what is kept: job.register(name, object)",
+        )
+    if what == "buffers":
+        return Cause(
+            "buffers",
+            "local gradients and weights are equal, a buffer is not: it is written to outside forward, or "
+            "from something that is not the same on all ranks",
+            "write to buffers in forward; what follows the weights (an EMA copy) belongs after "
+            "optimizer.step() under `if job.stepped:`, and into prepare",
+        )
+    if what == "optimizer":
+        return Cause(
+            "optimizer",
+            "weights are equal, the optimizer's state is not: its groups are changed by something that is "
+            "not part of the job, such as a scheduler that was not prepared",
+            "pass schedulers to prepare with the optimizer",
+        )
+    return Cause(
+        "reduction",
+        f"every EST's local gradients of step {difference.step} are those of the stock ranks, their sum or "
+        "the optimizer's step is not. Unless the script changes gradients or weights between backward() and "
+        "the end of the body by something that is not the same on all ranks, this is Elastane's own fault",
+        "please report it, with the seed and the folder kept by --keep",
+        ours=True,
+    )
+
+
+def _nothing_traced(by_itself: bool) -> Cause:
+    if by_itself:
+        return Cause(
+            "untraced",
+            "two runs of the script differ, but no two traced ones did: it differs only sometimes",
+            "look for threads of the script's own, and for anything that depends on the time",
+        )
+    return Cause(
+        "after the last step",
+        "all steps that were traced are equal: the difference is made after the last one, by what follows "
+        "the loader loop of an epoch, or it does not show in every run",
+        "look at the code after the loader loop; run again with --trace and more --runs",
+    )
+
+
+def _together(difference: Difference) -> str:
+    """ " with EST 1, 2", or nothing when the EST had its worker for itself."""
+    others = [str(rank) for rank in difference.together if rank != difference.rank]
+    return f" with EST {', '.join(others)}" if others else ""
+
+
+def _expression(name: str) -> str:
+    """The variable at the end of a path like `train.py: main().noise`."""
+    return name.rpartition(": ")[2].rpartition("().")[2]
+
+
+def _label(name: str) -> str:
+    word = _expression(name).rpartition(".")[2]
+    return "".join(c for c in word if c.isalnum() or c == "_") or "noise"

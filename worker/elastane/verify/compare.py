@@ -1,0 +1,299 @@
+"""Pure: the first place where two runs differ, from what their processes traced.
+
+Steps are gone through in order, and within a step as a step is made: the batch, the generators as the
+body starts, what the script logged, each EST's own gradient in the order of backward, the generators
+after it; then weights, optimizer and buffers. Weights that differ before a step were found at the step
+before. So the first difference found is the one that nothing traced explains.
+
+A run's processes may have done one turn several times (replays). All of them are held against the
+reference; turns that were cut off, and steps nobody traced to the end, say nothing and are passed over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Literal
+
+What = Literal[
+    "batch", "state", "value", "gradient", "state after", "weights", "optimizer", "buffers", "initial weights"
+]
+Key = tuple[int, int, int]  # step, virtual rank, micro-batch
+
+#: How many further names a difference lists.
+NAMED_MAX: Final = 8
+
+
+@dataclass(slots=True)
+class TurnTrace:
+    """One EST's mini-batch as one process did it. began, ended: the records; empty when it was cut off."""
+
+    process: str
+    began: Mapping[str, Any]
+    ended: Mapping[str, Any] = field(default_factory=dict)
+    #: Virtual ranks whose turns the process did in this run of the step, itself included.
+    together: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class RunTrace:
+    """All that one run's processes wrote."""
+
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    turns: dict[Key, list[TurnTrace]] = field(default_factory=lambda: defaultdict(list))
+    applied: dict[int, list[tuple[str, Mapping[str, Any]]]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def last_step(self) -> int:
+        return max(self.applied, default=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing that differs. step -1: before the first step.
+
+    rank, micro: of the EST's turn; None where it concerns the step as a whole. name: the tensor, generator
+    or value; empty for a batch. more: further names of the same kind that differ there. process, with: who
+    did it in the run, and the ESTs it ran in that step. generators: unregistered ones that had gone another
+    way by then, or before; known_generators: all unregistered ones that were found; facts: what else
+    differs between the processes (threads ...).
+    """
+
+    step: int
+    what: What
+    name: str = ""
+    rank: int | None = None
+    micro: int = 0
+    reference: str = ""
+    found: str = ""
+    process: str = ""
+    together: tuple[int, ...] = ()
+    more: tuple[str, ...] = ()
+    count: int = 1
+    of: int = 1
+    generators: tuple[str, ...] = ()
+    known_generators: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def read_traces(folder: Path) -> RunTrace:
+    """Everything in a trace folder. A line that a killed process left unfinished is passed over."""
+    run = RunTrace()
+    for path in sorted(folder.glob("*.jsonl")):
+        records = []
+        for line in path.read_bytes().splitlines():
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                continue
+        add_records(run, path.stem, records)
+    return run
+
+
+def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]]) -> None:
+    """Sort one process's records into the run."""
+    open_turns: dict[Key, TurnTrace] = {}
+    step_turns: list[TurnTrace] = []
+    last: tuple[int, int, int] | None = None
+    for record in records:
+        kind = record["kind"]
+        if kind == "start":
+            run.facts[process] = dict(record["facts"])
+        elif kind == "applied":
+            run.applied[record["step"]].append((process, record))
+        elif kind == "turn":
+            key = (record["step"], record["rank"], record["micro"])
+            if last is None or key[0] != last[0] or key <= last:  # another step, or the same one again
+                step_turns = []
+            last = key
+            turn = TurnTrace(process, record)
+            step_turns.append(turn)
+            together = frozenset(one.began["rank"] for one in step_turns)
+            for one in step_turns:
+                one.together = together
+            open_turns[key] = turn
+            run.turns[key].append(turn)
+        elif kind == "end":
+            ended = open_turns.pop((record["step"], record["rank"], record["micro"]), None)
+            if ended is not None:
+                ended.ended = record
+
+
+def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
+    """The first place where `run` is not as `reference`; None when all that both traced is equal."""
+    moved = _moved_generators(reference, run)
+    keys = sorted(set(reference.turns) & set(run.turns))
+    by_step: dict[int, list[Key]] = defaultdict(list)
+    for key in keys:
+        by_step[key[0]].append(key)
+    for step in sorted({*by_step, *(set(reference.applied) & set(run.applied))}):
+        found = _in_turns(reference, run, by_step[step]) or _in_applied(reference, run, step)
+        if found is not None:
+            return _with_background(found, reference, run, moved)
+    return None
+
+
+def _in_turns(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
+    """The first difference in a step's turns: by stage before EST, as no EST's turn explains another's."""
+    stages = (_batch, _states, _values, _gradients, _states_after)
+    for micro in sorted({key[2] for key in keys}):
+        for stage in stages:
+            for key in (key for key in keys if key[2] == micro):
+                stock = _complete(reference.turns[key])
+                for turn in run.turns[key]:
+                    found = stage(key, stock, turn)
+                    if found is not None:
+                        return found
+    return None
+
+
+def _complete(turns: Sequence[TurnTrace]) -> TurnTrace:
+    return next((turn for turn in turns if turn.ended), turns[0])
+
+
+def _batch(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
+    if stock.began["batch"] == turn.began["batch"]:
+        return None
+    return _at(key, turn, "batch", {"": (stock.began["batch"], turn.began["batch"])}, 1)
+
+
+def _states(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
+    return _named(key, turn, "state", stock.began["states"], turn.began["states"])
+
+
+def _values(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
+    if not (stock.ended and turn.ended):
+        return None
+    return _named(key, turn, "value", stock.ended["values"], turn.ended["values"])
+
+
+def _gradients(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
+    if not (stock.ended and turn.ended):
+        return None
+    ours, theirs = _sequence(turn.ended["gradients"]), _sequence(stock.ended["gradients"])
+    return _named(key, turn, "gradient", theirs, ours)
+
+
+def _states_after(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | None:
+    if not (stock.ended and turn.ended):
+        return None
+    return _named(key, turn, "state after", stock.ended["states"], turn.ended["states"])
+
+
+def _sequence(gradients: Iterable[Sequence[str]]) -> dict[str, str]:
+    """By name in the order of backward; a parameter that is met again counts by its number."""
+    found: dict[str, str] = {}
+    for name, digest in gradients:
+        unique, number = name, 2
+        while unique in found:
+            unique, number = f"{name} (time {number})", number + 1
+        found[unique] = digest
+    return found
+
+
+def _in_applied(reference: RunTrace, run: RunTrace, step: int) -> Difference | None:
+    stock = next((record for process, record in reference.applied[step] if process == "ddp-0"), None)
+    if stock is None and reference.applied[step]:
+        stock = reference.applied[step][0][1]
+    if stock is None:
+        return None
+    for what in ("weights", "optimizer", "buffers"):
+        for process, record in run.applied[step]:
+            if what == "buffers" and process.startswith("ddp-") and process != "ddp-0":
+                continue  # every rank of DDP has its own
+            differing = _pairs(stock[what], record[what])
+            if differing:
+                label: What = what if step >= 0 or what != "weights" else "initial weights"
+                return _difference(
+                    step, label, differing, max(len(stock[what]), len(record[what])), process=process
+                )
+    return None
+
+
+def _named(
+    key: Key, turn: TurnTrace, what: What, stock: Mapping[str, str], found: Mapping[str, str]
+) -> Difference | None:
+    differing = _pairs(stock, found)
+    return _at(key, turn, what, differing, len(stock)) if differing else None
+
+
+def _pairs(stock: Mapping[str, str], found: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """What differs by name, in the reference's order, then what only the other has."""
+    names = [*stock, *(name for name in found if name not in stock)]
+    return {
+        name: (stock.get(name, ""), found.get(name, ""))
+        for name in names
+        if stock.get(name, "") != found.get(name, "")
+    }
+
+
+def _at(
+    key: Key, turn: TurnTrace, what: What, differing: Mapping[str, tuple[str, str]], of: int
+) -> Difference:
+    step, rank, micro = key
+    return _difference(
+        step, what, differing, of,
+        rank=rank, micro=micro, process=turn.process, together=tuple(sorted(turn.together)),
+    )  # fmt: skip
+
+
+def _difference(
+    step: int, what: What, differing: Mapping[str, tuple[str, str]], of: int, **where: Any
+) -> Difference:
+    name, (reference, found) = next(iter(differing.items()))
+    return Difference(
+        step,
+        what,
+        name,
+        reference=reference,
+        found=found,
+        more=tuple(list(differing)[1 : 1 + NAMED_MAX]),
+        count=len(differing),
+        of=of,
+        **where,
+    )
+
+
+def _moved_generators(reference: RunTrace, run: RunTrace) -> list[tuple[int, int, str]]:
+    """(step, rank, name) of unregistered generators that do not stand where the reference's stand."""
+    found = []
+    for key in sorted(set(reference.turns) & set(run.turns)):
+        stock = reference.turns[key][0].began.get("generators", {})
+        for turn in run.turns[key]:
+            for name, digest in turn.began.get("generators", {}).items():
+                if name in stock and stock[name] != digest:
+                    found.append((key[0], key[1], name))
+    return found
+
+
+def _with_background(
+    found: Difference, reference: RunTrace, run: RunTrace, moved: Sequence[tuple[int, int, str]]
+) -> Difference:
+    """The difference with what may explain it: generators that went another way, unlike processes."""
+    guilty = [
+        name
+        for step, rank, name in moved
+        if step <= found.step and (found.rank is None or rank == found.rank or step < found.step)
+    ]
+    known = {
+        name for turns in run.turns.values() for turn in turns for name in turn.began.get("generators", {})
+    }
+    stock_facts = next(iter(reference.facts.values()), {})
+    facts = run.facts.get(found.process, {})
+    unlike = [
+        f"{name}: {stock_facts[name]} in the reference, {facts[name]} in {found.process}"
+        for name in facts
+        if name in stock_facts and stock_facts[name] != facts[name]
+    ]
+    return replace(
+        found,
+        generators=tuple(dict.fromkeys(guilty)),
+        known_generators=tuple(sorted(known)),
+        facts=tuple(unlike),
+    )

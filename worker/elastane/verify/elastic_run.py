@@ -1,0 +1,209 @@
+"""One elastic run of a script with planned churn, on this machine.
+
+Workers stand at a gate while something is done to the ring from outside (`rehearsal.Gate`), and die by
+themselves where the plan says so. Nothing waits for a time, so the same plan is the same churn on a
+slow machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastane.agent.cluster import OVER, LocalCluster, local_cluster
+from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.client import MasterClient
+from elastane.determinism import Level
+from elastane.errors import ElastaneError
+from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane.verify.plan import Act, ChurnPlan
+from elastane.verify.results import Outcome, read_elastic
+from elastane_proto.v1 import job_pb2
+
+_LINES_SHOWN = 30
+
+
+class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
+    """A run of the script did not come to its end; the text holds its last lines."""
+
+
+@dataclass(frozen=True)
+class ElasticRun:
+    """How a script is run elastically. environment: further variables of all workers; timeout in seconds.
+
+    launch: how a worker's process is made, with the arguments of `ChildProcess`.
+    """
+
+    script: Sequence[str]
+    determinism: Level
+    threads: int
+    environment: Mapping[str, str]
+    timeout_seconds: float
+    launch: Callable[..., ChildProcess] = ChildProcess
+
+    def run(self, folder: Path, plan: ChurnPlan, *, on_step: Callable[[int], None]) -> Outcome:
+        """Carry out the plan; returns the result, with everything of the run left in `folder`.
+
+        on_step: committed steps, as the run goes on. Raises RunFailed when a worker that should live
+        ends, or the job fails. No process is left running, whatever happens.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        settings = job_pb2.JobSettings(
+            ests=plan.ests,
+            workers_min=len(plan.start),
+            workers_max=plan.ests,
+            audit_samples=True,
+            torch_threads=self.threads,
+            determinism=self.determinism.to_proto(),
+        )
+        # Newcomers wait at the master while the gate is held: the next boundary takes them in.
+        settings.join_window.FromMilliseconds(20)
+        environment = {**self.environment, "ELASTANE_MODE": "elastic"}
+        with contextlib.ExitStack() as stack:
+            gates = {act.step: Gate(folder / "gates" / str(act.step)) for act in plan.acts}
+            newcomers = [name for act in plan.acts if act.verb == "add" for name in act.workers]
+            doors = {name: Gate(folder / "doors" / name) for name in newcomers}
+            for gate in [*gates.values(), *doors.values()]:
+                stack.callback(gate.open)
+            cluster = stack.enter_context(
+                local_cluster(folder, settings, self.script, environment=environment, launch=self.launch)
+            )
+            try:
+                play = _Play(cluster, plan, folder, gates, doors, self.timeout_seconds, on_step)
+                play.run()
+                history = list(cluster.client.audit_log(cluster.job))
+            except RunFailed:
+                raise
+            except ElastaneError as error:
+                said = str(error.args[0]) if error.args else type(error).__name__
+                raise RunFailed(f"the elastic run failed: {said}", hint=error.hint) from error
+            return read_elastic(cluster.reports, history, plan.ests)
+
+
+@dataclass
+class _Play:
+    """A plan being carried out. gates: by step; doors: held until their newcomer's act."""
+
+    cluster: LocalCluster
+    plan: ChurnPlan
+    folder: Path
+    gates: Mapping[int, Gate]
+    doors: Mapping[str, Gate]
+    timeout_seconds: float
+    on_step: Callable[[int], None]
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _watcher: MasterClient | None = None
+    _ended: int = 0
+
+    def run(self) -> None:
+        # Newcomers import all they need and wait at their doors while the others train.
+        for name in [*self.plan.start, *self.doors]:
+            self._start(name)
+        self._wait(lambda job: job.generation > 0, "the first ring")
+        self.cluster.client.scale_job(self.cluster.job, 1, self.plan.ests)
+        for act in self.plan.acts:
+            self._wait(lambda job, step=act.step: job.step >= step, f"step {act.step}")  # type: ignore[misc]
+            self._act(act)
+        self._wait(lambda job: job.step >= self.plan.steps, f"step {self.plan.steps}")
+        job = self.cluster.wait_for_end(timeout_seconds=self.timeout_seconds)
+        self._check()
+        if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
+            phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+            raise RunFailed(f"the job is {phase}: {job.reason}\n{self.cluster.last_lines()}")
+
+    def _act(self, act: Act) -> None:
+        """While the ring stands at the gate; then it goes on."""
+        cluster = self.cluster
+        if act.verb == "add":
+            names = set(act.workers)
+            for name in act.workers:
+                self.doors[name].open()
+            self._wait(lambda job: names <= {w.worker_id for w in job.workers}, ", ".join(sorted(names)))
+        for name in act.workers:
+            if act.verb == "drain":
+                cluster.client.drain_worker(cluster.job, name)
+            elif act.verb == "term":
+                cluster.workers[name].signal(signal.SIGTERM)
+        self.gates[act.step].open()
+        if act.verb != "add":
+            for name in act.workers:
+                if cluster.workers[name].wait(self.timeout_seconds) is None:
+                    raise RunFailed(f"{name} did not leave at step {act.step}\n{cluster.last_lines()}")
+            self._check()
+
+    def _start(self, name: str) -> None:
+        rehearsal = Rehearsal(
+            enter=str(self.folder / "doors" / name) if name in self.doors else "",
+            gates=str(self.folder / "gates"),
+            kill=self.plan.kill_of(name),
+        )
+        self.cluster.add_worker(name, environment=rehearsal.environment())
+        process = self.cluster.workers[name]
+        threading.Thread(target=self._await_exit, args=(process,), daemon=True).start()
+
+    def _wait(self, condition: Callable[[job_pb2.Job], bool], what: str) -> None:
+        """Until the job is so; raises RunFailed as soon as that can no longer happen."""
+        cluster = self.cluster
+        deadline = time.monotonic() + self.timeout_seconds
+        while True:
+            ended = self._ended
+            self._check()
+            with MasterClient(cluster.master.address, timeout_seconds=60.0) as watcher:
+                with self._lock:
+                    self._watcher = watcher
+                timer = threading.Timer(max(0.0, deadline - time.monotonic()), watcher.close)
+                timer.daemon = True
+                timer.start()
+                try:
+                    # Whoever ended since the check above may have found no watcher to close.
+                    for job in watcher.watch_job(cluster.job) if ended == self._ended else ():
+                        self.on_step(job.step)
+                        if condition(job):
+                            return
+                        if job.phase in OVER or ended != self._ended:
+                            break
+                finally:
+                    timer.cancel()
+                    with self._lock:
+                        self._watcher = None
+            self._check()
+            job = cluster.get_job()
+            if condition(job):
+                return
+            late = time.monotonic() >= deadline
+            if late or job.phase in OVER or all(s is not None for s in cluster.statuses().values()):
+                after = f" for {self.timeout_seconds:g} s" if late else ""
+                phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+                raise RunFailed(
+                    f"waited{after} for {what}; the job is {phase} at step {job.step}: {job.reason}\n"
+                    f"{cluster.last_lines()}"
+                )
+
+    def _await_exit(self, process: ChildProcess) -> None:
+        """A worker's end is news, also where the master has none: the watch is ended and begun again."""
+        process.wait()
+        with self._lock:
+            self._ended += 1
+            if self._watcher is not None:
+                self._watcher.close()
+
+    def _check(self) -> None:
+        """Whoever has ended must have been meant to."""
+        for name, status in self.cluster.statuses().items():
+            if status is None or status == ExitStatus(0):
+                continue
+            if status == ExitStatus(-signal.SIGKILL) and name in self.plan.doomed:
+                continue
+            if (
+                status == ExitStatus(-signal.SIGABRT)
+                and (self.cluster.reports / f"elastic-{name}.json").exists()
+            ):
+                continue  # torch's threads can abort the interpreter's exit; the result was written before
+            log = self.cluster.folder / f"{name}.log"
+            lines = log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:] if log.exists() else []
+            raise RunFailed(f"worker {name}: {status}\n" + "\n".join(lines))

@@ -1,0 +1,262 @@
+"""Pure: which worker joins, leaves or dies at which step, from a seed.
+
+A plan can always be carried out: somebody who holds the state is left alive at every moment, and a
+worker that a plan names is there when its time comes. Every change has a step of its own:
+
+    add, drain, term   at a gate: all workers stand in the step, newcomers are waited for
+    death              a worker kills itself at a point inside a step (`rehearsal.POINTS`)
+    death in hand-over the giver or the receiver of the state dies while a newcomer is taken in
+
+A path is the number of workers as the run goes on, "4,1,3,2". Where it falls, workers are killed as long as
+there are kills to make, and drained or sent SIGTERM otherwise. Further kills leave the number as it is: the
+dead worker is replaced.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from elastane.errors import ElastaneError
+
+Verb = Literal["add", "drain", "term"]
+#: Where a worker can die by itself in any step.
+STEP_POINTS: Final = ("forward", "all_reduce", "prepared", "applied")
+HAND_OVER: Final = "hand_over"
+
+
+class PlanError(ElastaneError):
+    """No churn as asked for fits into the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """While all workers stand in `step`: these are added, drained, or sent SIGTERM."""
+
+    step: int
+    verb: Verb
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker's SIGKILL of itself at `point` of `step`."""
+
+    step: int
+    point: str
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChurnPlan:
+    """Churn of one run.
+
+    path: numbers of workers; start: the first ring; acts and deaths: in order of steps.
+    """
+
+    seed: str
+    ests: int
+    steps: int
+    path: tuple[int, ...]
+    start: tuple[str, ...]
+    acts: tuple[Act, ...]
+    deaths: tuple[Death, ...]
+
+    def kill_of(self, worker: str) -> str:
+        """ "point:step" for the worker's rehearsal; empty when it does not die."""
+        return next((f"{d.point}:{d.step}" for d in self.deaths if d.worker == worker), "")
+
+    @property
+    def doomed(self) -> frozenset[str]:
+        """Workers that die."""
+        return frozenset(death.worker for death in self.deaths)
+
+    def lines(self) -> list[str]:
+        """The plan in words, in order."""
+        found = [(act.step, _said(act)) for act in self.acts]
+        for death in self.deaths:
+            where = "in the hand-over" if death.point == HAND_OVER else f"at {death.point}"
+            found.append((death.step, f"kill -9 {death.worker} {where}"))
+        told = [f"step {step}: {text}" for step, text in sorted(found, key=lambda item: item[0])]
+        return [f"start: {', '.join(self.start)}", *told]
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One change, before it has a step. kind: an act's verb, "kill", or a newcomer whose hand-over kills."""
+
+    kind: Literal["add", "leave", "kill", "donor dies", "receiver dies"]
+    count: int = 1
+
+    @property
+    def difference(self) -> int:
+        """What it adds to the number of workers."""
+        if self.kind in ("leave", "kill"):
+            return -self.count
+        return self.count if self.kind == "add" else 0
+
+
+def parse_paths(text: str, ests: int) -> list[tuple[int, ...]]:
+    """ "4,1,3,2" or several, separated by semicolons or blanks. Raises PlanError in words."""
+    paths = []
+    for part in text.replace(";", " ").split():
+        try:
+            path = tuple(int(number) for number in part.strip(",").split(","))
+        except ValueError:
+            raise PlanError(
+                f"{part!r} is no path", hint="give numbers of workers, like 4,1,3,2; several paths as 4,1;1,4"
+            ) from None
+        paths.append(_checked(path, ests))
+    if not paths:
+        raise PlanError("no path was given", hint="like 4,1,3,2")
+    return paths
+
+
+def make_plan(
+    seed: str, *, ests: int, steps: int, kills: int = 1, path: Sequence[int] | None = None
+) -> ChurnPlan:
+    """A plan for a run of `steps` global steps on `ests` logical workers.
+
+    Equal arguments give the same plan. path: the numbers of workers; None: drawn, with at least one
+    change. kills: how many workers die; exactly so many. Raises PlanError when they do not fit.
+    """
+    rng = random.Random(f"{seed}/{ests}/{steps}/{kills}/{path}")
+    # A newcomer of the last step would have nothing to do; the first one is left in peace where it can be.
+    free = range(1 if steps > 5 else 0, steps - 1)
+    if ests < 2:
+        raise PlanError(
+            "one logical worker leaves nothing to redistribute", hint="verify with --ests 2 or more"
+        )
+    if kills < 0:
+        raise PlanError(f"{kills} kills", hint="give 0 or more")
+    if path is not None:
+        drawn = _checked(path, ests)
+        changes = _changes(rng, drawn, ests, kills)
+    else:
+        for longest in range(min(5, len(free) + 1), 1, -1):
+            drawn = _random_path(rng, ests, rng.randint(2, longest) if longest > 2 else 2)
+            changes = _changes(rng, drawn, ests, kills)
+            if len(changes) <= len(free):
+                break
+    if len(changes) > len(free):
+        raise PlanError(
+            f"{len(changes)} changes do not fit into {steps} steps",
+            hint="ask for fewer kills or a shorter path, or let the script run more steps",
+        )
+    return _with_steps(rng, f"{seed}", ests, steps, drawn, changes, _spread(rng, free, len(changes)))
+
+
+def _checked(path: Sequence[int], ests: int) -> tuple[int, ...]:
+    """The path without repetitions; raises PlanError for numbers that cannot be."""
+    wrong = [number for number in path if not 1 <= number <= ests]
+    if wrong or not path:
+        text = ",".join(map(str, path))
+        raise PlanError(
+            f"path {text}: {wrong[0]} workers" if wrong else "an empty path",
+            hint=f"numbers of workers between 1 and {ests}, the number of ESTs",
+        )
+    return tuple(number for number, _ in itertools.groupby(path))
+
+
+def _random_path(rng: random.Random, ests: int, length: int) -> tuple[int, ...]:
+    path = [rng.randint(1, ests)]
+    while len(path) < length:
+        path.append(rng.choice([number for number in range(1, ests + 1) if number != path[-1]]))
+    return tuple(path)
+
+
+def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> list[_Change]:
+    """The path as changes, with the kills in it."""
+    falls = [max(0, a - b) for a, b in itertools.pairwise(path)]
+    units = [index for index, fall in enumerate(falls) for _ in range(fall)]
+    killed = rng.sample(units, min(kills, len(units)))
+    changes: list[_Change] = []
+    for index, (a, b) in enumerate(itertools.pairwise(path)):
+        if b > a:
+            changes.append(_Change("add", b - a))
+            continue
+        dying = killed.count(index)
+        here = [_Change("kill")] * dying
+        if a - b > dying:
+            here.append(_Change("leave", a - b - dying))
+        rng.shuffle(here)
+        changes += here
+    for _ in range(kills - len(killed)):
+        place = rng.randint(0, len(changes))
+        workers = path[0] + sum(change.difference for change in changes[:place])
+        forms: list[list[_Change]] = []
+        if workers >= 2:
+            forms.append([_Change("kill"), _Change("add")])
+        if workers < ests:
+            forms.append([_Change("receiver dies")])
+        if 2 <= workers < ests:
+            forms.append([_Change("donor dies")])
+        changes[place:place] = rng.choice(forms)
+    return changes
+
+
+def _spread(rng: random.Random, free: range, count: int) -> list[int]:
+    """`count` steps in order, no two beside each other where there is room."""
+    gap = 1 if len(free) >= 2 * count - 1 else 0
+    chosen = sorted(rng.sample(range(len(free) - gap * max(0, count - 1)), count))
+    return [free[place + gap * index] for index, place in enumerate(chosen)]
+
+
+@dataclass(slots=True)
+class _Crew:
+    """Who is there, as the plan goes on; names are never used twice."""
+
+    alive: list[str] = field(default_factory=list)
+    made: int = 0
+
+    def add(self, count: int) -> tuple[str, ...]:
+        names = tuple(f"w{self.made + index}" for index in range(count))
+        self.made += count
+        self.alive += names
+        return names
+
+    def take(self, rng: random.Random, count: int) -> tuple[str, ...]:
+        gone = tuple(sorted(rng.sample(self.alive, count)))
+        self.alive = [name for name in self.alive if name not in gone]
+        return gone
+
+
+def _with_steps(
+    rng: random.Random,
+    seed: str,
+    ests: int,
+    steps: int,
+    path: tuple[int, ...],
+    changes: Sequence[_Change],
+    places: Sequence[int],
+) -> ChurnPlan:
+    crew = _Crew()
+    start = crew.add(path[0])
+    acts: list[Act] = []
+    deaths: list[Death] = []
+    for change, step in zip(changes, places, strict=True):
+        if change.kind == "add":
+            acts.append(Act(step, "add", crew.add(change.count)))
+        elif change.kind == "leave":
+            verb: Verb = rng.choice(("drain", "term"))
+            acts.append(Act(step, verb, crew.take(rng, change.count)))
+        elif change.kind == "kill":
+            deaths.append(Death(step, rng.choice(STEP_POINTS), *crew.take(rng, 1)))
+        elif change.kind == "donor dies":
+            # Taken in at the boundary after the gate: the state handed over is that of step + 1.
+            deaths.append(Death(step + 1, HAND_OVER, *crew.take(rng, 1)))
+            acts.append(Act(step, "add", crew.add(1)))
+        else:
+            newcomer = crew.add(1)
+            acts.append(Act(step, "add", newcomer))
+            deaths.append(Death(step + 1, HAND_OVER, *newcomer))
+            crew.alive.remove(newcomer[0])
+    return ChurnPlan(seed, ests, steps, path, start, tuple(acts), tuple(deaths))
+
+
+def _said(act: Act) -> str:
+    verbs = {"add": "add", "drain": "drain", "term": "SIGTERM to"}
+    return f"{verbs[act.verb]} {', '.join(act.workers)}"

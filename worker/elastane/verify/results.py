@@ -1,0 +1,133 @@
+"""What a run left behind, and whether two runs left the same: fingerprints, logged values, the audit.
+
+The stock side is read from the reports of its ranks, the elastic side from the leader's report and the
+committed history, which is also audited.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from elastane.audit import AuditResult, audit
+from elastane.errors import ElastaneError
+from elastane_proto.v1 import shard_pb2
+
+#: (step, virtual rank, name of the value) -> float.hex() of it.
+Values = dict[tuple[int, int, str], str]
+
+
+class ResultError(ElastaneError):
+    """A run ended well but left no report, or one that contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one run. steps: global steps done; fingerprint: sha256 by part of the state."""
+
+    steps: int
+    fingerprint: dict[str, str]
+    values: Values
+    audit: AuditResult | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thing compared; equal if the two texts are."""
+
+    name: str
+    reference: str
+    found: str
+
+    @property
+    def equal(self) -> bool:
+        return self.reference == self.found
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two outcomes beside each other. values: how many logged numbers were compared."""
+
+    rows: tuple[Row, ...]
+    values: int
+    violations: tuple[str, ...] = field(default=())
+
+    @property
+    def equal(self) -> bool:
+        return all(row.equal for row in self.rows) and not self.violations
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of what differs."""
+        return [row.name for row in self.rows if not row.equal] + (["audit"] if self.violations else [])
+
+
+def read_stock(reports: Path, ests: int) -> Outcome:
+    """The result of `run_stock_ddp`. Raises ResultError when a rank's report is missing."""
+    values: Values = {}
+    steps = set()
+    first: dict[str, str] = {}
+    for rank in range(ests):
+        path = reports / f"ddp-{rank}.json"
+        if not path.exists():
+            raise ResultError(
+                f"rank {rank} of the reference left no result",
+                hint="the script must go through `for epoch in job.epochs(n):` to its end",
+            )
+        report = json.loads(path.read_text())
+        steps.add(int(report["step"]))
+        for step, logged in enumerate(report["logged"]):
+            values |= {(step, rank, name): float(value).hex() for name, value in logged.items()}
+        first = first or report["fingerprint"]
+    if len(steps) != 1:
+        raise ResultError(
+            f"the ranks of the reference made {', '.join(map(str, sorted(steps)))} steps",
+            hint="every rank must call optimizer.step() equally often",
+        )
+    return Outcome(steps.pop(), first, values)
+
+
+def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: int) -> Outcome:
+    """The result of an elastic run. history: its whole audit log. ResultError without a leader's report."""
+    found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
+    leader = next((report for report in found if report["leader"]), None)
+    if leader is None:
+        raise ResultError(
+            "no worker left a result",
+            hint="the script must go through `for epoch in job.epochs(n):` to its end",
+        )
+    values = {
+        (entry.step, entry.virtual_rank, name): float(value).hex()
+        for entry in history
+        for name, value in entry.metrics.items()
+    }
+    return Outcome(int(leader["step"]), leader["fingerprint"], values, audit_history(history, ests))
+
+
+def audit_history(history: Sequence[shard_pb2.AuditEntry], ests: int) -> AuditResult:
+    """The audit of a whole run, whose last epoch may have been cut short by a limit of steps."""
+    steps: dict[int, set[int]] = {}
+    for entry in history:
+        steps.setdefault(entry.epoch, set()).add(entry.step)
+    before_last = [len(found) for epoch, found in steps.items() if epoch != max(steps)]
+    return audit(history, ests=ests, steps_per_epoch=max(before_last, default=None))
+
+
+def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
+    """Steps, every part of the fingerprint, and every logged value; the audit of `found`."""
+    rows = [Row("steps", str(reference.steps), str(found.steps))]
+    for part in [*reference.fingerprint, *(p for p in found.fingerprint if p not in reference.fingerprint)]:
+        rows.append(Row(part, reference.fingerprint.get(part, ""), found.fingerprint.get(part, "")))
+    rows.append(Row("logged values", _sha256(reference.values), _sha256(found.values)))
+    violations = found.audit.violations if found.audit is not None else ()
+    return Comparison(tuple(rows), len(reference.values), violations)
+
+
+def _sha256(values: Values) -> str:
+    digest = hashlib.sha256()
+    for (step, rank, name), value in sorted(values.items()):
+        digest.update(f"{step} {rank} {name} {value}\n".encode())
+    return digest.hexdigest()

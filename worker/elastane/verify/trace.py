@@ -1,0 +1,184 @@
+"""What a process writes of its steps when ELASTANE_TRACE_DIR is set: one JSON object a line.
+
+Both modes write the same, so that two runs can be laid beside each other (`compare`):
+
+    start    {"kind", "name", "facts", "parameters"}
+    turn     {"kind", "step", "rank", "micro", "batch", "states", "generators"}     the mini-batch is out
+    end      {"kind", "step", "rank", "micro", "gradients", "states", "values"}     its backward is over
+    applied  {"kind", "step", "weights", "optimizer", "buffers"}                    the step is in the weights
+
+All values are digests (`digests`), logged numbers are float.hex(). "states" are the EST's own generators and
+registered items, "generators" the script's generators that nobody registered, by the path where they were
+found. "gradients" are the EST's local ones as autograd left them, before any reduction, in the order
+of backward. The weights before the first step are the "applied" of step -1. A worker that replays a
+step writes it again. A line is handed to the kernel at once: what a killed process wrote is there.
+
+Tracing reads every gradient and weight of every step; it is for finding a difference, not for timing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastane.diagnose.generators import find_generators
+from elastane.verify.digests import digest_any, digest_bytes, digest_tensor
+
+VARIABLE: Final = "ELASTANE_TRACE_DIR"
+#: In which steps the script's objects are searched for generators again, besides the first few.
+_SEARCH_EVERY: Final = 16
+_KEPT: Final = re.compile(r"(loader|sampler)\.generator$")
+
+
+class StepTrace:
+    """The trace of one process; built by a job in its `prepare`, before anything else hooks gradients.
+
+    directory: made if it is missing. name: of the file and of the process in reports, "ddp-0" or
+    "elastic-w1"; a file of that name is replaced. roots: objects to search for unregistered generators
+    (the dataset, the sampler ...) by the name to report them under. known: ids of generators to leave
+    out, because the job keeps their state.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        name: str,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        roots: Mapping[str, object] | None = None,
+        known: Container[int] = frozenset(),
+    ) -> None:
+        self._model = model
+        self._optimizers = list(optimizers)
+        self._roots = dict(roots or {})
+        self._known = known
+        self._turn: tuple[int, int, int] | None = None
+        self._gradients: list[tuple[str, str]] = []
+        self._generators: Mapping[str, Callable[[], bytes]] = {}
+        self._searched_step: int | None = None
+        self._initial_written = False
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(folder / f"{name}.jsonl", flags, 0o644)
+        named = [(path, p) for path, p in model.named_parameters() if p.requires_grad]
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(path)) for path, p in named]
+        self._write(kind="start", name=name, facts=process_facts(), parameters=[path for path, _ in named])
+
+    def turn_began(self, step: int, rank: int, micro: int, batch: Any, parts: Mapping[str, bytes]) -> None:
+        """The mini-batch `micro` of EST `rank` in `step` is out; parts: its "rng/..." and "item/..." now."""
+        if step == 0 and not self._initial_written:
+            self._initial_written = True
+            self.step_applied(-1)
+        self._search(step)
+        self._turn, self._gradients = (step, rank, micro), []
+        self._write(
+            kind="turn",
+            step=step,
+            rank=rank,
+            micro=micro,
+            batch=digest_any(batch),
+            states=_states(parts),
+            generators={name: digest_bytes(read()) for name, read in self._generators.items()},
+        )
+
+    def turn_ended(
+        self, step: int, rank: int, micro: int, parts: Mapping[str, bytes], values: Mapping[str, Any]
+    ) -> None:
+        """The EST's work on the mini-batch is over; parts: its states now; values: what the script logged."""
+        self._turn = None
+        self._write(
+            kind="end",
+            step=step,
+            rank=rank,
+            micro=micro,
+            gradients=self._gradients,
+            states=_states(parts),
+            values={name: _number(value).hex() for name, value in values.items()},
+        )
+        self._gradients = []
+
+    def step_applied(self, step: int) -> None:
+        """The optimizers have stepped (buffers: those of rank 0, or of EST 0)."""
+        optimizer: dict[str, str] = {}
+        for number, one in enumerate(self._optimizers):
+            optimizer |= _optimizer_digests(number, one)
+        self._write(
+            kind="applied",
+            step=step,
+            weights={name: digest_tensor(p) for name, p in self._model.named_parameters()},
+            optimizer=optimizer,
+            buffers={name: digest_tensor(b) for name, b in self._model.named_buffers()},
+        )
+
+    def close(self) -> None:
+        """Take the hooks away and end the file; a second call does nothing."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        def taken(parameter: torch.Tensor) -> None:
+            # In a backward of the script's own, outside the loader loop, no turn is open.
+            if self._turn is not None and parameter.grad is not None:
+                self._gradients.append((name, digest_tensor(parameter.grad)))
+
+        return taken
+
+    def _search(self, step: int) -> None:
+        """Find the script's generators anew in steps that are the same ones in every process."""
+        due = step <= 2 or step % _SEARCH_EVERY == 0 or self._searched_step is None
+        if step == self._searched_step or not due:
+            return
+        self._searched_step = step
+        found = find_generators(self._roots, known=self._known)
+        # Those of loaders and samplers are kept by the job, in either mode in an object of its own.
+        self._generators = {name: read for name, read in found.items() if not _KEPT.search(name)}
+
+    def _write(self, **record: object) -> None:
+        if self._file >= 0:
+            os.write(self._file, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+
+
+def process_facts() -> dict[str, str]:
+    """What decides the bits beside the script: compared between processes when a kernel is suspected."""
+    return {
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "machine": platform.machine(),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+    }
+
+
+def _number(value: Any) -> float:
+    return float(value.detach() if isinstance(value, torch.Tensor) else value)
+
+
+def _states(parts: Mapping[str, bytes]) -> dict[str, str]:
+    kept = sorted(name for name in parts if name.startswith(("rng/", "item/")))
+    return {name: digest_bytes(parts[name]) for name in kept}
+
+
+def _optimizer_digests(number: int, optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """By "number/state/index/key" for the state, by "number/group/index" for the groups' settings."""
+    state = optimizer.state_dict()
+    found = {
+        f"{number}/state/{index}/{key}": digest_any(value)
+        for index, entries in state["state"].items()
+        for key, value in entries.items()
+    }
+    for index, group in enumerate(state["param_groups"]):
+        found[f"{number}/group/{index}"] = digest_any(group)
+    return found

@@ -37,8 +37,12 @@ def lockstep(
     epochs: int = 1,
     drop_sampler: bool = False,
     drop_loader: bool = False,
+    accumulation: int = 1,
 ) -> list[Entry]:
-    """The history of a job without faults, by DistributedSampler's and DataLoader's rules."""
+    """The history of a job without faults, by DistributedSampler's and DataLoader's rules.
+
+    accumulation: mini-batches in a step; an epoch's rest makes a shorter one.
+    """
     entries: list[Entry] = []
     step = 0
     for epoch in range(epochs):
@@ -47,10 +51,10 @@ def lockstep(
         order = (order * (1 + total // size))[:total]
         per_rank = [order[rank::ests] for rank in range(ests)]
         position = 0
-        for start in range(0, total // ests, batch):
-            parts = [mine[start : start + batch] for mine in per_rank]
-            if drop_loader and len(parts[0]) < batch:
-                continue
+        if drop_loader:
+            per_rank = [mine[: len(mine) // batch * batch] for mine in per_rank]
+        for start in range(0, len(per_rank[0]), batch * accumulation):
+            parts = [mine[start : start + batch * accumulation] for mine in per_rank]
             for rank, part in enumerate(parts):
                 entries.append(Entry(epoch, step, rank, Span(position, position + len(part)), tuple(part)))
                 position += len(part)
@@ -65,12 +69,19 @@ def lockstep(
     epochs=st.integers(1, 3),
     drop_sampler=st.booleans(),
     drop_loader=st.booleans(),
+    accumulation=st.integers(1, 3),
 )
 def test_stock_histories_pass(
-    size: int, ests: int, batch: int, epochs: int, drop_sampler: bool, drop_loader: bool
+    size: int, ests: int, batch: int, epochs: int, drop_sampler: bool, drop_loader: bool, accumulation: int
 ) -> None:
     entries = lockstep(
-        size, ests=ests, batch=batch, epochs=epochs, drop_sampler=drop_sampler, drop_loader=drop_loader
+        size,
+        ests=ests,
+        batch=batch,
+        epochs=epochs,
+        drop_sampler=drop_sampler,
+        drop_loader=drop_loader,
+        accumulation=accumulation,
     )
     result = audit(entries, ests=ests, dataset_sizes={"d": size})
     assert result.ok, result.violations

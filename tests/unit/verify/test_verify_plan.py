@@ -55,6 +55,9 @@ def test_random_plans_can_be_carried_out(seed: int, ests: int, steps: int, kills
     sizes = replayed(plan)
     assert len(plan.deaths) == kills == len(plan.doomed)
     assert len(set(sizes)) > 1, "the number of workers changes at least once"
+    gates = [act.step for act in plan.acts] + [plan.steps + 1]
+    for act, following in zip(plan.acts, gates[1:], strict=True):
+        assert act.verb == "add" or following - act.step >= 2, "who leaves passes one more boundary"
     assert len(plan.path) >= 2 and all(a != b for a, b in itertools.pairwise(plan.path))
     assert sizes[-1] == plan.path[-1]
     assert max(plan.path) <= ests

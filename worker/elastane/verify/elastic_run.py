@@ -26,6 +26,7 @@ from elastane.verify.results import Outcome, read_elastic
 from elastane_proto.v1 import job_pb2
 
 _LINES_SHOWN = 30
+_EVENTS_SHOWN = 20
 
 
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
@@ -206,4 +207,16 @@ class _Play:
                 continue  # torch's threads can abort the interpreter's exit; the result was written before
             log = self.cluster.folder / f"{name}.log"
             lines = log.read_text(errors="replace").splitlines()[-_LINES_SHOWN:] if log.exists() else []
-            raise RunFailed(f"worker {name}: {status}\n" + "\n".join(lines))
+            raise RunFailed("\n".join([f"worker {name}: {status}", *lines, *self._last_events()]))
+
+    def _last_events(self) -> list[str]:
+        """What the master decided last, and why."""
+        try:
+            events = list(self.cluster.client.events(self.cluster.job))[-_EVENTS_SHOWN:]
+        except ElastaneError as error:
+            return [f"(no events: {error})"]
+        first = events[0].time.ToMilliseconds() if events else 0
+        return ["the master's last decisions:"] + [
+            f"  {event.time.ToMilliseconds() - first:6d} ms, step {event.step}: {event.kind} {event.reason}"
+            for event in events
+        ]

@@ -139,14 +139,14 @@ def make_plan(
         for longest in range(min(5, len(free) + 1), 1, -1):
             drawn = _random_path(rng, ests, rng.randint(2, longest) if longest > 2 else 2)
             changes = _changes(rng, drawn, ests, kills)
-            if len(changes) <= len(free):
+            if _room(changes) <= len(free):
                 break
-    if len(changes) > len(free):
+    if _room(changes) > len(free):
         raise PlanError(
             f"{len(changes)} changes do not fit into {steps} steps",
             hint="ask for fewer kills or a shorter path, or let the script run more steps",
         )
-    return _with_steps(rng, f"{seed}", ests, steps, drawn, changes, _spread(rng, free, len(changes)))
+    return _with_steps(rng, f"{seed}", ests, steps, drawn, changes, _spread(rng, free, changes))
 
 
 def _checked(path: Sequence[int], ests: int) -> tuple[int, ...]:
@@ -198,11 +198,29 @@ def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> 
     return changes
 
 
-def _spread(rng: random.Random, free: range, count: int) -> list[int]:
-    """`count` steps in order, no two beside each other where there is room."""
-    gap = 1 if len(free) >= 2 * count - 1 else 0
-    chosen = sorted(rng.sample(range(len(free) - gap * max(0, count - 1)), count))
-    return [free[place + gap * index] for index, place in enumerate(chosen)]
+def _distances(changes: Sequence[_Change]) -> list[int]:
+    """Least number of steps from each change but the last to the next one.
+
+    Whoever is asked to leave at the gate of a step does so after the step that follows it, so
+    there must be no gate in that one.
+    """
+    return [2 if change.kind == "leave" else 1 for change in changes[:-1]]
+
+
+def _room(changes: Sequence[_Change]) -> int:
+    """How many steps the changes take up at least."""
+    return sum(_distances(changes)) + 1 if changes else 0
+
+
+def _spread(rng: random.Random, free: range, changes: Sequence[_Change]) -> list[int]:
+    """A step for each change, in order; no two beside each other where there is room."""
+    distances = _distances(changes)
+    if 2 * len(distances) < len(free):
+        distances = [2] * len(distances)
+    slack = len(free) - 1 - sum(distances)
+    moved = sorted(rng.randint(0, slack) for _ in changes)
+    starts = itertools.accumulate(distances, initial=0)
+    return [free[start + by] for start, by in zip(starts, moved, strict=False)]
 
 
 @dataclass(slots=True)

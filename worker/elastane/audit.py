@@ -15,7 +15,8 @@ What is a fault, and what is stock behaviour of `DistributedSampler` and `DataLo
 - samples seen twice are padding if they are fewer than the ranks and come again in the epoch's last step
   (the sampler repeats its first samples so that every rank gets as many), otherwise faults;
 - samples never seen are faults, unless nothing is padded and they are fewer than the ranks (the sampler's
-  `drop_last`), or every mini-batch is full and they are fewer than one of each rank (the loader's `drop_last`).
+  `drop_last`), or every mini-batch is full and they are fewer than one of each rank (the loader's
+  `drop_last`).
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from elastane.verify.causes import likely_cause, place_in_words
 from elastane.verify.compare import Difference, RunTrace, first_difference, read_traces
@@ -124,6 +125,17 @@ def test_another_buffer(stock: RunTrace, tmp_path: Path) -> None:
     difference = found(stock, tmp_path, Twist(applied=tamper))
     assert (difference.step, difference.what, difference.name) == (3, "buffers", "norm.num_batches_tracked")
     assert likely_cause(difference).kind == "buffers"
+
+
+def test_an_average_that_changes_too_often(stock: RunTrace, tmp_path: Path) -> None:
+    def tamper(step: int, average: nn.Linear) -> None:
+        if step == 2:
+            with torch.no_grad():
+                average.bias.add_(1)
+
+    difference = found(stock, tmp_path, Twist(averaged=tamper))
+    assert (difference.step, difference.what, difference.name) == (2, "extras", "average/bias")
+    assert likely_cause(difference).kind == "extras"
 
 
 def test_another_model_to_begin_with(stock: RunTrace, tmp_path: Path) -> None:

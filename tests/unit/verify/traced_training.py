@@ -6,6 +6,7 @@ gradients are computed everywhere, so that no process group is needed; only the 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ class Twist:
     before: Callable[[int, int], None] = lambda step, rank: None
     after: Callable[[int, int], None] = lambda step, rank: None
     applied: Callable[[int, Net], None] = lambda step, net: None
+    averaged: Callable[[int, nn.Linear], None] = lambda step, average: None
     built: Callable[[Net], None] = lambda net: None
     roots: dict[str, object] = field(default_factory=dict)
 
@@ -54,7 +56,8 @@ def write_trace(folder: Path, name: str, owned: Sequence[int], twist: Twist | No
     twist.built(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     generators = Generators()
-    trace = StepTrace(folder, name, net, [optimizer], roots=twist.roots)
+    average = copy.deepcopy(net.last)
+    trace = StepTrace(folder, name, net, [optimizer], extras={"average": average}, roots=twist.roots)
     states = []
     for rank in range(RANKS):
         seed_all(100 + rank)
@@ -92,6 +95,7 @@ def write_trace(folder: Path, name: str, owned: Sequence[int], twist: Twist | No
             p.grad = total
         optimizer.step()
         twist.applied(step, net)
+        twist.averaged(step, average)
         trace.step_applied(step)
     trace.close()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from elastane.registry import Registry
 from elastane.runtime.prepared import Prepared
+from elastane.state.train_state import Stateful
 
 if TYPE_CHECKING:
     from elastane.verify.trace import StepTrace
@@ -24,4 +25,11 @@ def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace |
     loader = prepared.loader
     roots = {"dataset": loader.dataset, "sampler": loader.sampler, "collate_fn": loader.collate_fn}
     known = {id(value) for value in registry.objects} | {id(loader.generator)}
-    return StepTrace(directory, name, prepared.model, prepared.optimizers, roots=roots, known=known)
+    extras: dict[str, Stateful] = {
+        f"{place}.{type(scheduler).__name__}": scheduler
+        for place, scheduler in enumerate(prepared.schedulers)
+    }
+    extras |= prepared.extras
+    return StepTrace(
+        directory, name, prepared.model, prepared.optimizers, extras=extras, roots=roots, known=known
+    )

@@ -18,6 +18,7 @@ Kind = Literal[
     "environment",
     "random numbers",
     "buffers",
+    "extras",
     "reduction",
     "optimizer",
     "after the last step",
@@ -94,6 +95,7 @@ def place_in_words(difference: Difference) -> str:
         "initial weights": f"the weight {difference.name}",
         "optimizer": f"the optimizer's {difference.name}",
         "buffers": f"the buffer {difference.name}",
+        "extras": f"what was prepared besides, {difference.name}",
     }
     more = f" (and {difference.count - 1} more of {difference.of})" if difference.count > 1 else ""
     return f"{where}: {things[difference.what]}{more}"
@@ -215,6 +217,13 @@ def _between_runs(difference: Difference) -> Cause:
             "from something that is not the same on all ranks",
             "write to buffers in forward; what follows the weights (an EMA copy) belongs after "
             "optimizer.step() under `if job.stepped:`, and into prepare",
+        )
+    if what == "extras":
+        return Cause(
+            "extras",
+            "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, a "
+            "scaler, an average): it changed in turns in which the step was not applied",
+            "change it after optimizer.step() under `if job.stepped:`; a model that only averages runs in eval()",
         )
     if what == "optimizer":
         return Cause(

@@ -2,7 +2,7 @@
 
 Steps are gone through in order, and within a step as a step is made: the batch, the generators as the
 body starts, what the script logged, each EST's own gradient in the order of backward, the generators
-after it; then weights, optimizer and buffers. Weights that differ before a step were found at the step
+after it; then weights, optimizer, buffers and extras (schedulers, averages). Weights that differ before a step were found at the step
 before. So the first difference found is the one that nothing traced explains.
 
 A run's processes may have done one turn several times (replays). All of them are held against the
@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 What = Literal[
-    "batch", "state", "value", "gradient", "state after", "weights", "optimizer", "buffers", "initial weights"
+    "batch",
+    "state",
+    "value",
+    "gradient",
+    "state after",
+    "weights",
+    "optimizer",
+    "buffers",
+    "extras",
+    "initial weights",
 ]
 Key = tuple[int, int, int]  # step, virtual rank, micro-batch
 
@@ -203,9 +212,9 @@ def _in_applied(reference: RunTrace, run: RunTrace, step: int) -> Difference | N
         stock = reference.applied[step][0][1]
     if stock is None:
         return None
-    for what in ("weights", "optimizer", "buffers"):
+    for what in ("weights", "optimizer", "buffers", "extras"):
         for process, record in run.applied[step]:
-            if what == "buffers" and process.startswith("ddp-") and process != "ddp-0":
+            if what in ("buffers", "extras") and process.startswith("ddp-") and process != "ddp-0":
                 continue  # every rank of DDP has its own
             differing = _pairs(stock[what], record[what])
             if differing:

@@ -5,7 +5,7 @@ Both modes write the same, so that two runs can be laid beside each other (`comp
     start    {"kind", "name", "facts", "parameters"}
     turn     {"kind", "step", "rank", "micro", "batch", "states", "generators"}     the mini-batch is out
     end      {"kind", "step", "rank", "micro", "gradients", "states", "values"}     its backward is over
-    applied  {"kind", "step", "weights", "optimizer", "buffers"}                    the step is in the weights
+    applied  {"kind", "step", "weights", "optimizer", "buffers", "extras"}          the step is in the weights
 
 All values are digests (`digests`), logged numbers are float.hex(). "states" are the EST's own generators and
 registered items, "generators" the script's generators that nobody registered, by the path where they were
@@ -41,7 +41,8 @@ class StepTrace:
     """The trace of one process; built by a job in its `prepare`, before anything else hooks gradients.
 
     directory: made if it is missing. name: of the file and of the process in reports, "ddp-0" or
-    "elastic-w1"; a file of that name is replaced. roots: objects to search for unregistered generators
+    "elastic-w1"; a file of that name is replaced. extras: what else was prepared (schedulers, averages), by
+    name, with state_dict. roots: objects to search for unregistered generators
     (the dataset, the sampler ...) by the name to report them under. known: ids of generators to leave
     out, because the job keeps their state.
     """
@@ -53,11 +54,13 @@ class StepTrace:
         model: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         *,
+        extras: Mapping[str, Any] | None = None,
         roots: Mapping[str, object] | None = None,
         known: Container[int] = frozenset(),
     ) -> None:
         self._model = model
         self._optimizers = list(optimizers)
+        self._extras = dict(extras or {})
         self._roots = dict(roots or {})
         self._known = known
         self._turn: tuple[int, int, int] | None = None
@@ -117,6 +120,11 @@ class StepTrace:
             weights={name: digest_tensor(p) for name, p in self._model.named_parameters()},
             optimizer=optimizer,
             buffers={name: digest_tensor(b) for name, b in self._model.named_buffers()},
+            extras={
+                f"{name}/{key}": digest_any(value)
+                for name, extra in self._extras.items()
+                for key, value in extra.state_dict().items()
+            },
         )
 
     def close(self) -> None:

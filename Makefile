@@ -1,5 +1,6 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
+# make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -8,13 +9,23 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
-.PHONY: demo test check format proto proto-check bench clean
+FUZZ_MINUTES ?= 60
+CASES        ?= 200
+FIRST        ?= 0
+RESULTS      ?= .elastane/fuzz-parity.jsonl
+
+.PHONY: demo test fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# Taken up where it was when run again; SEED=n runs one case alone.
+fuzz-parity: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
+	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

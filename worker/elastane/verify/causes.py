@@ -221,9 +221,9 @@ def _between_runs(difference: Difference) -> Cause:
     if what == "extras":
         return Cause(
             "extras",
-            "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, a "
-            "scaler, an average): it changed in turns in which the step was not applied",
-            "change it after optimizer.step() under `if job.stepped:`; a model that only averages runs in eval()",
+            "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, "
+            "a scaler, an average): it changed in turns in which the step was not applied",
+            "change it after optimizer.step() under `if job.stepped:`; run a model that only averages in eval()",
         )
     if what == "optimizer":
         return Cause(

@@ -2,8 +2,8 @@
 
 Steps are gone through in order, and within a step as a step is made: the batch, the generators as the
 body starts, what the script logged, each EST's own gradient in the order of backward, the generators
-after it; then weights, optimizer, buffers and extras (schedulers, averages). Weights that differ before a step were found at the step
-before. So the first difference found is the one that nothing traced explains.
+after it; then weights, optimizer, buffers and extras (schedulers, averages). Weights that differ before
+a step were found at the step before. So the first difference found is the one that nothing traced explains.
 
 A run's processes may have done one turn several times (replays). All of them are held against the
 reference; turns that were cut off, and steps nobody traced to the end, say nothing and are passed over.

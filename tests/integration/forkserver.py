@@ -1,0 +1,279 @@
+"""Python scripts started by forking a server that has torch loaded: for tests of hundreds of runs.
+
+A fresh interpreter pays seconds of CPU for its imports, more than the training of a small test takes.
+`ForkServers.launch` is put in the place of `ChildProcess` and gives the same object, but the script runs
+in a fork of a process that has imported everything and done nothing: no thread, no random number, no
+OpenMP pool. What must be known before Python starts (threads, instruction set) is that of the server, so
+there is one server for each such environment, and two of each, which differ in the seed of string hashes.
+
+A child is its server's; the server ends when this process does (its socket closes), and the kernel
+then ends the children. The server leaves a dead child a zombie until the child's watcher asks for its
+status: until then its number belongs to nobody else, and its group can be killed safely.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from elastane.agent.process import ChildProcess
+
+#: Prefixes of variables that libraries read once, when they are loaded.
+FIXED = (
+    "OMP_", "KMP_", "GOMP_", "MKL_", "ATEN_", "ONEDNN_", "DNNL_", "CUBLAS_", "OPENBLAS_", "LD_", "PYTHON",
+)  # fmt: skip
+SERVERS_PER_ENVIRONMENT = 2
+_MESSAGE_BYTES = 1 << 20
+_PRELOAD = (
+    "numpy",
+    "torch",
+    "torch._dynamo",  # imported by torch at the first step of an optimizer
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch.utils.checkpoint",
+    "torch.optim.swa_utils",
+    "elastane.runtime.elastic",
+    "elastane.runtime.stock",
+)
+
+
+class ForkServer:
+    """One server: `fork` and `reap` are its only requests, answered one at a time."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lock = threading.Lock()
+        self._socket = ours
+        # Room for a whole environment in one message.
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """The number of a new process that runs what `request` says with these as its outputs."""
+        return int(self._ask({"act": "fork", **request}, descriptors)["pid"])
+
+    def reap(self, pid: int) -> int:
+        """How a process that has ended did so, as in `subprocess`; its number is free afterwards."""
+        return int(self._ask({"act": "reap", "pid": pid})["returncode"])
+
+    def close(self) -> None:
+        """End the server and every child it has."""
+        self._socket.close()
+        self._process.wait()
+
+    def _ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        answer = b""
+        with self._lock, contextlib.suppress(ConnectionError):
+            socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
+            answer = self._socket.recv(_MESSAGE_BYTES)
+        if not answer:
+            raise RuntimeError(f"the fork server ended (exit code {self._process.wait()}): it said why")
+        decoded: dict[str, Any] = json.loads(answer)
+        return decoded
+
+
+class _Forked:
+    """What `ChildProcess` needs of a `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int, outputs: Sequence[int]) -> None:
+        self._server = server
+        self.pid = pid
+        self.returncode: int | None = None
+        pipes = [os.fdopen(end, "rb", 0) for end in outputs]
+        self.stdout, self.stderr = pipes or (None, None)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.reap(self.pid)
+        return self.returncode
+
+
+class ForkedProcess(ChildProcess):
+    """A `ChildProcess` forked off a server, if it is a Python script with one thread; else started afresh."""
+
+    def __init__(self, servers: ForkServers, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._servers = servers
+
+    def start(self) -> None:
+        command = self._command
+        script = len(command) > 1 and command[0] == sys.executable and command[1].endswith(".py")
+        if not script or self._environment.get("OMP_NUM_THREADS") != "1":
+            super().start()  # libraries with several threads start them when they are loaded
+            return
+        server = self._servers.server_for(self._environment)
+        request = {
+            "arguments": command[1:],
+            "environment": self._environment,
+            "directory": str(self._directory or Path.cwd()),
+            "death_signal": int(self._death_signal),
+        }
+        with contextlib.ExitStack() as stack:
+            read: list[int] = []
+            if self._log is not None:
+                out = err = stack.enter_context(self._log.open("ab")).fileno()
+            else:
+                (r1, out), (r2, err) = os.pipe(), os.pipe()
+                read = [r1, r2]
+                stack.callback(os.close, out)
+                stack.callback(os.close, err)
+            pid = server.fork(request, [out, err])
+        self._process = _Forked(server, pid, read)  # type: ignore[assignment]
+        self._pidfd = os.pidfd_open(pid)
+        threading.Thread(target=self._watch, name=f"child {self.name}", daemon=True).start()
+
+
+class ForkServers:
+    """The servers of one test session; `close` ends them and all their children."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[tuple[str, str], ...], list[ForkServer]] = {}
+        self._started = 0
+        self._lock = threading.Lock()
+
+    def launch(self, *args: Any, **kwargs: Any) -> ForkedProcess:
+        """In the place of `ChildProcess(...)`."""
+        return ForkedProcess(self, *args, **kwargs)
+
+    def server_for(self, environment: Mapping[str, str]) -> ForkServer:
+        """The server whose turn it is, of those with the variables that must be set before Python starts."""
+        fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
+        with self._lock:
+            servers = self._servers.setdefault(tuple(sorted(fixed.items())), [])
+            if len(servers) < SERVERS_PER_ENVIRONMENT:
+                servers.append(ForkServer(environment))
+                return servers[-1]
+            self._started += 1
+            return servers[self._started % len(servers)]
+
+    def close(self) -> None:
+        for servers in self._servers.values():
+            for server in servers:
+                server.close()
+        self._servers.clear()
+
+
+@contextlib.contextmanager
+def fork_servers() -> Iterator[ForkServers]:
+    """Servers for the time of a block."""
+    servers = ForkServers()
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+# ---------------------------------------------------------------------- the server's own process
+
+
+def serve(channel: socket.socket) -> dict[str, Any]:
+    """Answer requests until the other side is gone; returns only in a child: with its request."""
+    while True:
+        data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, 8)
+        if not data:
+            os._exit(0)
+        request: dict[str, Any] = json.loads(data)
+        if request["act"] == "reap":
+            _, status = os.waitpid(request["pid"], 0)
+            channel.send(json.dumps({"returncode": os.waitstatus_to_exitcode(status)}).encode())
+            continue
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        assert threads == 1, f"the fork server has {threads} threads"
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            _become(request, descriptors, parent)
+            return request
+        for descriptor in descriptors:
+            os.close(descriptor)
+        channel.send(json.dumps({"pid": pid}).encode())
+
+
+def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], parent: int) -> None:
+    """Make this fork what a freshly started process would be."""
+    death_signal = request["death_signal"]
+    if ctypes.CDLL(None).prctl(1, death_signal, 0, 0, 0) != 0 or os.getppid() != parent:
+        os._exit(128 + death_signal)
+    os.setsid()
+    for number, descriptor in enumerate(descriptors, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    import numpy as np
+    import torch
+
+    # Unseeded generators are different in every process. Python's seeds itself anew after a fork.
+    np.random.seed()
+    torch.seed()
+
+
+def run_script(arguments: Sequence[str]) -> int:
+    """What `python script.py ...` does once the interpreter is up; returns its exit code."""
+    script = Path(arguments[0])
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    sys.argv = list(arguments)
+    sys.path[0] = str(script.parent)
+    sys.modules["__main__"] = module
+    try:
+        try:
+            exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
+        except Exception:  # noqa: BLE001 - as the interpreter does at its top level
+            sys.excepthook(*sys.exc_info())  # which may raise SystemExit
+            return 1
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    return 0
+
+
+def leave(code: int) -> NoReturn:
+    """The end of a process, but for taking every module to pieces, which would copy the server's memory."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _main() -> None:
+    import gc
+    import importlib
+
+    for name in _PRELOAD:
+        importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("sklearn.datasets")
+    gc.freeze()  # or the first collection in a child would copy the memory
+    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    leave(run_script(request["arguments"]))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,73 @@
+"""What cannot be exact, and is refused with words: one case at a time."""
+
+import argparse
+
+import numpy as np
+import torch
+from parts import Images, Texts, small_cnn
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import elastane
+
+CASES = (
+    "sparse", "two-backwards", "unused", "dataset-generator", "stream", "late-draw", "late-buffer", "closure",
+)  # fmt: skip
+parser = argparse.ArgumentParser()
+parser.add_argument("case", choices=CASES)
+case = parser.parse_args().case
+
+
+class Drawing(Images):
+    """Draws from a generator that nobody was told of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image, label = super().__getitem__(index)
+        return image * float(self.rng.uniform(0.9, 1.1)), label
+
+
+class Endless(IterableDataset):
+    """No state_dict, and no data worker that could go through it again."""
+
+    def __iter__(self):
+        while True:
+            yield torch.randn(3, 8, 8), torch.randint(0, 5, ())
+
+
+job = elastane.init(seed=1)
+data = {"dataset-generator": Drawing, "stream": Endless, "sparse": Texts}.get(case, Images)()
+net: nn.Module = nn.Sequential(nn.Embedding(40, 5, sparse=True)) if case == "sparse" else small_cnn()
+if case == "unused":
+    net.register_parameter("never", nn.Parameter(torch.zeros(3)))
+if case == "late-buffer":
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = DataLoader(data, 1 if case == "sparse" else 4)
+options = {"steps_per_epoch": 4} if case == "stream" else {}
+model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
+
+for _ in job.epochs(1):
+    for inputs, labels in loader:
+        scores = model(inputs).mean(1) if case == "sparse" else model(inputs)
+        loss = nn.functional.cross_entropy(scores, labels)
+        optimizer.zero_grad()
+
+        def closure(loss: torch.Tensor = loss) -> torch.Tensor:
+            loss.backward()
+            return loss
+
+        if case == "closure":
+            optimizer.step(closure)
+            continue
+        loss.backward(retain_graph=case == "two-backwards")
+        if case == "two-backwards":
+            loss.backward()
+        if case == "late-draw":
+            torch.rand(1)
+        if case == "late-buffer":
+            model(inputs)
+        optimizer.step()

@@ -1,0 +1,150 @@
+"""A gallery of training scripts, each under stock DDP and under three random churns with kills, compared.
+
+The scripts in gallery/ are what users write: nothing in them knows of the test. What each item shows is
+in docs/exactness.md. ELASTANE_GALLERY_SEED draws other churn.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastane.agent.cluster import local_cluster
+from elastane.verify.run import Verdict, VerifyResult, run_verify
+from elastane_proto.v1 import job_pb2
+from integration.forkserver import ForkServers, fork_servers
+
+GALLERY = Path(__file__).parent / "gallery"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SEED = os.environ.get("ELASTANE_GALLERY_SEED", "1")
+ESTS, RUNS, RUN_SECONDS_MAX = 3, 3, 90.0
+
+#: Name of the item -> script and arguments.
+EXACT = {
+    "convolution": "conv.py",
+    "convolution, data workers": "conv.py --data-workers 2",
+    "buckets": "buckets.py",
+    "gradient_as_bucket_view": "buckets.py --view --in-place",
+    "bucket_cap_mb": "buckets.py --cap 0.05",
+    "find_unused_parameters": "unused.py --clip",
+    "frozen and unfrozen": "unused.py --freeze",
+    "tied weights": "language.py",
+    "fp16 autocast, GradScaler": "language.py --precision fp16-scaler",
+    "bf16 autocast, checkpointing": "language.py --precision bf16-autocast --checkpointing plain",
+    "bf16 parameters": "language.py --precision bf16-parameters",
+    "static_graph, reentrant checkpointing": "language.py --checkpointing reentrant --static-graph",
+    "accumulation": "accumulation.py",
+    "accumulation, bucket view, data workers": "accumulation.py --clip --view --data-workers 2",
+    "moving averages": "averages.py",
+    "torch.compile": "compiled.py",
+    "registered": "registered.py",
+    "registered, data workers": "registered.py --data-workers 2",
+    "shuffle with a generator, drop_last": "loaders.py --generator --drop-last",
+    "sequential, pinned": "loaders.py --sampler sequential --pin-memory --data-workers 1",
+    "DistributedSampler, init function": "loaders.py --sampler distributed --init-fn --data-workers 2",
+    "weighted, persistent": "loaders.py --sampler weighted --data-workers 2 --persistent --prefetch 4",
+    "replacement, drop_last": "loaders.py --sampler replacement --drop-last",
+    "RandomSampler with a generator": "loaders.py --sampler random --data-workers 2 --generator",
+    "batch_sampler": "loaders.py --sampler lengths",
+    "batch_sampler with set_epoch": "loaders.py --sampler epochs --data-workers 2 --persistent",
+    "stream, iterator's state": "streams.py --state iterator --data-workers 2",
+    "stream, iterator's state, no data worker": "streams.py --state iterator",
+    "stream, dataset's state": "streams.py --state position",
+    "stream, dataset's state, data workers": "streams.py --state resume --data-workers 2",
+    "stream without state": "streams.py --data-workers 2",
+}
+#: Case of refused.py -> words that say what is wrong and what to do.
+REFUSED = {
+    "sparse": ("sparse gradient", "sparse=False"),
+    "two-backwards": ("second gradient in one turn", "call backward() once"),
+    "unused": ("gave no gradient to never", "find_unused_parameters=True"),
+    "dataset-generator": ("dataset.rng", 'job.register("rng", dataset.rng)'),
+    "stream": ("IterableDataset without states", "num_workers=1 or more"),
+    "late-draw": ("random numbers were drawn after backward()", "isolated_rng"),
+    "late-buffer": ("was written to after backward()", "model.eval()"),
+    "closure": ("came before backward()", "forward, backward, optimizer.step()"),
+}
+
+
+def test_the_page_names_items_and_tests_that_exist() -> None:
+    page = (EXAMPLES.parent / "docs" / "exactness.md").read_text()
+    rows = [line.split("|")[-2] for line in page.splitlines() if line.startswith("| ")]
+    named = [part.strip() for row in rows for part in row.split(";") if part.strip()]
+    tests = "".join(path.read_text() for path in EXAMPLES.parent.glob("tests/**/test_*.py"))
+    shown = {name.removeprefix("gallery: ") for name in named if name.startswith("gallery: ")}
+    refused = {name.removeprefix("refused: ") for name in named if name.startswith("refused: ")}
+    assert shown == set(EXACT)
+    assert refused == set(REFUSED)
+    assert [name for name in named if name.startswith("`") and f"def {name.strip('`')}(" not in tests] == []
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    with fork_servers() as started:
+        yield started
+
+
+def verify(
+    servers: ForkServers, folder: Path, command: str, *, runs: int, steps: int | None = None
+) -> VerifyResult:
+    script, *arguments = shlex.split(command)
+    path = Path(script) if Path(script).is_absolute() else GALLERY / script
+    return run_verify(
+        folder,
+        [str(path), *arguments],
+        ests=ESTS,
+        runs=runs,
+        kills=1,
+        steps=steps,
+        seed=SEED,
+        timeout_seconds=RUN_SECONDS_MAX,
+        launch=servers.launch,
+    )
+
+
+@pytest.mark.parametrize("item", EXACT)
+def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
+    result = verify(servers, tmp_path, EXACT[item], runs=RUNS)
+    assert result.verdict is Verdict.EQUAL, result.as_json()
+    assert len(result.runs) == RUNS
+    assert all(run.plan.deaths for run in result.runs)
+    assert result.values > 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [f"{EXAMPLES}/digits_cnn.py --epochs 1", f"{EXAMPLES}/char_gpt.py"],
+    ids=["digits_cnn", "char_gpt"],
+)
+def test_example_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, command: str) -> None:
+    result = verify(servers, tmp_path, command, runs=RUNS, steps=12)
+    assert result.verdict is Verdict.EQUAL, result.as_json()
+    assert result.steps == 12
+
+
+def test_unregistered_generator_is_found_and_named(servers: ForkServers, tmp_path: Path) -> None:
+    result = verify(servers, tmp_path, "registered.py --unregistered noise", runs=RUNS)
+    assert (result.verdict, result.exit_code) == (Verdict.DIFFERS, 1)
+    assert result.cause is not None
+    assert result.cause.kind == "unregistered generator"
+    assert "registered.py: noise" in result.cause.text
+    assert 'job.register("noise", noise)' in result.cause.hint
+    assert not result.cause.ours
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_exact_is_refused_in_words(servers: ForkServers, tmp_path: Path, case: str) -> None:
+    settings = job_pb2.JobSettings(ests=1, workers_min=1, workers_max=1)
+    script = [str(GALLERY / "refused.py"), case]
+    with local_cluster(tmp_path, settings, script, launch=servers.launch) as cluster:
+        name = cluster.add_worker()
+        status = cluster.workers[name].wait(60)
+        said = (tmp_path / f"{name}.log").read_text().strip().splitlines()[-1]
+    assert status is not None
+    assert status.returncode == 82, said
+    for words in REFUSED[case]:
+        assert words in said

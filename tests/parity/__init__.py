@@ -1,0 +1,1 @@
+"""Seeded random scripts against stock DDP: see `fuzz`."""

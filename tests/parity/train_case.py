@@ -1,0 +1,296 @@
+"""The one script of all cases: reads what it trains, and how, from its argument (see `cases`)."""
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+import elastane
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration" / "gallery"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from parts import SmallTransformer
+
+from parity.cases import Case
+
+case = Case.parse(sys.argv[1])
+STEPS_OF_A_STREAM = 5 * case.accumulation
+LENGTH = 12
+
+
+class Samples(Dataset):
+    """Images, or sequences of tokens, with noise from all generators there are."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(31)
+        self.inputs = torch.randn(case.size, 3, 8, 8, generator=generator)
+        self.tokens = torch.randint(0, 40, (case.size, LENGTH + 1), generator=generator)
+        self.labels = torch.randint(0, 5, (case.size,), generator=generator)
+        self.rng = np.random.default_rng(32)
+
+    def __len__(self) -> int:
+        return case.size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if case.model in ("transformer", "bag"):
+            tokens = self.tokens[index]
+            return torch.where(torch.rand(LENGTH + 1) < 0.1, random.randrange(40), tokens), self.labels[index]
+        image = self.inputs[index] + 0.1 * torch.randn(3, 8, 8)
+        if case.registered:
+            image = image + 0.1 * torch.from_numpy(self.rng.normal(size=8).astype("float32"))
+        return image * float(np.random.uniform(0.9, 1.1)) + 0.01 * random.random(), self.labels[index]
+
+
+class Stream(IterableDataset):
+    """The same samples without end; every rank and data worker has its own."""
+
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+        self.place: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if self.place is None:
+            self.place = job.rank * workers + worker
+        while True:
+            sample = self.samples[self.place % len(self.samples)]
+            self.place += job.num_ests * workers
+            yield sample
+
+
+class StatefulStream(Stream):
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.place = state["place"]
+
+
+class Batches(Sampler[list[int]]):
+    """Batches of the script's own making: shuffled ranges, one of them short."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        starts = list(range(0, case.size, case.batch_size))
+        random.shuffle(starts)
+        for start in starts:
+            yield [
+                int(i) for i in np.random.permutation(range(start, min(start + case.batch_size, case.size)))
+            ]
+
+    def __len__(self) -> int:
+        return -(-case.size // case.batch_size)
+
+
+class Branching(nn.Module):
+    """Two heads, of which a mini-batch uses one or both, and a layer nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.Tanh())
+        self.left, self.right, self.never = nn.Linear(16, 5), nn.Linear(16, 5), nn.Linear(3, 3)
+
+    def forward(self, images: torch.Tensor, branch: int) -> torch.Tensor:
+        hidden = self.trunk(images)
+        if branch < 2:
+            return (self.left, self.right)[branch](hidden)
+        return self.left(hidden) * self.right(hidden)
+
+
+def build_model() -> nn.Module:
+    drop = nn.Dropout(case.dropout)
+    return {
+        "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 24), nn.GELU(), drop, nn.Linear(24, 5)),
+        "cnn": lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), drop, nn.Conv2d(8, 4, 3), nn.GroupNorm(2, 4),
+            nn.Flatten(), nn.Linear(64, 5),
+        ),
+        "transformer": lambda: SmallTransformer(length=LENGTH, checkpointing=case.checkpointing),
+        "branching": Branching,
+        "bag": lambda: nn.Sequential(nn.EmbeddingBag(40, 16), drop, nn.LayerNorm(16), nn.Linear(16, 5)),
+        "wide": lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 500), nn.ReLU(), drop, nn.Linear(500, 700), nn.ReLU(),
+            nn.Linear(700, 5),
+        ),
+    }[case.model]()  # fmt: skip
+
+
+def build_optimizers(net: nn.Module) -> list[torch.optim.Optimizer]:
+    parameters, optim = list(net.parameters()), torch.optim
+    half = len(parameters) // 2
+    if case.optimizer == "two":
+        return [optim.SGD(parameters[:half], lr=0.02), optim.AdamW(parameters[half:], lr=2e-3)]
+    if case.optimizer == "groups":
+        groups = [{"params": parameters[:half], "lr": 1e-2}, {"params": parameters[half:], "momentum": 0.5}]
+        return [optim.SGD(groups, lr=0.02, weight_decay=0.01)]
+    return [
+        {
+            "sgd": lambda: optim.SGD(parameters, lr=0.02),
+            "nesterov": lambda: optim.SGD(parameters, lr=0.02, momentum=0.9, nesterov=True),
+            "adam": lambda: optim.Adam(parameters, lr=2e-3, foreach=True),
+            "adamw": lambda: optim.AdamW(parameters, lr=2e-3, weight_decay=0.05),
+            "amsgrad": lambda: optim.Adam(parameters, lr=2e-3, amsgrad=True),
+            "rmsprop": lambda: optim.RMSprop(parameters, lr=2e-3, centered=True),
+            "adagrad": lambda: optim.Adagrad(parameters, lr=0.01),
+            "nadam": lambda: optim.NAdam(parameters, lr=2e-3),
+        }[case.optimizer]()
+    ]
+
+
+def build_schedulers(optimizers: list[torch.optim.Optimizer]) -> tuple[list[Any], list[Any]]:
+    """(stepped after every mini-batch, stepped after every epoch)"""
+    kinds, first = torch.optim.lr_scheduler, optimizers[0]
+    each_step: list[Any] = []
+    each_epoch: list[Any] = []
+    if case.schedule in ("step", "both"):
+        each_step = [kinds.LinearLR(one, 0.2, 1.0, total_iters=6) for one in optimizers]
+    if case.schedule in ("epoch", "both"):
+        each_epoch = [kinds.StepLR(first, 1, 0.5)]
+    if case.schedule == "one-cycle":
+        each_step = [kinds.OneCycleLR(first, 0.02, total_steps=400, cycle_momentum=False)]
+    return each_step, each_epoch
+
+
+def settle_in(worker: int) -> None:
+    """A script's worker_init_fn: seeds NumPy, draws."""
+    np.random.seed((torch.initial_seed() + worker) % 2**32)
+    random.seed(np.random.randint(1 << 30))
+
+
+def build_loader(samples: Samples) -> DataLoader:
+    own = torch.Generator().manual_seed(77)
+    options: dict[str, Any] = {"batch_size": case.batch_size, "drop_last": case.drop_last}
+    dataset: Any = samples
+    if case.sampler == "shuffle":
+        options["shuffle"] = True
+    elif case.sampler == "batches":
+        options = {"batch_sampler": Batches()}
+    elif case.sampler in ("stream", "stateful-stream"):
+        dataset = (Stream if case.sampler == "stream" else StatefulStream)(samples)
+    elif case.sampler != "sequential":
+        weights = torch.rand(case.size, generator=torch.Generator().manual_seed(1)).tolist()
+        options["sampler"] = {
+            "distributed": lambda: DistributedSampler(samples, job.num_ests, 0, seed=5, drop_last=True),
+            "weighted": lambda: WeightedRandomSampler(weights, case.size),
+            "replacement": lambda: RandomSampler(
+                samples, replacement=True, num_samples=case.size - 2, generator=own
+            ),
+            "random": lambda: RandomSampler(samples, generator=own),
+        }[case.sampler]()
+    return DataLoader(
+        dataset,
+        **options,
+        num_workers=case.data_workers,
+        persistent_workers=case.persistent,
+        prefetch_factor=case.prefetch,
+        pin_memory=case.pin_memory,
+        worker_init_fn=settle_in if case.init_fn else None,
+        generator=torch.Generator().manual_seed(78) if case.own_generator else None,
+    )
+
+
+def loss_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    if case.model == "transformer":
+        scores = model(inputs[:, :-1])
+        return nn.functional.cross_entropy(scores.flatten(0, 1).float(), inputs[:, 1:].flatten())
+    if case.model == "bag":
+        return nn.functional.cross_entropy(model(inputs).float(), labels)
+    if case.channels_last:
+        inputs = inputs.to(memory_format=torch.channels_last)
+    inputs = inputs.to(dtype)
+    inputs = inputs * random.uniform(0.9, 1.1) + 0.01 * torch.randn_like(inputs)
+    if case.registered:
+        inputs = inputs + 0.01 * float(noise.normal())
+    if case.model == "branching":
+        return nn.functional.cross_entropy(model(inputs, (job.rank + int(labels[0])) % 3).float(), labels)
+    return nn.functional.cross_entropy(model(inputs).float(), labels)
+
+
+job = elastane.init(seed=case.seed)
+if case.seed is None:
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+noise = np.random.default_rng(33)
+samples = Samples()
+if case.registered:
+    job.register("noise", noise)
+    job.register("dataset.rng", samples.rng)
+dtype = {"bf16": torch.bfloat16, "float64": torch.float64}.get(case.precision, torch.float32)
+autocast = {"bf16-autocast": torch.bfloat16, "fp16-scaler": torch.float16}.get(case.precision)
+net = build_model().to(dtype)
+if case.channels_last and case.model == "cnn":
+    net = net.to(memory_format=torch.channels_last)
+optimizers = build_optimizers(net)
+each_step, each_epoch = build_schedulers(optimizers)
+scaler = (
+    torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+    if case.precision == "fp16-scaler"
+    else None
+)
+average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if case.average else None
+extras = [one for one in (*each_step, *each_epoch, scaler, average) if one is not None]
+model, loader, *_ = job.prepare(
+    net,
+    build_loader(samples),
+    *optimizers,
+    *extras,
+    find_unused_parameters=case.find_unused,
+    static_graph=case.static_graph,
+    gradient_as_bucket_view=case.bucket_view,
+    bucket_cap_mb=case.bucket_cap_mb,
+    accumulation_steps=case.accumulation,
+    steps_per_epoch=STEPS_OF_A_STREAM if "stream" in case.sampler else None,
+)
+
+
+def zero() -> None:
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=not case.in_place_zeros)
+
+
+for _ in job.epochs(case.epochs):
+    for inputs, labels in loader:
+        with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
+            loss = loss_of(model, inputs, labels)
+        job.log(loss=loss)
+        if not case.zero_after_step:
+            zero()
+        (scaler.scale(loss) if scaler else loss).backward()
+        if scaler and case.clip != "none":
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)
+        if case.clip == "norm":
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        elif case.clip == "value":
+            nn.utils.clip_grad_value_(net.parameters(), 0.01)
+        for optimizer in optimizers:
+            if scaler:
+                scaler.step(optimizer)
+            else:
+                optimizer.step()
+        if scaler:
+            scaler.update()
+        for scheduler in each_step:
+            scheduler.step()
+        if case.zero_after_step:
+            zero()
+        if average is not None and job.stepped:
+            average.update_parameters(net)
+    for scheduler in each_epoch:
+        scheduler.step()

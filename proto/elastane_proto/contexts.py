@@ -6,7 +6,7 @@ dictionary operation. The keys are:
     rng/python  rng/numpy  rng/torch_cpu  rng/torch_device     states of the EST's own generators
     loader                                                     position, packed (see `pack_loader`)
     stream/J/rng/...  stream/J/item/NAME                       states and items of data-worker stream J
-    item/NAME                                                  an item registered by name; "@..." are the runtime's
+    item/NAME                                                  a registered item; "@..." is the runtime's
 """
 
 from __future__ import annotations

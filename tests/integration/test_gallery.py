@@ -60,6 +60,8 @@ EXACT = {
 #: Case of refused.py -> words that say what is wrong and what to do.
 REFUSED = {
     "sparse": ("sparse gradient", "sparse=False"),
+    "compiled": ("the model is compiled", "optimize_ddp = False before prepare"),
+    "static-accumulation": ("stock DDP itself fails", "leave static_graph out"),
     "two-backwards": ("second gradient in one turn", "call backward() once"),
     "unused": ("gave no gradient to never", "find_unused_parameters=True"),
     "dataset-generator": ("dataset.rng", 'job.register("rng", dataset.rng)'),

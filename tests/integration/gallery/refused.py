@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 import elastane
 
 CASES = (
-    "sparse", "two-backwards", "unused", "dataset-generator", "stream", "late-draw", "late-buffer", "closure",
+    "sparse", "compiled", "static-accumulation", "two-backwards", "unused", "dataset-generator",
+    "stream", "late-draw", "late-buffer", "closure",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("case", choices=CASES)
@@ -47,7 +48,12 @@ if case == "late-buffer":
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 loader = DataLoader(data, 1 if case == "sparse" else 4)
-options = {"steps_per_epoch": 4} if case == "stream" else {}
+if case == "compiled":
+    net.compile(backend="aot_eager")
+options = {
+    "stream": {"steps_per_epoch": 4},
+    "static-accumulation": {"static_graph": True, "accumulation_steps": 2},
+}.get(case, {})
 model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
 
 for _ in job.epochs(1):

@@ -129,7 +129,13 @@ def test_calls_that_count_once_a_step_are_intercepted(parts):
 
 
 @pytest.mark.parametrize(
-    "options", [{"bucket_cap_mb": 0}, {"accumulation_steps": 0}, {"steps_per_epoch": -1}]
+    "options",
+    [
+        {"bucket_cap_mb": 0},
+        {"accumulation_steps": 0},
+        {"steps_per_epoch": -1},
+        {"static_graph": True, "accumulation_steps": 2},
+    ],
 )
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(UnsupportedError, match=next(iter(options))):

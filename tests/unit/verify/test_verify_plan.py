@@ -58,6 +58,9 @@ def test_random_plans_can_be_carried_out(seed: int, ests: int, steps: int, kills
     gates = [act.step for act in plan.acts] + [plan.steps + 1]
     for act, following in zip(plan.acts, gates[1:], strict=True):
         assert act.verb == "add" or following - act.step >= 2, "who leaves passes one more boundary"
+    for death in plan.deaths:
+        if death.point != HAND_OVER:
+            assert death.step + 1 not in gates, "nobody may stand at a gate when the ring is formed anew"
     assert len(plan.path) >= 2 and all(a != b for a, b in itertools.pairwise(plan.path))
     assert sizes[-1] == plan.path[-1]
     assert max(plan.path) <= ests

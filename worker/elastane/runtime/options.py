@@ -33,6 +33,11 @@ class TrainOptions:
             raise UnsupportedError(
                 f"bucket_cap_mb is {self.bucket_cap_mb}", hint="give a positive number of MiB"
             )
+        if self.static_graph and self.accumulation_steps > 1:
+            raise UnsupportedError(
+                "static_graph and accumulation_steps: stock DDP itself fails with both",
+                hint="leave static_graph out; reentrant checkpointing works without it",
+            )
         for name in ("accumulation_steps", "steps_per_epoch"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -70,6 +70,12 @@ def check_modules(model: torch.nn.Module) -> None:
 
     Raises UnsupportedError that names the module.
     """
+    if is_compiled(model) and torch._dynamo.config.optimize_ddp:
+        raise UnsupportedError(
+            "the model is compiled, and torch._dynamo.config.optimize_ddp is on: under DDP torch would cut "
+            "the compiled graph at the buckets, which changes them",
+            hint="set torch._dynamo.config.optimize_ddp = False before prepare, for both runs",
+        )
     for name, module in model.named_modules():
         if getattr(module, "sparse", False) and isinstance(
             module, torch.nn.Embedding | torch.nn.EmbeddingBag
@@ -91,6 +97,14 @@ def check_modules(model: torch.nn.Module) -> None:
                 hint="run it forward once before prepare",
                 module=name,
             )
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether torch.compile has been at the model or a part of it."""
+    return any(
+        module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
 
 
 class StepCalls(Protocol):

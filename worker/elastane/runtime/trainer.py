@@ -31,7 +31,7 @@ from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared
+from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
@@ -147,7 +147,8 @@ class Trainer:
             on_last_backward=self._last_backward,
             **options.ddp_arguments(),
         )
-        model.register_forward_hook(self._reducer.watch_outputs)
+        if not is_compiled(model):  # a hook would cut its graph; and it has no reentrant checkpoints
+            model.register_forward_hook(self._reducer.watch_outputs)
         self._state = TrainState(
             model,
             prepared.optimizers,

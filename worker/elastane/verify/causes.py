@@ -223,7 +223,7 @@ def _between_runs(difference: Difference) -> Cause:
             "extras",
             "weights, optimizer and buffers are equal, something else that was prepared is not (a schedule, "
             "a scaler, an average): it changed in turns in which the step was not applied",
-            "change it after optimizer.step() under `if job.stepped:`; run a model that only averages in eval()",
+            "change it after optimizer.step() under `if job.stepped:`; run an averaged model in eval() only",
         )
     if what == "optimizer":
         return Cause(

@@ -201,10 +201,11 @@ def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> 
 def _distances(changes: Sequence[_Change]) -> list[int]:
     """Least number of steps from each change but the last to the next one.
 
-    Whoever is asked to leave at the gate of a step does so after the step that follows it, so
-    there must be no gate in that one.
+    Whoever is asked to leave at the gate of a step does so after the step that follows it, so there must be
+    no gate in that one. Neither after a death: who has applied the step may stand at the gate of the next
+    one before the death is known, while the ring waits for it to be formed anew.
     """
-    return [2 if change.kind == "leave" else 1 for change in changes[:-1]]
+    return [2 if change.kind in ("leave", "kill") else 1 for change in changes[:-1]]
 
 
 def _room(changes: Sequence[_Change]) -> int:

@@ -12,7 +12,7 @@ import elastane
 
 CASES = (
     "sparse", "compiled", "static-accumulation", "two-backwards", "unused", "dataset-generator",
-    "stream", "late-draw", "late-buffer", "closure",
+    "stream", "late-draw", "late-buffer", "closure", "unfrozen", "clipped, not zeroed", "scheduler",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("case", choices=CASES)
@@ -47,6 +47,10 @@ if case == "unused":
 if case == "late-buffer":
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+if case == "unfrozen":
+    next(net.parameters()).requires_grad_(False)
+if case == "scheduler":
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
 loader = DataLoader(data, 1 if case == "sparse" else 4)
 if case == "compiled":
     net.compile(backend="aot_eager")
@@ -58,14 +62,22 @@ model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
 
 for _ in job.epochs(1):
     for inputs, labels in loader:
+        if case == "unfrozen":
+            net.requires_grad_(True)
         scores = model(inputs).mean(1) if case == "sparse" else model(inputs)
         loss = nn.functional.cross_entropy(scores, labels)
-        optimizer.zero_grad()
+        if case != "clipped, not zeroed":
+            optimizer.zero_grad()
 
         def closure(loss: torch.Tensor = loss) -> torch.Tensor:
             loss.backward()
             return loss
 
+        if case == "clipped, not zeroed":
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+            continue
         if case == "closure":
             optimizer.step(closure)
             continue

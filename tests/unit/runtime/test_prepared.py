@@ -146,3 +146,20 @@ def test_an_unknown_option_is_refused_with_the_known_ones():
     words = r"no option find_unused .*find_unused_parameters, static_graph"
     with pytest.raises(UnsupportedError, match=words):
         TrainOptions.of({"find_unused": True})
+
+
+def test_copies_and_files_of_what_was_prepared_are_the_script_s_own(parts, tmp_path):
+    model, optimizer, loader = parts
+    prepared, calls = Prepared([model, optimizer, loader]), Recorder()
+    intercept(prepared, calls, zeroing=True)
+    copied = copy.deepcopy(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for one in (copied, loaded):
+        one(torch.ones(1, 2)).sum().backward()
+        one.zero_grad()
+        assert one.weight.grad is None
+    copy.deepcopy(optimizer).step()
+    assert calls.calls == []
+    model.zero_grad()
+    assert calls.calls == [("zero_grad", "zero_grad")]

@@ -112,6 +112,8 @@ class Reducer:
         self._turn: _Turn | None = None
         #: Parameters that have a p.grad at the start of the step; `_restored`: they must be given one.
         self._defined: set[int] = set()
+        #: Versions of the sums at the start of the step.
+        self._start_versions: list[int] = []
         self._restored = False
         #: Parameters that some EST of this worker, then of the ring, used in the step.
         self._used = bytearray(len(self._params))
@@ -184,7 +186,8 @@ class Reducer:
         before = self._turn
         if before is not None and not before.complete:
             raise StepError(
-                "the loop body ended without backward()", hint="call backward() once for every mini-batch"
+                "the loop body ended without backward()",
+                hint="call backward() once for every mini-batch; it must reach a parameter",
             )
         assert self._transport is not None, "set_ring comes first"
         if slot == 0 and first:
@@ -222,6 +225,7 @@ class Reducer:
             self._restored = False
         else:
             self._defined = {i for i, param in enumerate(self._params) if param.grad is not None}
+        self._start_versions = [plan.out._version for plan in slots.plans]
         self.failure = None
         self._message = None
         self._used = bytearray(len(self._params))
@@ -230,16 +234,27 @@ class Reducer:
         """What the EST before left in p.grad is not what this one would find in its own process.
 
         At the start of the step that is last step's average for every rank, or None. Where the script adds in
-        place, the memory is the average's; its zeros are the script's business.
+        place, the memory is the average's, and its zeros are the script's business; where the EST before set
+        it to None after that, this one finds zeros.
         """
-        for param, average in zip(self._params, slots.averages, strict=True):
-            if param.grad is not average:
+        written = [plan.out._version for plan in slots.plans] != self._start_versions
+        for index, (param, average) in enumerate(zip(self._params, slots.averages, strict=True)):
+            if index not in self._defined:
                 param.grad = None
+            elif param.grad is not average:
+                param.grad = average.zero_() if written else average
+                if written:
+                    slots.versions = []  # zeroed here
 
     @property
     def backward_done(self) -> bool:
         """Whether the present mini-batch has had its backward()."""
         return self._turn is not None and self._turn.complete
+
+    def gradients_used(self) -> None:
+        """The optimizer's part of the turn is over: whoever writes to p.grad from here on zeroes it."""
+        if self._slots is not None and self._slots.versions:
+            self._slots.note_versions()
 
     def end_step(self) -> None:
         """The step is applied: until the next turn begins, gradients are the script's own."""
@@ -417,6 +432,10 @@ class Reducer:
         """Called by autograd at the end of each turn's backward, before backward() returns."""
         turn, slots = self._turn, self._slots
         assert turn is not None and slots is not None
+        if not any(turn.arrived):
+            # torch.autograd.grad() of the outputs, for a loss that has gradients in it: not the backward yet.
+            turn.callback_queued = False
+            return
         turn.complete = True
         if not turn.sync:
             return
@@ -484,6 +503,23 @@ class Reducer:
         if self._layout_order is None:
             return first_layout(self._params)
         return rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
+
+
+class OutputWatch:
+    """The model's forward hook (`Reducer.watch_outputs`). Copies and files of the model go without it."""
+
+    def __init__(self, reducer: Reducer | None) -> None:
+        self._reducer = reducer
+
+    def __call__(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._reducer is not None:
+            self._reducer.watch_outputs(module, inputs, outputs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OutputWatch:
+        return OutputWatch(None)
+
+    def __reduce__(self) -> tuple[type[OutputWatch], tuple[None]]:
+        return OutputWatch, (None,)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:

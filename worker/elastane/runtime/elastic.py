@@ -15,7 +15,7 @@ from elastane.runtime import rehearsal
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, check_modules, intercept
+from elastane.runtime.prepared import Prepared, check_modules, check_schedulers, intercept
 from elastane.runtime.report import write_elastic_report
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
@@ -88,6 +88,7 @@ class ElasticJob(Job):
         try:
             prepared, chosen = Prepared(objects), TrainOptions.of(options)
             check_modules(prepared.model)
+            check_schedulers(prepared)
             source = BatchSource(
                 prepared.loader,
                 self.num_ests,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -148,11 +149,47 @@ def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
         _in_instance(averaged, "update_parameters", calls.once)
 
 
+def intercept_zero_grad(model: torch.nn.Module, calls: StepCalls) -> None:
+    """The same for the zero_grad of a wrapper around the prepared model."""
+    _in_instance(model, "zero_grad", calls.zero_grad)
+
+
+def check_schedulers(prepared: Prepared) -> None:
+    """Refuse a scheduler that was left out: it would step once a turn. Raises UnsupportedError."""
+    watched = {id(getattr(scheduler, "optimizer", None)) for scheduler in prepared.schedulers}
+    for optimizer in prepared.optimizers:
+        if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in watched:
+            raise UnsupportedError(
+                f"a scheduler of the {type(optimizer).__name__} was not prepared",
+                hint="pass every scheduler to prepare",
+            )
+
+
+class _Controlled:
+    """Calls `replacement(method, ...)` in a method's place; copies and files of its owner have the method.
+
+    `update_wrapper` carries over the mark by which schedulers know that the optimizer's step is watched.
+    """
+
+    def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
+        self._original = original
+        self._replacement = replacement
+        functools.update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._replacement(self._original, *args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        owner = memo.get(id(self._original.__self__), self._original.__self__)
+        return types.MethodType(self._original.__func__, owner)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._original.__self__, self._original.__name__)
+
+
 def _in_instance(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """An instance attribute, so that the object keeps its class and the script its reference; `wraps`
-    carries over the mark by which schedulers know that the optimizer's step is watched."""
-    original = getattr(owner, name)
-    setattr(owner, name, functools.wraps(original)(functools.partial(replacement, original)))
+    """An instance attribute, so that the object keeps its class and the script its reference."""
+    setattr(owner, name, _Controlled(getattr(owner, name), replacement))
 
 
 def _in_class(owner: Any, name: str, replacement: Callable[..., Any]) -> None:

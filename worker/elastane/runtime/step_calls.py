@@ -22,7 +22,10 @@ class ElasticCalls:
         self._trainer = trainer
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if self._trainer.claim() else None
+        try:
+            return original(*args, **kwargs) if self._trainer.claim() else None
+        finally:
+            self._trainer.gradients_used()
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turn = self._trainer.turn

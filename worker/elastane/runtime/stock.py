@@ -25,7 +25,7 @@ from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, intercept
+from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
 from elastane.runtime.tracing import open_trace
 
@@ -114,10 +114,18 @@ class LocalJob(Job):
         self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
     ) -> LocalLoader:
         """Put the prepared objects under control of the mini-batches' numbers."""
-        batches = options.steps_per_epoch or len(loader)
+        try:
+            batches = options.steps_per_epoch or len(loader)
+        except TypeError as error:  # an IterableDataset without a length
+            raise UnsupportedError(
+                "the DataLoader has no length",
+                hint="pass steps_per_epoch to prepare, or give the dataset __len__",
+            ) from error
         self._model = model
         self._calls = LocalCalls(model, options.accumulation_steps, batches)
         intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
+        if model is not prepared.model and options.accumulation_steps > 1:
+            intercept_zero_grad(model, self._calls)  # the script holds DDP's wrapper
         self._registry.freeze()
         return LocalLoader(loader, self, options)
 

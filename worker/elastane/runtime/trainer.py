@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 import torch
 
-from elastane.collective.reducer import Reducer
+from elastane.collective.reducer import OutputWatch, Reducer
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
 from elastane.errors import StepError, UnsupportedError
@@ -125,7 +125,7 @@ class Trainer:
         device = next(iter(model.parameters())).device
         self._generators = Generators(device)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        self._trained = {id(p) for _, p in named}
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         #: Tensors of the averages and copies that were prepared: they change where the step is applied only.
         self._shared = [
             tensor
@@ -148,7 +148,7 @@ class Trainer:
             **options.ddp_arguments(),
         )
         if not is_compiled(model):  # a hook would cut its graph; and it has no reentrant checkpoints
-            model.register_forward_hook(self._reducer.watch_outputs)
+            model.register_forward_hook(OutputWatch(self._reducer))
         self._state = TrainState(
             model,
             prepared.optimizers,
@@ -159,6 +159,7 @@ class Trainer:
                 "elastane.gradients": GradientsDefined(self._reducer),
             },
         )
+        self._state.export()  # says now, and not at the first hand-over, what cannot be carried
         self._saver = CheckpointSaver(
             lambda message: self._attendance.tell(lambda: self._protocol.saved(message))
         )
@@ -371,6 +372,7 @@ class Trainer:
         """At the end of the last EST's backward: report the step while its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
+        self._check_frozen()
         self._end_batch(turn)
         turn.reported = True
         report = ring_pb2.StepReport(
@@ -415,6 +417,11 @@ class Trainer:
     def failed(self) -> bool:
         """Whether the present step's all-reduce was given up."""
         return self._reducer.failure is not None
+
+    def gradients_used(self) -> None:
+        """An optimizer, or a scaler for it, has had its part of the turn."""
+        if self.turn is not None and self.turn.sync:
+            self._reducer.gradients_used()
 
     @property
     def backward_done(self) -> bool:
@@ -496,8 +503,8 @@ class Trainer:
 
     def _check_frozen(self) -> None:
         """A parameter that was frozen at prepare is summed by nobody."""
-        for name, param in self._model.named_parameters():
-            if param.requires_grad and id(param) not in self._trained:
+        for name, param in self._frozen:
+            if param.requires_grad:
                 raise UnsupportedError(
                     f"parameter {name} did not require a gradient at prepare and does now",
                     hint="let all that is ever trained require gradients at prepare, freeze it after that, "

@@ -12,6 +12,7 @@ import torch
 import torch.multiprocessing as mp
 
 from elastane.collective.allreduce import canonical_allreduce
+from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport, warm_up
 from integration.ring_threads import form_ring, in_threads
 
@@ -80,6 +81,54 @@ def _all_reduce(ring, rank):
     out = torch.empty(1000)
     canonical_allreduce([torch.ones(1000)], out, ranges, ring[rank], 1)
     return out
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("direction", ["send", "recv"])
+def test_a_wait_for_half_a_message_is_left_behind(store, direction, end):
+    """gloo forgets such a wait, whatever becomes of the ring or the peer: the thread in it is given up."""
+    context = mp.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_one_long_message, args=(store.address, direction, send), daemon=True)
+    process.start()
+    ring = _form(store.address, threading.Event())
+    assert receive.poll(60)
+    counter = receive.recv()
+    message = torch.zeros(LONG_BYTES, dtype=torch.uint8)
+    if direction == "send":
+        message += 1
+    watched = counter if direction == "send" else message
+    transfer = getattr(ring, direction)(message, 1, 5)
+    while not watched[0]:
+        pass  # the first bytes arrive
+    os.kill(process.pid, end)
+    assert not watched[-1], "the message is too short: all of it has come"
+    waiting = _Blocked(lambda: finish_in_thread("waits", ring, transfer.wait))
+    time.sleep(0.05)  # lets the wait begin; if it has not, the test still must pass
+    ring.abort()
+    assert isinstance(waiting.ended(), RingAborted)
+    ring.close()
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert len(form_ring(store, "next", 2)) == 2
+
+
+LONG_BYTES = 512 << 20
+
+
+def _one_long_message(address, direction, pipe):
+    """The other side of a message that is cut off; what it receives can be watched from outside."""
+    ring = _form(address, threading.Event(), rank=1)
+    message = torch.zeros(LONG_BYTES, dtype=torch.uint8)
+    if direction == "send":
+        message.share_memory_()
+        pipe.send(message)
+        ring.recv(message, 0, 5).wait()
+    else:
+        message += 1
+        pipe.send(None)
+        ring.send(message, 0, 5).wait()
+    threading.Event().wait()
 
 
 def test_abort_from_many_threads_at_once(store):

@@ -184,6 +184,46 @@ def test_an_aborted_ring_leaves_the_est_s_gradients_and_a_failure(make):
     assert module.weight.grad is not None
 
 
+def test_a_thread_that_hangs_in_an_aborted_ring_is_left_with_the_memory_it_works_on(make, monkeypatch):
+    """gloo never ends the wait for a message of which a part has come."""
+    released, wrote = threading.Event(), threading.Event()
+    run = CanonicalAllreduce.run
+
+    def hanging(plan, transport, tag):
+        assert released.wait(60)
+        for memory in (*plan.slots, plan.out):
+            memory.fill_(float("nan"))
+        wrote.set()
+
+    module = nn.Linear(4, 2)
+    to_abort = []
+    reducer = make(module, on_last_backward=lambda: [transport.abort() for transport in to_abort])
+    _step(reducer, module, zero=module.zero_grad)
+    reducer.end_step()
+    to_abort.append(_alone())
+    reducer.set_ring(to_abort[0], [(0, 3)], 0)
+    monkeypatch.setattr(CanonicalAllreduce, "run", hanging)
+    _step(reducer, module, zero=module.zero_grad)
+    assert isinstance(reducer.failure, RingAborted)
+    assert torch.equal(module.bias.grad, torch.full((2,), 2.0) * (1.0 / 3))  # the last EST's own, scaled
+
+    to_abort.clear()
+    monkeypatch.setattr(CanonicalAllreduce, "run", run)
+    reducer.set_ring(_alone(), [(0, 3)], 0)
+
+    turns = iter(range(3))
+
+    def late_write_in_the_last_turn():
+        module.zero_grad()
+        if next(turns) == 2:
+            released.set()
+            assert wrote.wait(60)
+
+    _step(reducer, module, zero=late_write_in_the_last_turn)
+    assert reducer.failure is None
+    assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
+
+
 def test_a_dropped_step_can_be_run_again(make):
     module = nn.Linear(4, 2)
     reducer = make(module)

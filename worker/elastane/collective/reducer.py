@@ -35,10 +35,10 @@ from torch.nn import Parameter
 from torch.utils._pytree import tree_leaves
 
 from elastane.collective.allreduce import CanonicalAllreduce
-from elastane.collective.background import BackgroundThread
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Packing
+from elastane.collective.ring_thread import RingThread
 from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
 from elastane.errors import StepError, UnsupportedError
@@ -63,7 +63,7 @@ class _Turn:
     #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
     added: list[int]
     in_place: list[int]
-    #: Buckets handed to the background thread, in order.
+    #: Buckets handed to the ring's thread, in order.
     started: int = 0
     callback_queued: bool = False
     complete: bool = False
@@ -119,7 +119,8 @@ class Reducer:
         self._used = bytearray(len(self._params))
         self._message: Tensor | None = None
         self._order: dict[int, None] = {}
-        self._background = BackgroundThread("elastane-allreduce")
+        #: Carries out the present ring's communication.
+        self._thread: RingThread | None = None
         self._stream = _side_stream(self._params[0].device)
         self._hooks = [
             param.register_post_accumulate_grad_hook(partial(self._take, index))
@@ -161,6 +162,9 @@ class Reducer:
         Called between steps; memory is exchanged when the next step begins.
         """
         self.drop()
+        if self._thread is not None:
+            self._thread.close()
+        self._thread = RingThread("elastane-allreduce", transport)
         self._transport, self._ranges, self._me = transport, list(ranges), me
         self._stale = True
 
@@ -210,7 +214,7 @@ class Reducer:
         )
 
     def _begin_step(self) -> None:
-        assert not self._background.busy
+        assert self._thread is not None and not self._thread.busy
         if self._restored:
             for param in self._params:
                 param.grad = None  # it may show memory that is used again
@@ -278,10 +282,12 @@ class Reducer:
         A ring in which a step was dropped while its messages travelled must not be used again, so
         it is aborted if that has not been done.
         """
-        if self._background.busy and self._transport is not None:
-            self._transport.abort()
-        with suppress(RingError):  # what an aborted collective ends with
-            self._background.finish()
+        self._abort_if_busy()
+        if self._thread is not None:
+            with suppress(RingError):  # what an aborted collective ends with
+                self._thread.finish()
+            if self._thread.left:
+                self._slots, self._stale = None, True  # the thread may still write to this memory
         if self._turn is not None:
             self._restored = True
         self._turn = None
@@ -290,11 +296,16 @@ class Reducer:
 
     def close(self) -> None:
         """Remove the hooks and end the thread; a collective in flight is aborted. Idempotent."""
-        if self._background.busy and self._transport is not None:
-            self._transport.abort()
+        self._abort_if_busy()
         for hook in self._hooks:
             hook.remove()
-        self._background.close()
+        if self._thread is not None:
+            self._thread.close()
+
+    def _abort_if_busy(self) -> None:
+        if self._thread is not None and self._thread.busy:
+            assert self._transport is not None
+            self._transport.abort()
 
     # ------------------------------------------------------------------ in backward
 
@@ -386,9 +397,10 @@ class Reducer:
             )
 
     def _submit(self, task: Callable[[], None]) -> None:
-        """Give the background thread a task on tensors that the current stream has work for."""
+        """Give the ring's thread a task on tensors that the current stream has work for."""
+        assert self._thread is not None
         if self._stream is None:
-            self._background.submit(task)
+            self._thread.submit(task)
             return
         stream, written = self._stream, torch.cuda.current_stream().record_event()
 
@@ -397,7 +409,7 @@ class Reducer:
                 stream.wait_event(written)
                 task()
 
-        self._background.submit(on_stream)
+        self._thread.submit(on_stream)
 
     def _all_reduce(self, plan: CanonicalAllreduce, tag: int) -> None:
         assert self._transport is not None
@@ -465,8 +477,9 @@ class Reducer:
         if self._may_be_unused and len(self._ranges) > 1:
             others = {peer: torch.empty_like(used) for peer in range(len(self._ranges)) if peer != self._me}
             self._submit(partial(self._join_used, used, others, len(slots.plans) + 1))
+        assert self._thread is not None
         try:
-            self._background.finish()
+            self._thread.finish()
         except RingError as error:
             # Its traceback holds messages of the old group, which must be free to go.
             error.__traceback__ = error.__cause__ = error.__context__ = None

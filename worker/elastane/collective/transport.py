@@ -17,7 +17,7 @@ import atexit
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final, Protocol, cast
 
@@ -129,6 +129,8 @@ class RingTransport:
         self._in_flight = 0
         self._waits_ended = False
         self._lock = threading.Lock()
+        #: To be called when the ring has ended; None: it has.
+        self._ended_callbacks: list[Callable[[], None]] | None = []
 
     @classmethod
     def form(
@@ -216,16 +218,30 @@ class RingTransport:
     def abort(self) -> None:
         """End every wait of this ring at once, here and, by closing the connections, at its peers.
 
-        May be called from any thread, any number of times; returns when the waits are ended.
+        May be called from any thread, any number of times; returns when the waits are ended, but for one:
+        gloo forgets the wait for a message of which a part has been sent or received. A thread in such
+        a wait must be left behind (`ring_thread`).
         """
         self._aborted = True
         self._end_waits()
+
+    def on_end(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once the ring was aborted or broke and its waits are ended; at once if so.
+
+        It is called from whichever thread ends the ring, and must not block.
+        """
+        with self._lock:
+            if self._ended_callbacks is not None:
+                self._ended_callbacks.append(callback)
+                return
+        callback()
 
     def close(self) -> None:
         """Drop the group's connections; waits that are left are ended first. Idempotent."""
         if self._in_flight:
             self.abort()
         self._aborted = True
+        self._tell_ended()
         self._group = None
 
     def _started(self, work: dist.Work) -> Transfer:
@@ -250,6 +266,18 @@ class RingTransport:
         return RingBroken(f"the ring broke: {self._broken}", rank=self.rank, size=self.size)
 
     def _end_waits(self) -> None:
+        try:
+            self._end_group_waits()
+        finally:
+            self._tell_ended()
+
+    def _tell_ended(self) -> None:
+        with self._lock:
+            callbacks, self._ended_callbacks = self._ended_callbacks or [], None
+        for callback in callbacks:
+            callback()
+
+    def _end_group_waits(self) -> None:
         with self._lock:
             group = self._group
             if group is None or self._waits_ended:

@@ -6,11 +6,13 @@ Called by the trainer, in the script's thread, whenever it is about to begin a s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 import torch
 
 from elastane.collective.reducer import Reducer
+from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
 from elastane.context import EstContext
 from elastane.runtime import probes
@@ -118,7 +120,8 @@ class StepBoundary:
         donors, receivers = list(go.donors), list(go.receivers)
         if me in donors:
             probes.reached("hand_over", go.resume_step)
-            send_state(
+            send = partial(
+                send_state,
                 transport,
                 self._state.export(),
                 donor_index=donors.index(me),
@@ -127,9 +130,13 @@ class StepBoundary:
                 tag_base=HANDOVER_TAG,
                 device=self._device,
             )
+            finish_in_thread("elastane-send", transport, send)
         elif me in receivers:
             probes.reached("hand_over", go.resume_step)
-            received = receive_state(transport, donors=donors, tag_base=HANDOVER_TAG, device=self._device)
+            receive = partial(
+                receive_state, transport, donors=donors, tag_base=HANDOVER_TAG, device=self._device
+            )
+            received = finish_in_thread("elastane-receive", transport, receive)
             if not self._attendance.begin_replace(go.generation):
                 raise RingAborted(f"generation {go.generation} is over")
             self._state.load(received)

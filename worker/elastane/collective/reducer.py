@@ -23,9 +23,8 @@ The averages are views of memory that the next step's all-reduce writes to, as w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -39,34 +38,14 @@ from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, un
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Packing
 from elastane.collective.ring_thread import RingThread
+from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
+from elastane.collective.turn import Turn
 from elastane.errors import StepError, UnsupportedError
 
 #: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after.
 BUFFERS_TAG: Final = 0
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One backward of one EST."""
-
-    slot: int
-    #: The EST's last mini-batch of the step: its gradients are taken.
-    sync: bool
-    #: And the EST is the worker's last one: its backward ends with the averages in p.grad.
-    last: bool
-    record_order: bool
-    #: Which parameters' gradients have arrived in this backward, and how many of each bucket are not in.
-    arrived: bytearray
-    missing: list[int]
-    #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
-    added: list[int]
-    in_place: list[int]
-    #: Buckets handed to the ring's thread, in order.
-    started: int = 0
-    callback_queued: bool = False
-    complete: bool = False
 
 
 class Reducer:
@@ -94,6 +73,7 @@ class Reducer:
         self._params = list(params)
         self._names = list(names)
         self._num_ests = num_ests
+        self.gradients = ScriptGradients(params)
         self._scale = 1.0 / num_ests
         self._on_last_backward = on_last_backward
         self._bucket_cap_mb = bucket_cap_mb
@@ -109,12 +89,7 @@ class Reducer:
         self._layout_order: list[int] | None = None
         self._slots: Slots | None = None
         self._stale = True
-        self._turn: _Turn | None = None
-        #: Parameters that have a p.grad at the start of the step; `_restored`: they must be given one.
-        self._defined: set[int] = set()
-        #: Versions of the sums at the start of the step.
-        self._start_versions: list[int] = []
-        self._restored = False
+        self._turn: Turn | None = None
         #: Parameters that some EST of this worker, then of the ring, used in the step.
         self._used = bytearray(len(self._params))
         self._message: Tensor | None = None
@@ -142,17 +117,6 @@ class Reducer:
         if not self._rebuilds:
             return None
         return 1 if self._deferred else 0
-
-    @property
-    def defined(self) -> list[int]:
-        """Parameters that have a p.grad now, between two steps: part of the job's state."""
-        if self._restored:
-            return sorted(self._defined)
-        return [index for index, param in enumerate(self._params) if param.grad is not None]
-
-    def define(self, indices: Iterable[int]) -> None:
-        """The state received was of a step that began with a p.grad of these parameters, and no other."""
-        self._defined, self._restored = set(indices), True
 
     # ------------------------------------------------------------------ the ring and the layout
 
@@ -199,10 +163,10 @@ class Reducer:
         slots = self._slots
         assert slots is not None and slot < len(slots.views)
         if first and slot:
-            self._forget_gradients(slots)
+            self.gradients.begin_est(slots)
         if record_order:
             self._order = {}
-        self._turn = _Turn(
+        self._turn = Turn(
             slot,
             sync,
             last and sync,
@@ -215,40 +179,14 @@ class Reducer:
 
     def _begin_step(self) -> None:
         assert self._thread is not None and not self._thread.busy
-        if self._restored:
-            for param in self._params:
-                param.grad = None  # it may show memory that is used again
+        self.gradients.release()
         if self._stale:
             self._reallocate()
-        slots = self._slots
-        assert slots is not None
-        if self._restored:
-            for index in self._defined:
-                self._params[index].grad = slots.averages[index].zero_()
-            slots.versions = []  # zeroed here
-            self._restored = False
-        else:
-            self._defined = {i for i, param in enumerate(self._params) if param.grad is not None}
-        self._start_versions = [plan.out._version for plan in slots.plans]
+        assert self._slots is not None
+        self.gradients.begin_step(self._slots)
         self.failure = None
         self._message = None
         self._used = bytearray(len(self._params))
-
-    def _forget_gradients(self, slots: Slots) -> None:
-        """What the EST before left in p.grad is not what this one would find in its own process.
-
-        At the start of the step that is last step's average for every rank, or None. Where the script adds in
-        place, the memory is the average's, and its zeros are the script's business; where the EST before set
-        it to None after that, this one finds zeros.
-        """
-        written = [plan.out._version for plan in slots.plans] != self._start_versions
-        for index, (param, average) in enumerate(zip(self._params, slots.averages, strict=True)):
-            if index not in self._defined:
-                param.grad = None
-            elif param.grad is not average:
-                param.grad = average.zero_() if written else average
-                if written:
-                    slots.versions = []  # zeroed here
 
     @property
     def backward_done(self) -> bool:
@@ -289,7 +227,7 @@ class Reducer:
             if self._thread.left:
                 self._slots, self._stale = None, True  # the thread may still write to this memory
         if self._turn is not None:
-            self._restored = True
+            self.gradients.lose_step()
         self._turn = None
         self._message = None
         self.failure = None
@@ -360,7 +298,7 @@ class Reducer:
             if turn.last:
                 param.grad = None
 
-    def _put(self, index: int, gradient: Tensor | None, turn: _Turn, slots: Slots) -> None:
+    def _put(self, index: int, gradient: Tensor | None, turn: Turn, slots: Slots) -> None:
         """An EST's gradient goes into its slot, scaled as DDP scales it; None: it has none."""
         bucket = slots.bucket_of[index]
         target = slots.views[turn.slot][index]
@@ -384,7 +322,7 @@ class Reducer:
             self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
             turn.started += 1
 
-    def _check_zeroed(self, bucket: int, turn: _Turn, slots: Slots) -> None:
+    def _check_zeroed(self, bucket: int, turn: Turn, slots: Slots) -> None:
         """Gradients that were added to the last step's averages must have been zeroed in between.
 
         Only a worker that applied the last step has those averages; what others would add to is known only
@@ -468,7 +406,7 @@ class Reducer:
             self._finish(turn, slots)
         slots.note_versions()
 
-    def _finish(self, turn: _Turn, slots: Slots) -> None:
+    def _finish(self, turn: Turn, slots: Slots) -> None:
         """Wait for the sums and show them to the script, or the EST's own gradients if the ring ended."""
         message = self._message
         if message is not None and self._packing.total_bytes:
@@ -516,23 +454,6 @@ class Reducer:
         if self._layout_order is None:
             return first_layout(self._params)
         return rebuilt_layout(self._params, self._layout_order, self._bucket_cap_mb)
-
-
-class OutputWatch:
-    """The model's forward hook (`Reducer.watch_outputs`). Copies and files of the model go without it."""
-
-    def __init__(self, reducer: Reducer | None) -> None:
-        self._reducer = reducer
-
-    def __call__(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._reducer is not None:
-            self._reducer.watch_outputs(module, inputs, outputs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OutputWatch:
-        return OutputWatch(None)
-
-    def __reduce__(self) -> tuple[type[OutputWatch], tuple[None]]:
-        return OutputWatch, (None,)
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream | None:

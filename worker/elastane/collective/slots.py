@@ -43,9 +43,14 @@ class Slots:
                 pool[block.numel(), block.dtype, block.device].append(block)
         return pool
 
+    @property
+    def sum_versions(self) -> list[int]:
+        """How often each bucket's sums have been written to."""
+        return [plan.out._version for plan in self.plans]
+
     def note_versions(self) -> None:
         """Take down how often the sums were written to until now."""
-        self.versions = [plan.out._version for plan in self.plans]
+        self.versions = self.sum_versions
 
     def writes(self, bucket: int) -> int:
         """How often a bucket's sums (p.grad, for the script) were written to since `note_versions`."""

@@ -15,15 +15,15 @@ Everything here runs in the script's thread; what comes from the master waits in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
 import torch
 
-from elastane.collective.reducer import OutputWatch, Reducer
+from elastane.collective.output_watch import OutputWatch
+from elastane.collective.reducer import Reducer
 from elastane.context import EstContext
-from elastane.data.source import BatchInfo, BatchSource
+from elastane.data.source import BatchSource
 from elastane.errors import StepError, UnsupportedError
 from elastane.rng import Generators, Parts
 from elastane.runtime import probes
@@ -35,72 +35,11 @@ from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
+from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass
-class Turn:
-    """One EST's part of a step, as this worker runs it: one mini-batch, or several that accumulate."""
-
-    step: int
-    rank: int
-    slot: int
-    #: It is the worker's last EST of the step.
-    ends: bool
-    #: Mini-batches in the step, and the number of the present one.
-    batches: int = 1
-    micro: int = 0
-    taken: list[BatchInfo] = field(default_factory=list)
-    #: Loader position and stream states after the mini-batches that are over.
-    loader_parts: Parts = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    #: Of each buffer, when EST 0's were taken down: tells who has written to it since.
-    buffer_versions: list[int] = field(default_factory=list)
-    #: The contexts of the step are on their way; nothing of the turn can be added any more.
-    reported: bool = False
-    #: The optimizer has stepped.
-    applied: bool = False
-    #: The ring changed: the step will be replayed.
-    lost: bool = False
-
-    @property
-    def sync(self) -> bool:
-        """The present mini-batch is the EST's last of the step."""
-        return self.micro == self.batches - 1
-
-    @property
-    def last(self) -> bool:
-        """The present mini-batch is the worker's last of the step."""
-        return self.ends and self.sync
-
-
-class EpochsClosed:
-    """How many epochs' closing code (after the loader loop) is in the state; travels with it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
-
-
-class GradientsDefined:
-    """Which parameters have a p.grad between two steps: what the next step's backward adds to, or not."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer = reducer
-
-    def state_dict(self) -> dict[str, list[int]]:
-        return {"defined": self._reducer.defined}
-
-    def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        self._reducer.define(state["defined"])
 
 
 class Trainer:
@@ -156,7 +95,7 @@ class Trainer:
             {
                 **prepared.extras,
                 "elastane.epochs": self._closed_epochs,
-                "elastane.gradients": GradientsDefined(self._reducer),
+                "elastane.gradients": self._reducer.gradients,
             },
         )
         self._state.export()  # says now, and not at the first hand-over, what cannot be carried

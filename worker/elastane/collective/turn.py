@@ -1,0 +1,27 @@
+"""What the reducer knows of the mini-batch that is running."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Turn:
+    """One backward of one EST."""
+
+    slot: int
+    #: The EST's last mini-batch of the step: its gradients are taken.
+    sync: bool
+    #: And the EST is the worker's last one: its backward ends with the averages in p.grad.
+    last: bool
+    record_order: bool
+    #: Which parameters' gradients have arrived in this backward, and how many of each bucket are not in.
+    arrived: bytearray
+    missing: list[int]
+    #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
+    added: list[int]
+    in_place: list[int]
+    #: Buckets handed to the ring's thread, in order.
+    started: int = 0
+    callback_queued: bool = False
+    complete: bool = False

@@ -1,0 +1,58 @@
+"""What the trainer knows of the EST that is running, and of the epochs that are over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastane.data.source import BatchInfo
+from elastane.rng import Parts
+
+
+@dataclass
+class Turn:
+    """One EST's part of a step, as this worker runs it: one mini-batch, or several that accumulate."""
+
+    step: int
+    rank: int
+    slot: int
+    #: It is the worker's last EST of the step.
+    ends: bool
+    #: Mini-batches in the step, and the number of the present one.
+    batches: int = 1
+    micro: int = 0
+    taken: list[BatchInfo] = field(default_factory=list)
+    #: Loader position and stream states after the mini-batches that are over.
+    loader_parts: Parts = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    #: Of each buffer, when EST 0's were taken down: tells who has written to it since.
+    buffer_versions: list[int] = field(default_factory=list)
+    #: The contexts of the step are on their way; nothing of the turn can be added any more.
+    reported: bool = False
+    #: The optimizer has stepped.
+    applied: bool = False
+    #: The ring changed: the step will be replayed.
+    lost: bool = False
+
+    @property
+    def sync(self) -> bool:
+        """The present mini-batch is the EST's last of the step."""
+        return self.micro == self.batches - 1
+
+    @property
+    def last(self) -> bool:
+        """The present mini-batch is the worker's last of the step."""
+        return self.ends and self.sync
+
+
+class EpochsClosed:
+    """How many epochs' closing code (after the loader loop) is in the state; travels with it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]

@@ -1,176 +1,133 @@
-"""How many tasks a second the master leases and takes back, durably, beside a bare echo server.
+"""Tasks leased and reported a second, durably, beside DLRover's master (which keeps them in memory only).
 
-    python benchmarks/dispatch.py [--quick] [--json]
+    python benchmarks/dispatch.py [--quick] [--json [FILE]]
 
-Both servers run one after the other in processes of their own, with the same number of clients in this one. A
-pair is one LeaseTasks call that reports the task before and leases the next: it is answered when both are
-stored. The echo is the ceiling: a bare grpc.aio server that answers a message of the same size.
+Servers run one after the other, with 1 and with 4 client processes that do nothing but take a task and report
+it. DLRover takes two calls for that, we one. The bare echo is the most that a Python gRPC server can do.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import signal
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import psutil
 from google.protobuf import duration_pb2
+from harness import Report, Row, Series, percentile, run_benchmark
+from peers import peer_python
+from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_master, run_clients
 
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
-ECHO = """
-import asyncio, sys
-import grpc
-try:
-    import uvloop
-except ImportError:
-    uvloop = asyncio
 
-async def echo(request, context):
-    return request
+@dataclass
+class Figures:
+    """Of one run with one server."""
 
-async def main():
-    server = grpc.aio.server()
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(
-        "bench.Echo", {"Echo": grpc.unary_unary_rpc_method_handler(echo)})])
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    open(sys.argv[1], "w").write(f"127.0.0.1:{port}")
-    await server.wait_for_termination()
-
-uvloop.run(main())
-"""
+    tasks_per_second: float
+    p99_ms: float
+    cpu_ms_per_task: float
 
 
-async def start(arguments: list[str], port_file: Path) -> tuple[asyncio.subprocess.Process, str]:
-    """Starts a server process; returns it and its address once the port file is there."""
-    process = await asyncio.create_subprocess_exec(sys.executable, *arguments)
-    while not (port_file.exists() and port_file.read_text()):
-        if process.returncode is not None:
-            raise RuntimeError(f"{arguments} ended with {process.returncode}")
-        await asyncio.sleep(0.02)
-    return process, port_file.read_text().strip()
+def measure(server: Server, commands: list[list[str]]) -> Figures:
+    """Runs the clients against the server."""
+    before = server.cpu_seconds()
+    results = run_clients(commands)
+    cpu = server.cpu_seconds() - before
+    tasks = sum(result["tasks"] for result in results)
+    latencies = [latency for result in results for latency in result["latencies"]]
+    rate = sum(result["tasks"] / result["seconds"] for result in results)
+    return Figures(rate, percentile(latencies, 99) * 1000, cpu / tasks * 1000)
 
 
-async def measure(
-    call: Callable[[int], Awaitable[Any]], clients: int, seconds: float, process: psutil.Process
-) -> dict[str, float]:
-    """Calls from `clients` tasks at once for so long; rate, latencies and the server's CPU a call."""
-    latencies: list[float] = []
-    end = time.perf_counter() + seconds
-    cpu_before = sum(process.cpu_times()[:2])
-
-    async def loop(client: int) -> None:
-        while (began := time.perf_counter()) < end:
-            await call(client)
-            latencies.append(time.perf_counter() - began)
-
-    began = time.perf_counter()
-    await asyncio.gather(*[loop(client) for client in range(clients)])
-    took = time.perf_counter() - began
-    cpu = sum(process.cpu_times()[:2]) - cpu_before
-    cuts = statistics.quantiles(latencies, n=100)
-    return {
-        "calls_per_second": round(len(latencies) / took, 1),
-        "p50_ms": round(cuts[49] * 1000, 3),
-        "p99_ms": round(cuts[98] * 1000, 3),
-        "server_cpu_ms_per_call": round(cpu / len(latencies) * 1000, 3),
-    }
-
-
-async def bench_echo(folder: Path, clients: int, seconds: float) -> dict[str, float]:
-    """A bare grpc.aio echo."""
-    process, address = await start(["-c", ECHO, str(folder / "echo")], folder / "echo")
-    try:
-        async with grpc.aio.insecure_channel(address) as channel:
-            echo = channel.unary_unary("/bench.Echo/Echo")
-            payload = b"x" * 60
-            await echo(payload)
-            return await measure(lambda _: echo(payload), clients, seconds, psutil.Process(process.pid))
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def bench_master(folder: Path, clients: int, seconds: float, tasks: int) -> dict[str, float]:
-    """LeaseTasks that reports `tasks` tasks and leases as many: a real master with its private store."""
-    arguments = ["-m", "elastane_master", "--listen", "127.0.0.1:0", "--log-level", "warning"]
-    arguments += ["--state-dir", str(folder / "state"), "--port-file", str(folder / "port")]
-    process, address = await start(arguments, folder / "port")
-    try:
-        async with grpc.aio.insecure_channel(address) as channel:
-            await job_pb2_grpc.JobServiceStub(channel).Create(
-                job_pb2.JobServiceCreateRequest(name="bench", settings=job_pb2.JobSettings(ests=1))
-            )
-            shards = shard_pb2_grpc.ShardServiceStub(channel)
-            settings = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=10**9), task_size=10)
-            settings.lease.CopyFrom(duration_pb2.Duration(seconds=3600))
-            await shards.CreateDataset(
-                shard_pb2.CreateDatasetRequest(job="bench", dataset="d", settings=settings)
-            )
-            held: dict[int, list[shard_pb2.TaskReport]] = {}
-            numbers = dict.fromkeys(range(clients), 0)
-
-            async def lease(client: int) -> None:
-                numbers[client] += 1
-                response = await shards.LeaseTasks(
-                    shard_pb2.LeaseTasksRequest(
-                        job="bench",
-                        dataset="d",
-                        worker_id=f"w{client}",
-                        completed=held.get(client, []),
-                        max_tasks=tasks,
-                        request_id=f"{client}-{numbers[client]}",
-                    )
-                )
-                held[client] = [
-                    shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
-                    for task in response.tasks
-                ]
-
-            result = await measure(lease, clients, seconds, psutil.Process(process.pid))
-            result["tasks_per_second"] = round(result["calls_per_second"] * tasks, 1)
-            return result
-    finally:
-        process.send_signal(signal.SIGTERM)
-        await process.wait()
-
-
-async def main(seconds: float) -> dict[str, Any]:
-    results: dict[str, Any] = {"seconds": seconds}
-    for clients in (1, 16):
-        for name in ("echo", "lease_1", "lease_64"):
-            with tempfile.TemporaryDirectory() as folder:
-                if name == "echo":
-                    result = await bench_echo(Path(folder), clients, seconds)
-                else:
-                    tasks = int(name.partition("_")[2])
-                    result = await bench_master(Path(folder), clients, seconds, tasks)
-            results[f"{name}, {clients} clients"] = result
-        echo, lease = (results[f"{name}, {clients} clients"] for name in ("echo", "lease_1"))
-        results[f"lease_1 / echo, {clients} clients"] = round(
-            lease["calls_per_second"] / echo["calls_per_second"], 3
+def prepare(server: Server) -> None:
+    """A job with a dataset of 400 million samples."""
+    with grpc.insecure_channel(server.address) as channel:
+        job_pb2_grpc.JobServiceStub(channel).Create(
+            job_pb2.JobServiceCreateRequest(name="bench", settings=job_pb2.JobSettings(ests=1))
         )
-    return results
+        settings = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=400_000_000), task_size=10)
+        settings.lease.CopyFrom(duration_pb2.Duration(seconds=3600))
+        shard_pb2_grpc.ShardServiceStub(channel).CreateDataset(
+            shard_pb2.CreateDatasetRequest(job="bench", dataset="d", settings=settings)
+        )
+
+
+def ours(clients: int, seconds: float, tasks: int, fsync: str) -> Figures:
+    """Our master with its private store."""
+    import os
+
+    os.environ["ELASTANE_STORE_FSYNC"] = fsync
+    with elastane_master() as server:
+        prepare(server)
+        script = str(SCRIPTS / "lease_client.py")
+        return measure(
+            server,
+            [
+                [sys.executable, script, server.address, str(seconds), f"w{number}", str(tasks)]
+                for number in range(clients)
+            ],
+        )
+
+
+def plain(
+    start: Callable[[], AbstractContextManager[Server]], python: str, script: str, clients: int, seconds: float
+) -> Figures:
+    """A server whose clients need nothing but its address."""
+    with start() as server:
+        command = [python, str(SCRIPTS / script), server.address, str(seconds)]
+        return measure(server, [command] * clients)
+
+
+def benchmark(args: argparse.Namespace, report: Report) -> None:
+    seconds, repeats = (2.0, 1) if args.quick else (5.0, 3)
+    dlrover = peer_python("dlrover")
+    for clients in (1, 4):
+        runs: dict[str, list[Figures]] = {}
+
+        def run(name: str, once: Callable[[], Figures], runs: dict[str, list[Figures]] = runs) -> None:
+            print(f"{clients} clients: {name}", file=sys.stderr)
+            runs.setdefault(name, []).append(once())
+
+        for _ in range(repeats):
+            run("dlrover", lambda: plain(dlrover_master, dlrover, "dlrover_client.py", clients, seconds))
+            run("echo", lambda: plain(echo_server, sys.executable, "echo_client.py", clients, seconds))
+            run("one", lambda: ours(clients, seconds, 1, "everysec"))
+            run("always", lambda: ours(clients, seconds, 1, "always"))
+            run("many", lambda: ours(clients, seconds, 64, "everysec"))
+        report.rows += rows(clients, runs)
+
+
+def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
+    """The comparisons of one number of clients."""
+
+    def series(name: str, figure: str, unit: str) -> Series:
+        return Series([getattr(run, figure) for run in runs[name]], unit)
+
+    def row(case: str, name: str, figure: str, unit: str, **more: Any) -> Row:
+        peer = more.pop("peer", "dlrover")
+        return Row(
+            f"{case}, {clients} client{'s' * (clients > 1)}",
+            series(name, figure, unit),
+            series(peer, figure, unit),
+            {"dlrover": "DLRover", "echo": "bare echo"}[peer],
+            **more,
+        )
+
+    rate, p99, cpu = "tasks_per_second", "p99_ms", "cpu_ms_per_task"
+    return [
+        row("one task a call", "one", rate, "tasks/s", better="higher", target=5.0),
+        row("master CPU a task", "one", cpu, "ms", target=0.25),
+        row("p99 of lease and report", "one", p99, "ms", target=1.0),
+        row("64 tasks a call", "many", rate, "tasks/s", better="higher", target=200.0),
+        row("one task a call, fsync each", "always", rate, "tasks/s", better="higher", target=3.0),
+        row("one task a call", "one", rate, "calls/s", peer="echo", better="higher", target=0.9),
+    ]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a second each instead of five")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    options = parser.parse_args()
-    outcome = asyncio.run(main(1.0 if options.quick else 5.0))
-    if options.json:
-        print(json.dumps(outcome, indent=2))
-    else:
-        for label, figures in outcome.items():
-            print(f"{label:28} {figures}")
+    run_benchmark("dispatch", __doc__, benchmark)

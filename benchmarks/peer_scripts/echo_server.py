@@ -1,0 +1,37 @@
+"""A bare grpc.aio echo: the most that a Python gRPC server can do. Writes its address to the file named."""
+
+import asyncio
+import sys
+
+import grpc
+
+try:
+    import uvloop
+except ImportError:
+    uvloop = asyncio
+
+
+async def echo(request, context):
+    return request
+
+
+async def echo_stream(requests, context):
+    async for request in requests:
+        yield request
+
+
+async def main():
+    server = grpc.aio.server()
+    handlers = {
+        "Echo": grpc.unary_unary_rpc_method_handler(echo),
+        "Stream": grpc.stream_stream_rpc_method_handler(echo_stream),
+    }
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench.Echo", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with open(sys.argv[1], "w") as file:
+        file.write(f"127.0.0.1:{port}")
+    await server.wait_for_termination()
+
+
+uvloop.run(main())

@@ -3,7 +3,8 @@
     python benchmarks/dispatch.py [--quick] [--json [FILE]]
 
 Servers run one after the other, with 1 and with 4 client processes that do nothing but take a task and report
-it. DLRover takes two calls for that, we one. The bare echo is the most that a Python gRPC server can do.
+it. DLRover takes two calls for that; we take one call (LeaseTasks) or message (StreamTasks), several of which
+may be in flight. The bare echo is the most that a Python gRPC server can do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from peers import peer_python
 from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_master, run_clients
 
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
+
+IN_FLIGHT = 4
+"""Messages of one client that wait for their answer at the same time."""
 
 
 @dataclass
@@ -57,25 +61,26 @@ def prepare(server: Server) -> None:
         )
 
 
-def ours(clients: int, seconds: float, tasks: int, fsync: str) -> Figures:
-    """Our master with its private store."""
-    import os
-
-    os.environ["ELASTANE_STORE_FSYNC"] = fsync
-    with elastane_master() as server:
+def ours(clients: int, seconds: float, tasks: int, mode: str, fsync: str = "everysec") -> Figures:
+    """Our master with its private store; mode: "call", or the requests in flight on a stream."""
+    with elastane_master(fsync=fsync) as server:
         prepare(server)
         script = str(SCRIPTS / "lease_client.py")
         return measure(
             server,
             [
-                [sys.executable, script, server.address, str(seconds), f"w{number}", str(tasks)]
+                [sys.executable, script, server.address, str(seconds), f"w{number}", str(tasks), mode]
                 for number in range(clients)
             ],
         )
 
 
 def plain(
-    start: Callable[[], AbstractContextManager[Server]], python: str, script: str, clients: int, seconds: float
+    start: Callable[[], AbstractContextManager[Server]],
+    python: str,
+    script: str,
+    clients: int,
+    seconds: float,
 ) -> Figures:
     """A server whose clients need nothing but its address."""
     with start() as server:
@@ -85,47 +90,48 @@ def plain(
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     seconds, repeats = (2.0, 1) if args.quick else (5.0, 3)
-    dlrover = peer_python("dlrover")
     for clients in (1, 4):
-        runs: dict[str, list[Figures]] = {}
+        report.rows += compare(clients, seconds, repeats)
 
-        def run(name: str, once: Callable[[], Figures], runs: dict[str, list[Figures]] = runs) -> None:
-            print(f"{clients} clients: {name}", file=sys.stderr)
-            runs.setdefault(name, []).append(once())
 
-        for _ in range(repeats):
-            run("dlrover", lambda: plain(dlrover_master, dlrover, "dlrover_client.py", clients, seconds))
-            run("echo", lambda: plain(echo_server, sys.executable, "echo_client.py", clients, seconds))
-            run("one", lambda: ours(clients, seconds, 1, "everysec"))
-            run("always", lambda: ours(clients, seconds, 1, "always"))
-            run("many", lambda: ours(clients, seconds, 64, "everysec"))
-        report.rows += rows(clients, runs)
+def compare(clients: int, seconds: float, repeats: int) -> list[Row]:
+    """All servers in turn with one number of clients."""
+    dlrover = peer_python("dlrover")
+    cases: dict[str, Callable[[], Figures]] = {
+        "dlrover": lambda: plain(dlrover_master, dlrover, "dlrover_client.py", clients, seconds),
+        "echo": lambda: plain(echo_server, sys.executable, "echo_client.py", clients, seconds),
+        "call": lambda: ours(clients, seconds, 1, "call"),
+        "stream": lambda: ours(clients, seconds, 1, str(IN_FLIGHT)),
+        "always": lambda: ours(clients, seconds, 1, str(IN_FLIGHT), "always"),
+        "many": lambda: ours(clients, seconds, 64, str(IN_FLIGHT)),
+    }
+    runs: dict[str, list[Figures]] = {name: [] for name in cases}
+    for number in range(repeats):
+        for name, run in cases.items():
+            print(f"{clients} clients, run {number + 1} of {repeats}: {name}", file=sys.stderr)
+            runs[name].append(run())
+    return rows(clients, runs)
 
 
 def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
     """The comparisons of one number of clients."""
 
-    def series(name: str, figure: str, unit: str) -> Series:
-        return Series([getattr(run, figure) for run in runs[name]], unit)
-
-    def row(case: str, name: str, figure: str, unit: str, **more: Any) -> Row:
-        peer = more.pop("peer", "dlrover")
-        return Row(
-            f"{case}, {clients} client{'s' * (clients > 1)}",
-            series(name, figure, unit),
-            series(peer, figure, unit),
-            {"dlrover": "DLRover", "echo": "bare echo"}[peer],
-            **more,
-        )
+    def row(case: str, name: str, figure: str, unit: str, peer: str = "dlrover", **more: Any) -> Row:
+        mine, theirs = (Series([getattr(run, figure) for run in runs[one]], unit) for one in (name, peer))
+        peers = {"dlrover": "DLRover", "echo": "bare echo"}
+        return Row(f"{clients} client{'s' * (clients > 1)}: {case}", mine, theirs, peers[peer], **more)
 
     rate, p99, cpu = "tasks_per_second", "p99_ms", "cpu_ms_per_task"
+    more = {"better": "higher"}
     return [
-        row("one task a call", "one", rate, "tasks/s", better="higher", target=5.0),
-        row("master CPU a task", "one", cpu, "ms", target=0.25),
-        row("p99 of lease and report", "one", p99, "ms", target=1.0),
-        row("64 tasks a call", "many", rate, "tasks/s", better="higher", target=200.0),
-        row("one task a call, fsync each", "always", rate, "tasks/s", better="higher", target=3.0),
-        row("one task a call", "one", rate, "calls/s", peer="echo", better="higher", target=0.9),
+        row("one task a call", "call", rate, "tasks/s", **more),
+        row("one task a message", "stream", rate, "tasks/s", target=5.0, **more),
+        row("one task a message, fsync each", "always", rate, "tasks/s", target=3.0, **more),
+        row("64 tasks a message", "many", rate, "tasks/s", target=200.0, **more),
+        row("master CPU a task, one a message", "stream", cpu, "ms", target=0.25),
+        row("p99 of report and lease, one a call", "call", p99, "ms", target=1.0),
+        row("p99 of report and lease, one a message", "stream", p99, "ms", target=1.0),
+        row("one task a call", "call", rate, "calls/s", "echo", target=0.9, **more),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Servers that benchmarks measure: our master, DLRover's, a bare gRPC echo; and clients in processes of their own."""
+"""Servers that benchmarks measure (our master, DLRover's, a bare gRPC echo), and processes of clients."""
 
 from __future__ import annotations
 
@@ -41,15 +41,23 @@ class Server:
 
 
 @contextlib.contextmanager
-def elastane_master(*options: str, folder: Path | None = None) -> Iterator[Server]:
-    """Our master with a private store; options: of its command line."""
+def elastane_master(*options: str, folder: Path | None = None, fsync: str = "everysec") -> Iterator[Server]:
+    """Our master with a private store; options: of its command line; fsync: of the store's log."""
     with tempfile.TemporaryDirectory() as name:
         folder = folder or Path(name)
         port_file = folder / "port"
         port_file.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "elastane_master", "--listen", "127.0.0.1:0", "--log-level", "warning"]
+        command = [
+            sys.executable,
+            "-m",
+            "elastane_master",
+            "--listen",
+            "127.0.0.1:0",
+            "--log-level",
+            "warning",
+        ]
         command += ["--state-dir", str(folder / "state"), "--port-file", str(port_file), *options]
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, env={**os.environ, "ELASTANE_STORE_FSYNC": fsync})
         try:
             yield Server(_address_in(port_file, process), process, folder)
         finally:

@@ -1,6 +1,6 @@
 """A DLRover client that takes one task and reports it, again and again. Run in the peer's environment.
 
-    dlrover_client.py ADDRESS SECONDS      starts at a line on standard input, prints JSON
+dlrover_client.py ADDRESS SECONDS      starts at a line on standard input, prints JSON
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from pathlib import Path
 
 import grpc
 
@@ -29,8 +30,7 @@ async def main():
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("bench.Echo", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    with open(sys.argv[1], "w") as file:
-        file.write(f"127.0.0.1:{port}")
+    Path(sys.argv[1]).write_text(f"127.0.0.1:{port}")
     await server.wait_for_termination()
 
 

@@ -12,6 +12,9 @@ when `next_deadline` passes, and stores `snapshot`. All errors are raised before
 
 from __future__ import annotations
 
+from copy import copy
+from itertools import groupby
+
 from elastane_shards.epoch import EpochTasks, Held
 from elastane_shards.errors import InvalidRequest, InvalidSnapshot, InvariantViolated, ShardsError
 from elastane_shards.permutation import feistel_key, permuted
@@ -72,6 +75,11 @@ class DynamicQueue:
         return self._splitter.size
 
     @property
+    def failed(self) -> int:
+        """FAILED tasks of all epochs so far."""
+        return len(self._tasks.failed) + len(self._failed_before)
+
+    @property
     def complete(self) -> bool:
         """Whether every task of every epoch is DONE or FAILED and none can come."""
         return (
@@ -82,10 +90,13 @@ class DynamicQueue:
 
     # ------------------------------------------------------------------ transitions
 
-    def lease(self, worker: str, max_tasks: int, now: float, rng: Parts | None = None) -> list[TaskLease]:
+    def lease(
+        self, worker: str, max_tasks: int, now: float, rng: Parts | None = None, *, runs: bool = False
+    ) -> list[TaskLease]:
         """Leases up to `max_tasks` tasks to `worker` until now + lease_seconds; [] without TODO.
 
-        rng: the worker's RNG states, kept with tasks leased for the first time. Raises InvalidRequest.
+        rng: the worker's RNG states, kept with tasks leased for the first time. runs: tasks at the cursor
+        come as one lease that covers them all, at the cost of one. Raises InvalidRequest.
         """
         if not worker or max_tasks < 0:
             raise InvalidRequest(
@@ -95,7 +106,12 @@ class DynamicQueue:
         deadline = now + self._settings.lease_seconds
         first_rng = dict(rng or {})
         tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
-        for _ in range(max_tasks):
+        for left in range(max_tasks, 0, -1):
+            if runs and not tasks.requeued:
+                run = tasks.take_run(worker, deadline, first_rng, left, num_tasks)
+                if run:
+                    leases.append(self._as_lease(run.start, tasks.doing[run.start], len(run)))
+                break
             taken = tasks.take(worker, deadline, first_rng, num_tasks)
             if taken is None:
                 break
@@ -142,13 +158,38 @@ class DynamicQueue:
             if waiting is None or error or attempt > waiting.attempt:
                 return Outcome.STALE
         self._tasks.finish(index)
-        start, end = self._splitter.bounds(index)
+        self._count_done(*self._splitter.bounds(index), now)
+        return Outcome.ACCEPTED
+
+    def report_run(
+        self, worker: str, epoch: int, index: int, count: int, attempt: int, now: float
+    ) -> list[tuple[int, int, Outcome]]:
+        """A worker is through with `count` tasks from `index` on, all done: `report` for each of them.
+
+        Returns runs of equal outcomes, (first index, tasks, outcome). Raises what `check_report` raises.
+        """
+        self.check_report(epoch, index, attempt)
+        self.check_report(epoch, index + count - 1, attempt)
+        run = range(index, index + count)
+        if epoch == self._epoch and self._tasks.held_alike(run, worker, attempt):
+            self._advance(now)
+            self._tasks.finish_run(run)
+            self._count_done(self._splitter.bounds(index)[0], self._splitter.bounds(run[-1])[1], now)
+            return [(index, count, Outcome.ACCEPTED)]
+        outcomes = [(task, self.report(worker, epoch, task, attempt, "", now)) for task in run]
+        return [
+            (tasks[0][0], len(tasks), outcome)
+            for outcome, group in groupby(outcomes, key=lambda pair: pair[1])
+            for tasks in [list(group)]
+        ]
+
+    def _count_done(self, start: int, end: int, now: float) -> None:
+        """Positions [start, end) have become DONE."""
         self._samples_done += end - start
         self._epoch_samples += end - start
         self._rate.add(now, end - start)
         if not self._tasks.doing:
             self._finish_epochs()
-        return Outcome.ACCEPTED
 
     def abandon(
         self, worker: str, now: float, error: str = "the worker was lost", *, counts: bool = True
@@ -321,8 +362,8 @@ class DynamicQueue:
         if now < self._now:
             longest = now + self._settings.lease_seconds
             for held in reversed(self._tasks.doing.values()):
-                if held.deadline <= longest:
-                    break
+                if held.deadline < longest:
+                    break  # not at equality: tasks leased together share their deadline
                 held.deadline = longest
         self._now = now
 
@@ -342,6 +383,7 @@ class DynamicQueue:
         for index in indices:
             held = tasks.doing[index]
             if counts:
+                held = tasks.doing[index] = copy(held)
                 held.errors = (*held.errors, AttemptError(held.attempt, held.worker, text))
             state = TaskState.TODO
             if len(held.errors) >= self._settings.max_attempts:
@@ -369,11 +411,13 @@ class DynamicQueue:
         self._tasks = EpochTasks()
         self._epoch_samples = 0
 
-    def _as_lease(self, index: int, held: Held) -> TaskLease:
+    def _as_lease(self, index: int, held: Held, count: int = 1) -> TaskLease:
         start, end = self._splitter.bounds(index)
+        if count > 1:
+            end = self._splitter.bounds(index + count - 1)[1]
         entries = self._entries(start, end) if self._listed else ()
         return TaskLease(
-            self._epoch, index, start, end, held.attempt, held.worker, held.deadline, entries, held.rng
+            self._epoch, index, start, end, held.attempt, held.worker, held.deadline, entries, held.rng, count
         )
 
     def _entries(self, start: int, end: int) -> tuple[int, ...]:

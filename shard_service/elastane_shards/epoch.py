@@ -8,6 +8,7 @@ task has failed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from heapq import nsmallest
 
 import msgspec
@@ -22,6 +23,9 @@ class Held(msgspec.Struct, gc=False):
 
     worker, attempt, deadline: of the newest lease. rng: of the first lease, shared by all tasks of one call
     and never changed. errors: of the attempts that ended badly, oldest first.
+
+    Tasks leased for the first time in one call share one object: only their common deadline may be changed
+    in place. A task that is leased again has one of its own.
     """
 
     worker: str
@@ -56,7 +60,7 @@ class EpochTasks:
     def take(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
         """Leases the next task: a re-queued one first, else the one at the cursor; None without TODO."""
         if self.requeued:
-            index, held = self.requeued.popitem()
+            index, held = self.requeued.popitem()  # its own: see put_back
             held.worker = worker
             held.attempt += 1
             held.deadline = deadline
@@ -68,6 +72,31 @@ class EpochTasks:
         self.doing[index] = held
         return index, held
 
+    def take_run(self, worker: str, deadline: float, rng: Parts, limit: int, num_tasks: int) -> range:
+        """Leases up to `limit` tasks at the cursor, all for the first time; empty when there are none."""
+        run = range(self.counter, min(num_tasks, self.counter + limit))
+        if run:
+            self.doing.update(dict.fromkeys(run, Held(worker, 1, deadline, rng)))
+            self.counter = run.stop
+        return run
+
+    def held_alike(self, run: range, worker: str, attempt: int) -> bool:
+        """Whether all tasks of `run` are leased to `worker` in one and the same run, as `attempt`."""
+        doing = self.doing
+        held = doing.get(run.start)
+        return (
+            held is not None
+            and held.worker == worker
+            and held.attempt == attempt
+            and all(doing.get(index) is held for index in run)
+        )
+
+    def finish_run(self, run: range) -> None:
+        """Leased tasks that follow one another are DONE."""
+        for index in run:
+            del self.doing[index]
+        self.done.add(run.start, run.stop)
+
     def finish(self, index: int) -> None:
         """A leased or re-queued task is DONE."""
         if self.doing.pop(index, None) is None:
@@ -77,7 +106,7 @@ class EpochTasks:
     def put_back(self, indices: Iterable[int]) -> None:
         """Leased tasks go to the front of TODO, the first of them foremost."""
         for index in reversed(list(indices)):
-            self.requeued[index] = self.doing.pop(index)
+            self.requeued[index] = copy(self.doing.pop(index))
 
     def park(self, index: int) -> None:
         """A leased task is FAILED."""

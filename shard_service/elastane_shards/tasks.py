@@ -49,7 +49,8 @@ class AttemptError(msgspec.Struct, frozen=True, array_like=True):
 class TaskLease(msgspec.Struct, frozen=True):
     """A task as handed to a worker.
 
-    start, end: positions; with shuffle the worker permutes them. entries: what a list source says for the
+    count: tasks from `index` on that this lease covers. start, end: positions of all of them; with shuffle
+    the worker permutes them. entries: what a list source says for the
     task, in the order to be consumed (already permuted); for byte offsets one more, the end of the last
     record. attempt: from 1. deadline: seconds, on the clock of `now`. rng: the states given with the first
     lease of the task, so a replay draws the same augmentation.
@@ -64,6 +65,7 @@ class TaskLease(msgspec.Struct, frozen=True):
     deadline: float
     entries: tuple[int, ...] = ()
     rng: Parts = {}
+    count: int = 1
 
 
 class ReturnedTask(msgspec.Struct, frozen=True):

@@ -6,6 +6,7 @@ count twice and it must get the same leases, so the last request of each worker 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,11 +36,12 @@ LOCKSTEP_DATASET = "train"
 
 
 class TaskOutcome(msgspec.Struct, frozen=True):
-    """What became of one report."""
+    """What became of the report of `count` tasks."""
 
     epoch: int
     index: int
     outcome: Outcome
+    count: int = 1
 
 
 class LeaseResult(msgspec.Struct, frozen=True):
@@ -123,11 +125,7 @@ def lease(turn: Turn, event: TasksRequested) -> None:
             f"{event.max_tasks} tasks for worker {event.worker!r}",
             hint=f"name the worker and ask for at most {TASKS_MAX} tasks",
         )
-    try:
-        for report in event.completed:
-            queue.check_report(report.epoch, report.index, report.attempt)
-    except ShardsError as error:
-        raise _rejection(error) from error
+    _check_reports(queue, event.completed)
     known = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
     outcomes: tuple[TaskOutcome, ...] = ()
     if known is not None and event.request_id and known.request_id == event.request_id:
@@ -136,7 +134,9 @@ def lease(turn: Turn, event: TasksRequested) -> None:
             return
         outcomes = known.result.outcomes
     else:
-        outcomes = tuple(_report(turn, queue, event, report) for report in event.completed)
+        outcomes = tuple(
+            outcome for report in event.completed for outcome in _report(turn, queue, event, report)
+        )
     result = _lease(turn, queue, event, outcomes)
     turn.result = result
     if turn.changed and event.request_id:
@@ -168,19 +168,57 @@ def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
-def _report(turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport) -> TaskOutcome:
-    turn.touch()
-    failed_before = _failed(queue, turn.now)
-    outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, turn.now)
-    if outcome is Outcome.ACCEPTED and not report.error:
-        task_size = turn.state.datasets.task_sizes[event.dataset]
-        start = report.index * task_size
-        end = min(start + task_size, queue.watermark)
-        turn.emit(
-            TaskCommit(event.dataset, report.epoch, report.index, start, end, event.worker, report.attempt)
+def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None:
+    """Raises Rejection unless all reports are of tasks that were leased."""
+    if any(report.count < 1 or (report.count > 1 and report.error) for report in reports):
+        raise Rejection("invalid_argument", "a run of tasks is reported done, errors are reported one by one")
+    if sum(report.count for report in reports) > TASKS_MAX:
+        raise Rejection(
+            "invalid_argument", f"more than {TASKS_MAX} tasks in one report", hint="report earlier"
         )
-    elif outcome is Outcome.ACCEPTED:
-        parked = _failed(queue, turn.now) > failed_before
+    try:
+        for report in reports:
+            queue.check_report(report.epoch, report.index, report.attempt)
+            if report.count > 1:
+                queue.check_report(report.epoch, report.index + report.count - 1, report.attempt)
+    except ShardsError as error:
+        raise _rejection(error) from error
+
+
+def _report(
+    turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport
+) -> Iterator[TaskOutcome]:
+    turn.touch()
+    if report.error:
+        yield _report_error(turn, queue, event, report)
+        return
+    task_size = turn.state.datasets.task_sizes[event.dataset]
+    for index, count, outcome in queue.report_run(
+        event.worker, report.epoch, report.index, report.count, report.attempt, turn.now
+    ):
+        if outcome is Outcome.ACCEPTED:
+            start, end = index * task_size, min((index + count) * task_size, queue.watermark)
+            turn.emit(
+                TaskCommit(
+                    event.dataset,
+                    report.epoch,
+                    index,
+                    start,
+                    end,
+                    event.worker,
+                    report.attempt,
+                    count,
+                    task_size,
+                )
+            )
+        yield TaskOutcome(report.epoch, index, outcome, count)
+
+
+def _report_error(turn: Turn, queue: DynamicQueue, event: TasksRequested, report: TaskReport) -> TaskOutcome:
+    failed_before = queue.failed
+    outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, turn.now)
+    if outcome is Outcome.ACCEPTED:
+        parked = queue.failed > failed_before
         turn.note(
             "task_failed",
             report.error[:500]
@@ -205,7 +243,7 @@ def _lease(
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= turn.now:
             _note_returned(turn, event.dataset, queue.expire(turn.now), timed_out=True)
-        tasks = tuple(queue.lease(event.worker, event.max_tasks, turn.now, event.rng))
+        tasks = tuple(queue.lease(event.worker, event.max_tasks, turn.now, event.rng, runs=event.runs))
         status = queue.status(turn.now)
     wait = not tasks and event.max_tasks > 0 and status is not QueueStatus.COMPLETE
     return LeaseResult(tasks, outcomes, status is QueueStatus.COMPLETE, wait)
@@ -240,11 +278,6 @@ def _note_returned(
             f"and {len(returned) - NOTES_MAX} more tasks of {dataset}",
             dataset=dataset,
         )
-
-
-def _failed(queue: DynamicQueue, now: float) -> int:
-    progress = queue.progress(now)
-    return progress.failed + progress.failed_before
 
 
 def _queue(turn: Turn, dataset: str) -> DynamicQueue:

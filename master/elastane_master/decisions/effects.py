@@ -126,7 +126,10 @@ class Commit(Effect, frozen=True, tag=True):
 
 
 class TaskCommit(Effect, frozen=True, tag=True):
-    """Append to the committed history: a dynamic task is DONE."""
+    """Append to the committed history: dynamic tasks `index` to `index` + count - 1 are DONE.
+
+    start, end: positions of all of them; task_size: of each but the last.
+    """
 
     dataset: str
     epoch: int
@@ -135,6 +138,8 @@ class TaskCommit(Effect, frozen=True, tag=True):
     end: int
     worker: str
     attempt: int
+    count: int = 1
+    task_size: int = 0
 
 
 class Decision(msgspec.Struct):

@@ -243,10 +243,14 @@ class TaskReport(msgspec.Struct, frozen=True):
     index: int
     attempt: int
     error: str = ""
+    count: int = 1
 
 
 class TasksRequested(Event, frozen=True, tag=True):
-    """LeaseTasks: reports first, then leases. The result is a `LeaseResult`."""
+    """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
+
+    runs: tasks that follow one another may be leased as one.
+    """
 
     request_id: str
     dataset: str
@@ -254,6 +258,7 @@ class TasksRequested(Event, frozen=True, tag=True):
     completed: tuple[TaskReport, ...] = ()
     max_tasks: int = 1
     rng: Parts = {}
+    runs: bool = False
 
 
 class DatasetExtended(Event, frozen=True, tag=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import cast
 
 import msgspec
@@ -16,8 +16,9 @@ from elastane_master.decisions.views import list_tasks, progress_views
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.servers import translate_shard
-from elastane_master.servers.binding import Context
+from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.following import require_serving
+from elastane_master.servers.pipeline import Pipeline
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import shard_pb2
@@ -28,6 +29,8 @@ PAGE_SIZE = 100
 PAGE_SIZE_MAX = 1000
 WATCH_SECONDS = 0.5
 WATCH_SECONDS_MIN = 0.05
+REQUESTS_IN_FLIGHT = 64
+"""Of one stream: a client that sends more waits until the first are answered."""
 
 
 class ShardServicer:
@@ -50,11 +53,29 @@ class ShardServicer:
     async def LeaseTasks(
         self, request: shard_pb2.LeaseTasksRequest, context: Context
     ) -> shard_pb2.LeaseTasksResponse:
+        return await self._lease_tasks(request)
+
+    async def _lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> shard_pb2.LeaseTasksResponse:
         host = self._hosts.get(request.job)
         wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
         event = translate_shard.tasks_requested(request, uuid.uuid4().hex)
         result = await _lease(host, event, min(wait_seconds, WAIT_SECONDS_MAX))
         return translate_shard.lease_response(request.dataset, result)
+
+    async def StreamTasks(
+        self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
+    ) -> AsyncGenerator[shard_pb2.StreamTasksResponse]:
+        """Requests are decided on as they come, and answered in order as they become durable."""
+        async with Pipeline(self._answer, requests, REQUESTS_IN_FLIGHT) as answers:
+            async for answer in answers:
+                yield shard_pb2.StreamTasksResponse(response=answer)
+
+    async def _answer(
+        self, message: shard_pb2.StreamTasksRequest | Malformed
+    ) -> shard_pb2.LeaseTasksResponse:
+        if isinstance(message, Malformed):
+            raise message.rejection()
+        return await self._lease_tasks(message.request)
 
     async def GetProgress(
         self, request: shard_pb2.GetProgressRequest, context: Context

@@ -66,11 +66,12 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest, request_id: str) -> Ta
         dataset=checked_name(request.dataset, "dataset"),
         worker=checked_name(request.worker_id, "worker_id"),
         completed=tuple(
-            TaskReport(report.epoch, report.index, report.attempt, report.error)
+            TaskReport(report.epoch, report.index, report.attempt, report.error, report.count or 1)
             for report in request.completed
         ),
         max_tasks=request.max_tasks,
         rng=contexts.rng_from_proto(request.rng),
+        runs=request.runs,
     )
 
 
@@ -79,7 +80,12 @@ def lease_response(dataset: str, result: LeaseResult) -> shard_pb2.LeaseTasksRes
     return shard_pb2.LeaseTasksResponse(
         tasks=[_task(dataset, lease) for lease in result.tasks],
         outcomes=[
-            shard_pb2.TaskOutcome(epoch=report.epoch, index=report.index, outcome=_OUTCOMES[report.outcome])
+            shard_pb2.TaskOutcome(
+                epoch=report.epoch,
+                index=report.index,
+                outcome=_OUTCOMES[report.outcome],
+                count=report.count if report.count > 1 else 0,
+            )
             for report in result.outcomes
         ],
         complete=result.complete,
@@ -96,6 +102,7 @@ def _task(dataset: str, lease: TaskLease) -> shard_pb2.Task:
         attempt=lease.attempt,
         deadline=timestamp(lease.deadline),
         rng=contexts.rng_to_proto(lease.rng) if lease.rng else None,
+        count=lease.count if lease.count > 1 else 0,
     )
 
 
@@ -175,7 +182,7 @@ def bad_token(token: str) -> Rejection:
 
 
 def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.AuditEntry]:
-    """The entries of one commit: N tasks of a step, or one dynamic task; none if of another dataset.
+    """The entries of one commit: N tasks of a step, or a run of dynamic ones; none if of another dataset.
 
     dataset: empty for all.
     """
@@ -196,12 +203,15 @@ def audit_entries(stored: StoredCommit, dataset: str) -> Iterator[shard_pb2.Audi
                     committed=committed,
                 )
     elif dataset in ("", commit.dataset):
-        yield shard_pb2.AuditEntry(
-            dataset=commit.dataset,
-            epoch=commit.epoch,
-            step=commit.index,
-            worker_id=commit.worker,
-            attempt=commit.attempt,
-            range=as_range(commit.start, commit.end),
-            committed=committed,
-        )
+        for number in range(commit.count):
+            start = commit.start + number * commit.task_size
+            last = number == commit.count - 1
+            yield shard_pb2.AuditEntry(
+                dataset=commit.dataset,
+                epoch=commit.epoch,
+                step=commit.index + number,
+                worker_id=commit.worker,
+                attempt=commit.attempt,
+                range=as_range(start, commit.end if last else start + commit.task_size),
+                committed=committed,
+            )

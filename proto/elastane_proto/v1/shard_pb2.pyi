@@ -77,7 +77,7 @@ class DatasetSettings(_message.Message):
     def __init__(self, range: _Optional[_Union[RangeSource, _Mapping]] = ..., list: _Optional[_Union[ListSource, _Mapping]] = ..., stream: _Optional[_Union[StreamSource, _Mapping]] = ..., task_size: _Optional[int] = ..., epochs: _Optional[int] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_attempts: _Optional[int] = ..., shuffle: _Optional[bool] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
-    __slots__ = ("dataset", "epoch", "index", "range", "entries", "attempt", "deadline", "rng")
+    __slots__ = ("dataset", "epoch", "index", "range", "entries", "attempt", "deadline", "rng", "count")
     DATASET_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Task(_message.Message):
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_FIELD_NUMBER: _ClassVar[int]
     RNG_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     dataset: str
     epoch: int
     index: int
@@ -94,29 +95,34 @@ class Task(_message.Message):
     attempt: int
     deadline: _timestamp_pb2.Timestamp
     rng: _common_pb2.RngStates
-    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ...) -> None: ...
+    count: int
+    def __init__(self, dataset: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., entries: _Optional[_Iterable[int]] = ..., attempt: _Optional[int] = ..., deadline: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TaskReport(_message.Message):
-    __slots__ = ("epoch", "index", "attempt", "error")
+    __slots__ = ("epoch", "index", "attempt", "error", "count")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     attempt: int
     error: str
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
+    count: int
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., attempt: _Optional[int] = ..., error: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class TaskOutcome(_message.Message):
-    __slots__ = ("epoch", "index", "outcome")
+    __slots__ = ("epoch", "index", "outcome", "count")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     index: int
     outcome: ReportOutcome
-    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., outcome: _Optional[_Union[ReportOutcome, str]] = ...) -> None: ...
+    count: int
+    def __init__(self, epoch: _Optional[int] = ..., index: _Optional[int] = ..., outcome: _Optional[_Union[ReportOutcome, str]] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ErrorOfAttempt(_message.Message):
     __slots__ = ("attempt", "worker_id", "error")
@@ -203,7 +209,7 @@ class CreateDatasetResponse(_message.Message):
     def __init__(self, progress: _Optional[_Union[Progress, _Mapping]] = ..., created: _Optional[bool] = ...) -> None: ...
 
 class LeaseTasksRequest(_message.Message):
-    __slots__ = ("job", "dataset", "worker_id", "completed", "max_tasks", "wait", "request_id", "rng")
+    __slots__ = ("job", "dataset", "worker_id", "completed", "max_tasks", "wait", "request_id", "rng", "runs")
     JOB_FIELD_NUMBER: _ClassVar[int]
     DATASET_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +218,7 @@ class LeaseTasksRequest(_message.Message):
     WAIT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     RNG_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
     job: str
     dataset: str
     worker_id: str
@@ -220,7 +227,8 @@ class LeaseTasksRequest(_message.Message):
     wait: _duration_pb2.Duration
     request_id: str
     rng: _common_pb2.RngStates
-    def __init__(self, job: _Optional[str] = ..., dataset: _Optional[str] = ..., worker_id: _Optional[str] = ..., completed: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ...) -> None: ...
+    runs: bool
+    def __init__(self, job: _Optional[str] = ..., dataset: _Optional[str] = ..., worker_id: _Optional[str] = ..., completed: _Optional[_Iterable[_Union[TaskReport, _Mapping]]] = ..., max_tasks: _Optional[int] = ..., wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., request_id: _Optional[str] = ..., rng: _Optional[_Union[_common_pb2.RngStates, _Mapping]] = ..., runs: _Optional[bool] = ...) -> None: ...
 
 class LeaseTasksResponse(_message.Message):
     __slots__ = ("tasks", "outcomes", "complete")
@@ -231,6 +239,18 @@ class LeaseTasksResponse(_message.Message):
     outcomes: _containers.RepeatedCompositeFieldContainer[TaskOutcome]
     complete: bool
     def __init__(self, tasks: _Optional[_Iterable[_Union[Task, _Mapping]]] = ..., outcomes: _Optional[_Iterable[_Union[TaskOutcome, _Mapping]]] = ..., complete: _Optional[bool] = ...) -> None: ...
+
+class StreamTasksRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: LeaseTasksRequest
+    def __init__(self, request: _Optional[_Union[LeaseTasksRequest, _Mapping]] = ...) -> None: ...
+
+class StreamTasksResponse(_message.Message):
+    __slots__ = ("response",)
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    response: LeaseTasksResponse
+    def __init__(self, response: _Optional[_Union[LeaseTasksResponse, _Mapping]] = ...) -> None: ...
 
 class GetProgressRequest(_message.Message):
     __slots__ = ("job", "dataset")

@@ -46,6 +46,11 @@ class ShardServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksResponse.FromString,
                 _registered_method=True)
+        self.StreamTasks = channel.stream_stream(
+                '/elastane.v1.ShardService/StreamTasks',
+                request_serializer=elastane__proto_dot_v1_dot_shard__pb2.StreamTasksRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_shard__pb2.StreamTasksResponse.FromString,
+                _registered_method=True)
         self.GetProgress = channel.unary_unary(
                 '/elastane.v1.ShardService/GetProgress',
                 request_serializer=elastane__proto_dot_v1_dot_shard__pb2.GetProgressRequest.SerializeToString,
@@ -88,6 +93,15 @@ class ShardServiceServicer:
     def LeaseTasks(self, request, context):
         """Reports finished tasks and leases new ones in one call. Waits on the server
         while TODO is empty but DOING is not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamTasks(self, request_iterator, context):
+        """LeaseTasks again and again without the cost of a call: every request is
+        answered, in order. A worker may send the next before it has the answer to the
+        last. A refused request ends the stream; those before it have been answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +155,11 @@ def add_ShardServiceServicer_to_server(servicer, server):
                     servicer.LeaseTasks,
                     request_deserializer=elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksResponse.SerializeToString,
+            ),
+            'StreamTasks': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamTasks,
+                    request_deserializer=elastane__proto_dot_v1_dot_shard__pb2.StreamTasksRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_shard__pb2.StreamTasksResponse.SerializeToString,
             ),
             'GetProgress': grpc.unary_unary_rpc_method_handler(
                     servicer.GetProgress,
@@ -224,6 +243,33 @@ class ShardService:
             '/elastane.v1.ShardService/LeaseTasks',
             elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksRequest.SerializeToString,
             elastane__proto_dot_v1_dot_shard__pb2.LeaseTasksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamTasks(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/elastane.v1.ShardService/StreamTasks',
+            elastane__proto_dot_v1_dot_shard__pb2.StreamTasksRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_shard__pb2.StreamTasksResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,7 +12,7 @@ from elastane_master.decisions.datasets import LeaseResult
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import list_tasks, progress_views
-from elastane_shards.tasks import TaskState
+from elastane_shards.tasks import Outcome, TaskState
 
 
 def with_dataset(**changes: Any) -> JobDriver:
@@ -163,3 +163,39 @@ def test_progress_says_who_holds_what() -> None:
     (view,) = progress_views(job.machine, job.now)
     assert (view.dataset, view.progress.todo, view.progress.doing) == ("eval", 1, 2)
     assert [(info.index, info.worker) for info in view.holders] == [(0, "t"), (1, "t")]
+
+
+def test_a_run_of_tasks_is_leased_reported_and_committed_as_one() -> None:
+    job = with_dataset(size=22)
+    run = job.do(events.TasksRequested("1", "eval", "t", (), 5, {}, runs=True)).result.tasks
+    assert [(lease.index, lease.count, lease.start, lease.end) for lease in run] == [(0, 5, 0, 20)]
+    result = ask(job, "2", done=(TaskReport(0, 1, 1, count=3),))
+    assert [(outcome.index, outcome.count, outcome.outcome) for outcome in result.outcomes] == [
+        (1, 3, Outcome.ACCEPTED)
+    ]
+    assert task_commits(job) == [(1, 4, 16)]
+    result = ask(job, "3", done=(TaskReport(0, 0, 1, count=5),), most=0)
+    assert [(outcome.index, outcome.count, outcome.outcome) for outcome in result.outcomes] == [
+        (0, 1, Outcome.ACCEPTED),
+        (1, 3, Outcome.STALE),
+        (4, 1, Outcome.ACCEPTED),
+    ]
+    assert task_commits(job) == [(0, 0, 4), (4, 16, 20)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        TaskReport(0, 0, 1, count=3),  # only two are leased
+        TaskReport(0, 0, 1, count=0),
+        TaskReport(0, 0, 1, "broken", count=2),
+        TaskReport(0, 0, 1, count=10**9),
+    ],
+)
+def test_an_impossible_run_is_refused_whole(report: TaskReport) -> None:
+    job = with_dataset()
+    ask(job, "1", most=2)
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection, match=r"leased|one by one|more than"):
+        ask(job, "2", done=(TaskReport(0, 0, 1), report))
+    assert job.machine.snapshot() == before

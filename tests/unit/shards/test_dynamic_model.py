@@ -126,17 +126,41 @@ class QueueMachine(RuleBasedStateMachine):
         self.leased: list[tuple[str, Task, int]] = []
         self.requests = 0
 
-    @rule(worker=WORKERS, most=st.integers(0, 5))
-    def lease(self, worker: str, most: int) -> None:
+    @rule(worker=WORKERS, most=st.integers(0, 5), runs=st.booleans())
+    def lease(self, worker: str, most: int, runs: bool) -> None:
         self.requests += 1
         rng = {"rng/python": str(self.requests).encode()}
-        real = self.queue.lease(worker, most, self.now, rng)
+        fresh = sum(task.attempt == 0 for task in self.model.todo[:most])
+        real = self.queue.lease(worker, most, self.now, rng, runs=runs)
         model = self.model.lease(worker, most, self.now, rng)
-        assert [(r.epoch, r.index, r.worker, r.attempt, r.deadline, r.rng) for r in real] == [
-            (m.epoch, m.index, worker, m.attempt, m.deadline, m.rng) for m in model
-        ]
-        assert [r.end - r.start for r in real] == [m.samples for m in model]
+        assert [
+            (r.epoch, r.index + i, r.worker, r.attempt, r.deadline, r.rng)
+            for r in real
+            for i in range(r.count)
+        ] == [(m.epoch, m.index, worker, m.attempt, m.deadline, m.rng) for m in model]
+        assert sum(r.end - r.start for r in real) == sum(m.samples for m in model)
+        if runs and fresh:
+            assert real[-1].count == fresh
         self.leased += [(worker, task, task.attempt) for task in model]
+
+    @rule(choice=st.integers(0, 10**6), newest=st.booleans(), count=st.integers(1, 5))
+    def report_run(self, choice: int, newest: bool, count: int) -> None:
+        """Of the tasks from any lease's on, as if all were its worker's."""
+        if not self.leased:
+            return
+        recent = self.leased[-4:] if newest else self.leased
+        worker, task, attempt = recent[choice % len(recent)]
+        tasks = [
+            other
+            for other in (self.model.past + self.model.tasks)
+            if other.epoch == task.epoch and task.index <= other.index < task.index + count and other.attempt
+        ]
+        real = self.queue.report_run(worker, task.epoch, task.index, len(tasks), attempt, self.now)
+        outcomes = [outcome for first, number, outcome in real for _ in range(number)]
+        assert [first for first, _, _ in real] == [
+            task.index + sum(number for _, number, _ in real[:i]) for i in range(len(real))
+        ]
+        assert outcomes == [self.model.report(worker, other, attempt, "") for other in tasks]
 
     @rule(choice=st.integers(0, 10**6), newest=st.booleans(), error=st.sampled_from(["", "", "bad"]))
     def report(self, choice: int, newest: bool, error: str) -> None:
@@ -247,10 +271,11 @@ def test_long_lives_of_a_queue(seed: int) -> None:
         max_attempts=chance.randint(1, 4),
     )
     actions: list[tuple[int, Callable[[], None]]] = [
-        (8, lambda: life.lease(worker=chance.choice("abc"), most=chance.randrange(5))),
+        (8, lambda: life.lease(chance.choice("abc"), chance.randrange(5), chance.random() < 0.5)),
         (16, lambda: life.report(choice=chance.randrange(10**6), newest=True, error="")),
         (4, lambda: life.report(choice=chance.randrange(10**6), newest=False, error="")),
         (3, lambda: life.report(choice=chance.randrange(10**6), newest=True, error="bad")),
+        (4, lambda: life.report_run(chance.randrange(10**6), chance.random() < 0.7, chance.randint(1, 5))),
         (1, lambda: life.abandon(worker=chance.choice("abc"), counts=chance.random() < 0.5)),
         (2, lambda: life.time_passes(seconds=chance.choice([0.5, 4.0, 11.0]))),
         (1, life.clock_goes_back),

@@ -1,0 +1,150 @@
+"""StreamTasks over real gRPC: order, requests in flight, waits, refusals, and streams that are left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
+from integration.master_support import reason_of, serving_master
+
+SIZE = 1000
+
+
+@pytest.fixture
+async def shards(tmp_path: Path) -> AsyncIterator[shard_pb2_grpc.ShardServiceStub]:
+    """A served master with job "j" and dataset "d" of 100 tasks of 10 samples."""
+    async with serving_master(tmp_path) as (_, channel):
+        await job_pb2_grpc.JobServiceStub(channel).Create(
+            job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1))
+        )
+        stub = shard_pb2_grpc.ShardServiceStub(channel)
+        settings = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=SIZE), task_size=10)
+        await stub.CreateDataset(shard_pb2.CreateDatasetRequest(job="j", dataset="d", settings=settings))
+        yield stub
+
+
+def request(
+    number: int,
+    completed: list[shard_pb2.TaskReport] | None = None,
+    tasks: int = 1,
+    wait_seconds: float = 30,
+    **fields: object,
+) -> shard_pb2.StreamTasksRequest:
+    lease = shard_pb2.LeaseTasksRequest(
+        **{"job": "j", "dataset": "d", "worker_id": "w", "request_id": str(number), **fields},
+        completed=completed or [],
+        max_tasks=tasks,
+    )
+    lease.wait.FromNanoseconds(int(wait_seconds * 1e9))
+    return shard_pb2.StreamTasksRequest(request=lease)
+
+
+def done(task: shard_pb2.Task) -> shard_pb2.TaskReport:
+    return shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt, count=task.count)
+
+
+async def progress(shards: shard_pb2_grpc.ShardServiceStub) -> shard_pb2.Progress:
+    return (await shards.GetProgress(shard_pb2.GetProgressRequest(job="j"))).datasets[0]
+
+
+async def test_every_request_is_answered_in_order_with_many_in_flight(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    call = shards.StreamTasks()
+    for number in range(100):
+        await call.write(request(number))
+    leased = [(await call.read()).response.tasks[0] for _ in range(100)]
+    assert [task.index for task in leased] == list(range(100))
+    for number, task in enumerate(leased):
+        await call.write(request(100 + number, [done(task)], tasks=0))
+    await call.done_writing()
+    answers = [(await call.read()).response for _ in leased]
+    assert await call.read() is grpc.aio.EOF
+    assert [answer.outcomes[0].index for answer in answers] == list(range(100))
+    assert answers[-1].complete and (await progress(shards)).samples_done == SIZE
+    assert await call.code() is grpc.StatusCode.OK
+
+
+async def test_runs_go_through_a_dataset_in_few_messages(shards: shard_pb2_grpc.ShardServiceStub) -> None:
+    call = shards.StreamTasks()
+    held: list[shard_pb2.TaskReport] = []
+    answers = []
+    while not answers or not answers[-1].complete:
+        await call.write(request(len(answers), held, tasks=64, runs=True))
+        answers.append((await call.read()).response)
+        held = [done(task) for task in answers[-1].tasks]
+    assert [(task.index, task.count) for answer in answers for task in answer.tasks] == [(0, 64), (64, 36)]
+    log = await shards.GetAuditLog(shard_pb2.GetAuditLogRequest(job="j", page_size=1000))
+    assert [(entry.step, entry.range.start, entry.range.end) for entry in log.entries] == [
+        (index, 10 * index, 10 * index + 10) for index in range(100)
+    ]
+
+
+async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_back(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    other = await shards.LeaseTasks(request(0, tasks=100, worker_id="other").request)
+    call = shards.StreamTasks()
+    await call.write(request(1))
+    await call.write(request(2))
+    failed = done(other.tasks[7])
+    failed.error = "bad sample"
+    await shards.LeaseTasks(request(1, [failed], tasks=0, worker_id="other").request)
+    assert (await call.read()).response.tasks[0].index == 7
+    held = [done(task) for task in other.tasks if task.index != 7]
+    await shards.LeaseTasks(request(2, held, tasks=0, worker_id="other").request)
+    await shards.LeaseTasks(
+        request(3, [shard_pb2.TaskReport(index=7, attempt=2)], tasks=0, worker_id="w").request
+    )
+    assert (await call.read()).response.complete
+
+
+async def test_a_refusal_ends_the_stream_after_what_came_before(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    call = shards.StreamTasks()
+    await call.write(request(0))
+    await call.write(request(1, dataset="unknown"))
+    await call.write(request(2))
+    assert (await call.read()).response.tasks[0].index == 0
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    code, _, detail = reason_of(refused.value)
+    assert (code, detail.reason) == (grpc.StatusCode.NOT_FOUND, errors_pb2.ERROR_REASON_NOT_FOUND)
+
+
+async def test_bytes_that_are_no_request_are_refused_with_a_reason(
+    shards: shard_pb2_grpc.ShardServiceStub, tmp_path: Path
+) -> None:
+    async with serving_master(tmp_path / "other") as (_, channel):
+        call = channel.stream_stream("/elastane.v1.ShardService/StreamTasks")()
+        await call.write(b"\xff\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call.read()
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    held = await shards.LeaseTasks(request(0, tasks=100, worker_id="other").request)
+    tasks_before = len(asyncio.all_tasks())
+    for number in range(5):
+        call = shards.StreamTasks()
+        await call.write(request(number, wait_seconds=300))
+        await call.write(request(number + 10, wait_seconds=300))
+        call.cancel()
+    failed = done(held.tasks[0])
+    failed.error = "bad sample"
+    await shards.LeaseTasks(request(1, [failed], tasks=0, worker_id="other").request)
+    # Whoever had left must not have been given it.
+    answer = await shards.LeaseTasks(request(2, worker_id="third").request)
+    assert answer.tasks[0].index == 0
+    async with asyncio.timeout(20):
+        while len(asyncio.all_tasks()) > tasks_before:
+            await asyncio.sleep(0.01)

@@ -15,6 +15,9 @@ from parity.cases import Case, random_case
 
 #: Chosen for variety: see `test_the_sample_is_varied`.
 SAMPLE = (2, 7, 25, 50, 52, 59)
+ONCE_FAILED = (
+    6167,  # donors whose optimizers had used their parameters in another order sent stripes that did not fit
+)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +26,7 @@ def servers() -> Iterator[ForkServers]:
         yield started
 
 
-@pytest.mark.parametrize("seed", SAMPLE)
+@pytest.mark.parametrize("seed", [*SAMPLE, *ONCE_FAILED])
 def test_random_script_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, seed: int) -> None:
     outcome = fuzz.run_case(seed, tmp_path, servers.launch)
     assert outcome.verdict == "equal", f"{random_case(seed)}\n{outcome.said}\n{fuzz.verify_command(seed)}"

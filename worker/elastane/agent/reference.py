@@ -15,6 +15,9 @@ from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import DEFAULT_LEVEL, level_from_text, process_environment
 from elastane.errors import ElastaneError
 
+PORT_ATTEMPTS = 3
+PORT_TAKEN = "EADDRINUSE"
+
 
 class StockRunError(ElastaneError):
     """The reference run failed; the text holds its last lines."""
@@ -38,6 +41,28 @@ def run_stock_ddp(
     Returns the folder of its reports (`ddp-<rank>.json`). Raises StockRunError when a rank fails or
     the timeout passes, RefusedError for an unknown level; no rank is left running either way.
     """
+    deadline = time.monotonic() + timeout_seconds
+    for attempt in range(1, PORT_ATTEMPTS + 1):
+        try:
+            return _run(folder, script, processes, environment, on_line, timeout_seconds, deadline, launch)
+        except StockRunError as error:
+            # torch opens the port itself: between our choice and its use another process may take it.
+            if PORT_TAKEN not in str(error) or attempt == PORT_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _run(
+    folder: Path,
+    script: Sequence[str],
+    processes: int,
+    environment: Mapping[str, str] | None,
+    on_line: Callable[[str], None] | None,
+    timeout_seconds: float,
+    deadline: float,
+    launch: Callable[..., ChildProcess],
+) -> Path:
+    """One attempt of `run_stock_ddp`."""
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -77,7 +102,6 @@ def run_stock_ddp(
                 on_exit=lambda process, status: ended.put((process.name, status)),
             )
         )
-    deadline = time.monotonic() + timeout_seconds
     try:
         for process in ranks:
             process.start()

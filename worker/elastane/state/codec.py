@@ -4,12 +4,16 @@ State that crosses a process or a file boundary must come back with the same bit
 able to run code. So it is written as a tree of a closed set of types; whatever is not in the set is
 refused with the path to it, on the side that still has the object, before anything is sent.
 
-The structure is one JSON object `{"version", "tensors": [spec...], "tree": node}`. A node is
+The structure is one JSON object `{"version", "tensors": [spec...], "paths": [...], "tree": node}`. A node is
     null, true, "text", 17, 0.25          themselves (Python's JSON gives finite floats back exactly)
     [node...]                             a list
     {"KIND": ...}                         everything else, see `_Encoder`
 A tensor in the tree is an index into the list of tensors; one that occurs twice (tied weights) is
 listed once. A spec keeps dtype, shape, stride (channels_last!) and the kind of device.
+
+The list is in the order of the tensors' paths, whatever order the dicts on the way to them have: workers
+whose dicts were filled in another order (an optimizer's state, by which parameter was used first) must
+agree on it, since each sends or writes a part of the list only.
 """
 
 from __future__ import annotations
@@ -71,16 +75,20 @@ class Exported:
     The tensors are references to the live ones, or views into one buffer after a hand-over or a
     load. Each is dense: its elements fill `numel` places of memory in some order of dimensions.
     `specs` are those of the structure: `tensors[i]` has dtype, shape and stride of `specs[i]`, but
-    may lie on another device (staging memory).
+    may lie on another device (staging memory). `paths` say where in the state each tensor is; empty in a
+    structure that was written before they were.
     """
 
     structure: bytes
     tensors: list[torch.Tensor]
     specs: list[TensorSpec] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.specs and self.tensors:
             self.specs = specs_of(self.structure)
+        if not self.paths and self.tensors:
+            self.paths = _document(self.structure).get("paths", [])
 
 
 def encode(state: object, *, path: str = "") -> Exported:
@@ -91,10 +99,16 @@ def encode(state: object, *, path: str = "") -> Exported:
     """
     encoder = _Encoder()
     tree = encoder.node(state, path)
+    encoder.put_in_order()
     specs = [spec_of(tensor) for tensor in encoder.tensors]
-    document = {"version": VERSION, "tensors": [_spec_to_json(spec) for spec in specs], "tree": tree}
+    document = {
+        "version": VERSION,
+        "tensors": [_spec_to_json(spec) for spec in specs],
+        "paths": encoder.paths,
+        "tree": tree,
+    }
     structure = json.dumps(document, separators=(",", ":"), allow_nan=False).encode("ascii")
-    return Exported(structure, encoder.tensors, specs)
+    return Exported(structure, encoder.tensors, specs, encoder.paths)
 
 
 def decode(exported: Exported) -> Any:
@@ -160,9 +174,22 @@ class _Encoder:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
+        #: Of each tensor, the least of the paths that lead to it.
+        self.paths: list[str] = []
+        #: Places in the tree that hold a tensor's index.
+        self._references: list[tuple[Any, Any]] = []
         self._index: dict[object, int] = {}
         self._alive: list[torch.Tensor] = []  # keys hold addresses: what they name must not be freed
         self._open: set[int] = set()
+
+    def put_in_order(self) -> None:
+        """Number the tensors by their paths; called once, when the tree is complete."""
+        order = sorted(range(len(self.tensors)), key=self.paths.__getitem__)
+        number = {old: new for new, old in enumerate(order)}
+        for holder, key in self._references:
+            holder[key] = number[holder[key]]
+        self.tensors = [self.tensors[old] for old in order]
+        self.paths = [self.paths[old] for old in order]
 
     def node(self, value: object, path: str) -> object:
         if value is None or type(value) is bool:
@@ -176,7 +203,7 @@ class _Encoder:
         if type(value) is bytes:
             return {"bytes": base64.b64encode(value).decode("ascii")}
         if isinstance(value, torch.Tensor):
-            return {"tensor": self._tensor(value, path)}
+            return self._reference({"tensor": self._tensor(value, path)}, "tensor")
         if isinstance(value, torch.dtype):
             return {"dtype": str(value).removeprefix("torch.")}
         if isinstance(value, np.generic | np.ndarray):
@@ -231,7 +258,14 @@ class _Encoder:
             plain = tensor.detach().resolve_conj().resolve_neg()
             dense = is_dense(tuple(plain.shape), tuple(plain.stride()))
             self.tensors.append(plain if dense else plain.contiguous())
-        return self._index[key]
+            self.paths.append(path)
+        index = self._index[key]
+        self.paths[index] = min(self.paths[index], path)
+        return index
+
+    def _reference(self, holder: Any, key: Any) -> Any:
+        self._references.append((holder, key))
+        return holder
 
     def _numpy(self, value: np.generic | np.ndarray[Any, Any], path: str) -> object:
         if value.dtype.kind not in _ARRAY_KINDS or (
@@ -244,7 +278,7 @@ class _Encoder:
         # A copy: numpy and torch do not agree on read-only memory, and arrays in training state are small.
         memory = torch.frombuffer(bytearray(value.tobytes(order=order)) or bytearray(1), dtype=torch.uint8)
         index = self._tensor(memory[: value.nbytes], path)
-        return {"array": [value.dtype.str, list(value.shape), order, index]}
+        return {"array": self._reference([value.dtype.str, list(value.shape), order, index], 3)}
 
 
 def _decode(node: Any, tensors: list[torch.Tensor]) -> Any:
@@ -298,6 +332,9 @@ def _document(structure: bytes) -> dict[str, Any]:
         )
     if not isinstance(document.get("tensors"), list) or "tree" not in document:
         raise StateFormatError("the structure of the state lacks its tensors or its tree")
+    paths = document.get("paths", [])
+    if not isinstance(paths, list) or (paths and len(paths) != len(document["tensors"])):
+        raise StateFormatError("the structure of the state has other paths than tensors")
     return document
 
 

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 import torch
 
 from elastane.errors import ElastaneError
-from elastane.state.codec import Exported, TensorSpec
+from elastane.state.codec import Exported
 from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_stream
 
 PIECE_BYTES: Final = 4 << 20
@@ -90,7 +90,7 @@ def send_state(
             start,
             end,
             piece_bytes,
-            layout_checksum(exported.specs),
+            layout_checksum(exported),
             len(structure),
         ],
         device=device,
@@ -133,7 +133,7 @@ def receive_state(
     exported = exported_from_stream(text, staging)
     layout = StreamLayout(exported.specs)
     for index, header in enumerate(headers):
-        header.compare(layout, layout.stripe(index, len(donors)))
+        header.compare(layout, layout.stripe(index, len(donors)), layout_checksum(exported))
 
     stripes = [_StripeReceiver(transport, header, staging, tag_base, device) for header in headers]
     for _ in range(PIECES_IN_FLIGHT):
@@ -148,10 +148,10 @@ def receive_state(
     return exported
 
 
-def layout_checksum(specs: Sequence[TensorSpec]) -> int:
-    """crc32 of dtypes, shapes and strides; equal in donors that can send stripes of one stream."""
-    facts = [[str(spec.dtype), spec.shape, spec.stride] for spec in specs]
-    return zlib.crc32(json.dumps(facts).encode("ascii"))
+def layout_checksum(exported: Exported) -> int:
+    """crc32 of paths, dtypes, shapes and strides; equal in donors that can send stripes of one stream."""
+    facts = [[str(spec.dtype), spec.shape, spec.stride] for spec in exported.specs]
+    return zlib.crc32(json.dumps([exported.paths, facts]).encode("ascii"))
 
 
 def _send_pieces(
@@ -208,10 +208,10 @@ class _Header:
         if min(self.total_bytes, self.start, self.structure_bytes) < 0 or self.piece_bytes <= 0:
             raise HandoverError(f"member {self.src} sent an impossible header: {rest}", donor=self.src)
 
-    def compare(self, layout: StreamLayout, stripe: tuple[int, int]) -> None:
+    def compare(self, layout: StreamLayout, stripe: tuple[int, int], checksum: int) -> None:
         """Raises HandoverError unless this donor's stream is the one the structure describes."""
         mine = (self.total_bytes, self.start, self.end, self._layout)
-        expected = (layout.total_bytes, *stripe, layout_checksum(layout.specs))
+        expected = (layout.total_bytes, *stripe, checksum)
         if mine != expected:
             raise HandoverError(
                 f"member {self.src} holds another state than the first donor: "

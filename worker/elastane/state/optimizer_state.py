@@ -120,15 +120,13 @@ def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
         replaced = hook(optimizer, state)
         state = state if replaced is None else replaced
     old = dict(optimizer.state)
-    loaded: dict[Any, Any] = {}
-    seen: set[int] = set()
-    for group, index, parameter in _parameters(optimizer, state["param_groups"]):
-        if index in state["state"]:
-            entry = state["state"][index]
-            loaded[parameter] = _place_entry(entry, old.get(parameter, {}), parameter, group, placer)
-            seen.add(index)
+    loaded: dict[Any, Any] = {}  # in the order of the state: that in which parameters were first used
+    owners = {index: (group, p) for group, index, p in _parameters(optimizer, state["param_groups"])}
     for key, value in state["state"].items():
-        if key not in seen:
+        if key in owners:
+            group, parameter = owners[key]
+            loaded[parameter] = _place_entry(value, old.get(parameter, {}), parameter, group, placer)
+        else:
             loaded[key] = placer.tree(value, old.get(key))
     optimizer.state.clear()
     optimizer.state.update(loaded)

@@ -1,4 +1,4 @@
-"""The reference's port is chosen before torch opens it: when another process was faster, it is tried again."""
+"""The reference's port is chosen before torch opens it: when another process was faster, another one is."""
 
 from __future__ import annotations
 

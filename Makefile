@@ -1,6 +1,8 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
+# make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -13,8 +15,9 @@ FUZZ_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
 RESULTS      ?= .elastane/fuzz-parity.jsonl
+SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test sim sim-mutants fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -26,6 +29,13 @@ test: $(VENV)/.installed
 fuzz-parity: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
 	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
+
+
+sim: $(VENV)/.installed
+	$(SIM) $(if $(SEED),--seed $(SEED),--first $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)))
+
+sim-mutants: $(VENV)/.installed
+	$(SIM).mutants $(if $(ONLY),--only "$(ONLY)")
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

@@ -157,6 +157,8 @@ class JobHosts(HostOwner):
         assert recovered.snapshot is not None
         try:
             machine = JobMachine.restore(recovered.snapshot)
+            # Deadlines are in the state: on a machine whose clock is behind they would lie far away.
+            self.clock.at_least(machine.state.decided_at)
             for record in recovered.records:
                 stored = records.decode_event(record)
                 machine.handle(stored.event, stored.now)

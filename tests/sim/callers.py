@@ -54,7 +54,12 @@ class Caller:
                 master = self.world.rng.choice(masters)
                 try:
                     return await call(
-                        self.network, self.process, master, f"/elastane.v1.{method}", request, patience_seconds
+                        self.network,
+                        self.process,
+                        master,
+                        f"/elastane.v1.{method}",
+                        request,
+                        patience_seconds,
                     )
                 except Ended as ended:
                     if ended.code not in RETRIED:
@@ -103,6 +108,9 @@ class TaskClient(Caller):
             except Ended:  # refused while the job is suspended or failed
                 await asyncio.sleep(1.0)
                 continue
+            got = [(task.epoch, task.index, task.attempt) for task in response.tasks]
+            told = [(outcome.epoch, outcome.index, outcome.outcome) for outcome in response.outcomes]
+            self.world.log(f"{request.request_id} is answered: tasks {got}, outcomes {told}")
             for outcome in response.outcomes:
                 if outcome.outcome == shard_pb2.REPORT_OUTCOME_ACCEPTED:
                     self.checkers.task_acknowledged(outcome.epoch, outcome.index)
@@ -113,7 +121,8 @@ class TaskClient(Caller):
             done = () if forgets else response.tasks
             self.checkers.leased(self.name, list(response.tasks))
             completed = [
-                shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt) for task in done
+                shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
+                for task in done
             ]
             await asyncio.sleep(rng.choice((0.01, 0.1, 0.5)))
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -60,22 +60,28 @@ class Sent:
     """What went down one stream."""
 
     generation: int = 0
+    go: int = 0
     prepared: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Checkers:
-    """standing: generation of the commit of each step that counts. next_step: the first that has none."""
+    """standing: generation of the commit of each step that counts. next_step: the first that has none.
+
+    prepared_until: steps below it were prepared in the history that stands.
+    """
 
     world: World
     ests: int
     steps: int
     fixed: FixedRuns
+    saves: bool
     workers: Callable[[], list[WorkerModel]] = list
     rings: dict[int, Ring] = field(default_factory=dict)
     standing: dict[int, Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
+    prepared_until: int = 0
     applied_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
@@ -83,6 +89,7 @@ class Checkers:
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
     _first_rng: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ workers
@@ -93,7 +100,9 @@ class Checkers:
             self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
         ring = self.rings[generation]
         if ring.lineage not in (None, lineage):
-            self._broken("one ring", f"{worker} has the history of {lineage}, its ring that of {ring.lineage}")
+            self._broken(
+                "one ring", f"{worker} has the history of {lineage}, its ring that of {ring.lineage}"
+            )
         ring.lineage = lineage
         self.applied_generation = max(self.applied_generation, generation)
         newest = max((g for g, other in self.rings.items() if other.resume_step is not None), default=0)
@@ -117,7 +126,9 @@ class Checkers:
         """A checkpoint becomes complete."""
         contexts = {rank: parts for shard in shards for rank, parts in shard.contexts.items()}
         if sorted(contexts) != list(range(self.ests)):
-            self._broken("contexts exist", f"a checkpoint of step {step} has the contexts of {sorted(contexts)}")
+            self._broken(
+                "contexts exist", f"a checkpoint of step {step} has the contexts of {sorted(contexts)}"
+            )
         for rank, parts in contexts.items():
             self._context(rank, step, parts)
         for shard in shards:
@@ -131,11 +142,17 @@ class Checkers:
         sent, worker = self._sent.setdefault(stream, Sent()), stream.worker_name
         kind = message.WhichOneof("message")
         body = getattr(message, str(kind))
+        self.world.log(f"{master} -> {worker}: {_short(kind, body)}")
+        # A planned change comes with the Prepared of the ring before it; after its Go nothing does.
+        newest = sent.go if kind == "prepared" else sent.generation
         if kind in ("welcome", "prepare", "load", "go", "prepared"):
-            if body.generation < sent.generation:
-                text = f"{master} sends {kind} of {body.generation} to {worker} after {sent.generation}"
-                self._broken("monotone", text)
-            sent.generation = body.generation
+            if body.generation < newest:
+                self._broken(
+                    "monotone", f"{master} sends {kind} of {body.generation} to {worker} after {newest}"
+                )
+            sent.generation = max(sent.generation, body.generation)
+        if kind == "go":
+            sent.go = body.generation
         if kind == "prepare" and body.members:
             self._ring(body.generation, list(body.members))
         elif kind == "go":
@@ -186,11 +203,12 @@ class Checkers:
         if step < sent.prepared.get(generation, 0):
             self._broken("monotone", f"{worker} is sent Prepared of {step} after {sent.prepared[generation]}")
         sent.prepared[generation] = step
+        self.prepared_until = max(self.prepared_until, step + 1)
 
     def _check_load(self, stream: Stream, generation: int) -> None:
         """A leader is asked to load: nobody may attend who could go on from what was committed."""
-        if not self.standing:
-            return
+        if not self.standing or (self.ests == 1 and not self.saves):
+            return  # a single EST that moves cannot be handed over: its worker leaves first
         ring = self.rings.get(self.applied_generation)
         lineage = ring.lineage if ring is not None else None
         saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
@@ -205,7 +223,7 @@ class Checkers:
                 and ready is not None
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
-                and worker.protocol.applied_step >= self.next_step
+                and self.next_step <= worker.protocol.applied_step <= self.prepared_until
                 and worker.protocol.applied_step > saved
             ):
                 text = f"a checkpoint is loaded although {worker.name} holds all {self.next_step} steps"
@@ -213,6 +231,9 @@ class Checkers:
 
     def heard(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """A master got a worker's message."""
+        kind = str(message.WhichOneof("message"))
+        if kind != "heartbeat":
+            self.world.log(f"{worker} -> master: {_short(kind, getattr(message, kind))}")
         if message.HasField("ready"):
             ready = message.ready
             self._ready[worker, ready.generation] = ready.applied_step, ready.holds_state
@@ -235,21 +256,31 @@ class Checkers:
         if lost and lost[0] == payload:
             lost.popleft()  # written again
         elif key == HISTORY:
-            commit = records.decode_commit(payload).commit
+            stored = records.decode_commit(payload)
+            commit = stored.commit
             if isinstance(commit, Commit):
                 self._check_commit(commit)
-            elif (commit.epoch, commit.index) in self.tasks_done:
-                self._broken("exactly once", f"{commit} is done a second time")
             else:
-                self.tasks_done.add((commit.epoch, commit.index))
+                self._check_task(commit, stored.now)
         elif key == EVENTS:
             note = records.decode_note(payload).note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
             if note.kind == "history_rewound":
-                self.next_step = int(note.facts["to_step"])
+                self.next_step = self.prepared_until = int(note.facts["to_step"])
                 kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}
                 self.standing = kept
+
+    def _check_task(self, commit: TaskCommit, now: float) -> None:
+        key = commit.epoch, commit.index
+        if key in self.tasks_done:
+            self._broken("exactly once", f"{commit} is done a second time")
+        self.tasks_done.add(key)
+        attempt, deadline = self._newest_lease.get(key, (0, 0.0))
+        if commit.attempt < attempt and now < deadline - 0.001:
+            self._broken("one owner", f"{commit} counts although attempt {attempt} holds the task")
+        if self._holders.get((*key, commit.attempt), commit.worker) != commit.worker:
+            self._broken("one owner", f"{commit} counts although another worker had that attempt")
 
     def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
         """The store's host lost power: these entries of a stream are gone, and must come again, in order."""
@@ -263,7 +294,9 @@ class Checkers:
         owners = [worker for worker, _ in commit.tasks]
         ring = self.rings.get(commit.generation)
         if ring is None or owners != ring.owners:
-            self._broken("one ring", f"step {commit.step} was done by {owners}, not by ring {commit.generation}")
+            self._broken(
+                "one ring", f"step {commit.step} was done by {owners}, not by ring {commit.generation}"
+            )
         before = self.standing.get(commit.step - 1)
         if before is not None and commit.generation < before.generation:
             text = f"step {commit.step} is of ring {commit.generation}, the one before of {before.generation}"
@@ -282,11 +315,15 @@ class Checkers:
             key = task.epoch, task.index
             if self._holders.setdefault((*key, task.attempt), worker) != worker:
                 self._broken("one owner", f"attempt {task.attempt} of task {key} has two holders")
+            newest = self._newest_lease.get(key, (0, 0.0))
+            self._newest_lease[key] = max(newest, (task.attempt, task.deadline.ToNanoseconds() / 1e9))
             if self._first_rng.setdefault(key, task.rng.python) != task.rng.python:
                 self._broken("same bits", f"task {key} comes again with other random states")
         attempts = [task.attempt for task in tasks]
         if any(one == 1 and other > 1 for one, other in pairwise(attempts)):
-            self._broken("front of the queue", f"a task that came back is given out behind new ones: {attempts}")
+            self._broken(
+                "front of the queue", f"a task that came back is given out behind new ones: {attempts}"
+            )
 
     def dataset_complete(self, tasks: int) -> None:
         """A caller was told that there will be no more tasks."""
@@ -312,7 +349,9 @@ class Checkers:
         last = {one.commit.step: one.commit for one in stored if isinstance(one.commit, Commit)}
         if last != self.standing:
             gone = sorted(set(self.standing) - set(last))
-            self._broken("no write lost", f"the stored history is not what was committed; steps {gone} are gone")
+            self._broken(
+                "no write lost", f"the stored history is not what was committed; steps {gone} are gone"
+            )
         done = {(c.commit.epoch, c.commit.index) for c in stored if isinstance(c.commit, TaskCommit)}
         if done != self.tasks_done:
             self._broken("no write lost", f"tasks {sorted(self.tasks_done - done)} are gone from the store")
@@ -323,3 +362,25 @@ class Checkers:
 
     def _broken(self, checker: str, text: str) -> None:
         self.world.fail(checker, text)
+
+
+def _short(kind: str | None, body: Any) -> str:
+    """A message in a line of the trace."""
+    match kind:
+        case "go":
+            members = [f"{member.worker_id}:{member.ests.start}-{member.ests.end}" for member in body.members]
+            text = f"g{body.generation} s{body.resume_step} {' '.join(members)} donors {list(body.donors)}"
+        case "prepare":
+            text = f"g{body.generation} {' '.join(member.worker_id for member in body.members)}"
+        case "prepared":
+            then = f", then g{body.then_prepare.generation}" if body.HasField("then_prepare") else ""
+            text = f"g{body.generation} s{body.step}{then}"
+        case "ready" | "hello":
+            text = f"g{body.generation} s{body.applied_step} holds_state={body.holds_state}"
+        case "step_report" | "loaded" | "ring_broken":
+            text = f"g{body.generation} s{body.step}"
+        case "welcome":
+            text = f"g{body.generation} resumed={body.resumed}"
+        case _:
+            text = ""
+    return f"{kind} {text}"

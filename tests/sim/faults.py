@@ -17,6 +17,7 @@ from sim.world import World
 
 FENCE = KEYS.fence.encode()
 CLOCK_ERRORS_SECONDS = (0.0, 0.0, 0.0, -3600.0, -5.0, 5.0, 3600.0)
+OVER_GRACE_SECONDS = 10.0
 FREEZES_SECONDS = (0.1, 1.0, 2.9, 3.5, 8.0)
 CUTS_SECONDS = (0.1, 1.0, 3.2, 6.0, 20.0)
 
@@ -59,7 +60,13 @@ class Cluster:
         name = f"master-{len(self.masters)}"
         self.world.log(f"{name} starts, its clock is off by {offset:g} s")
         master = MasterModel(
-            self.world, self.network, self.server, self.checkers, name, self.options, wall_offset_seconds=offset
+            self.world,
+            self.network,
+            self.server,
+            self.checkers,
+            name,
+            self.options,
+            wall_offset_seconds=offset,
         )
         self.masters.append(master)
 
@@ -72,7 +79,14 @@ class Cluster:
         if running is not None:
             self.buried.append(running)
         worker = WorkerModel(
-            self.world, self.network, self.checkers, self.script, self.groups, self.serving, name, self.started
+            self.world,
+            self.network,
+            self.checkers,
+            self.script,
+            self.groups,
+            self.serving,
+            name,
+            self.started,
         )
         self.workers[name] = worker
         worker.start()
@@ -142,6 +156,10 @@ class Cluster:
         """Keeps workers coming: few while there are faults, enough of them afterwards."""
         calm = self.calm_in <= 0
         phase = self.phase
+        for worker in self.alive:
+            told_at = worker.told_to_end_at
+            if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
+                worker.kill()  # what is left of a job that is over, its agent puts away
         wanted = max(self.workers_min, 1) if calm else 1
         if calm and phase in ("suspended", "failed"):
             self.operator.resume()
@@ -190,7 +208,7 @@ class Cluster:
             ("master's host gone", lambda: master(lambda m: m.kill(silent=True)), 0.5),
             ("master stopped", lambda: master(lambda m: m.stop()), 0.5),
             ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
-            ("second master", lambda: self._store_is_whole and self.start_master(), 1),
+            ("second master", lambda: self._store_is_whole and self.start_master(), 2),
             ("master and workers killed", self._crash_all, 1),
             ("store killed", lambda: store.crash(down), 1),
             ("store killed at a write", lambda: self._crash_store_at_write(down), 1.5),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """The process group of one generation. exported: what each donor sends, as it was when the group formed."""
+    """The process group of one generation. exported: what each donor sends, as when the group formed."""
 
     def __init__(self, world: World, go: ring_pb2.Go, ests: int) -> None:
         self.world, self.ests = world, ests

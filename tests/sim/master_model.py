@@ -81,7 +81,9 @@ class MasterModel:
             ContextServicer(self.hosts),
         )
         described = services()
-        self._handlers = [service_handler(one, other) for one, other in zip(described, servicers, strict=True)]
+        self._handlers = [
+            service_handler(one, other) for one, other in zip(described, servicers, strict=True)
+        ]
         try:
             await self.hosts.start()
         except (RedisError, OSError, StoreError) as error:
@@ -177,12 +179,14 @@ class MasterModel:
 
     async def _call(self, method: str, payload: bytes, answered: Callable[[Ended | None, Any], None]) -> None:
         handler = self._handler(method)
+        self.world.log(f"{self.name} is asked {method.rpartition('/')[2]} ({len(payload)} bytes)")
         try:
             response = await handler.unary_unary(handler.request_deserializer(payload), CallContext())
         except Ended as ended:
             self._look_at(method, ended)
             answered(ended, None)
         else:
+            self.world.log(f"{self.name} answers {method.rpartition('/')[2]}")
             answered(None, type(response).FromString(handler.response_serializer(response)))
         finally:
             if answered in self._calls:

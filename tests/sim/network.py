@@ -35,7 +35,9 @@ class Network:
         self.troubled_until = 0.0
         self._cut_until: dict[tuple[str, str], float] = {}
 
-    def cut(self, one: str, others: Collection[str], seconds: float, *, to: bool = True, back: bool = True) -> None:
+    def cut(
+        self, one: str, others: Collection[str], seconds: float, *, to: bool = True, back: bool = True
+    ) -> None:
         """Cuts the links from `one` to others, and back, for a while."""
         arrows = "->" * to + "<-" * back
         self.world.log(f"NETWORK {one} {arrows} {', '.join(others)} is cut for {seconds:.1f} s")
@@ -227,7 +229,12 @@ class Stream:
 
 
 async def call(
-    network: Network, process: Process, master: MasterModel, method: str, request: Any, patience_seconds: float
+    network: Network,
+    process: Process,
+    master: MasterModel,
+    method: str,
+    request: Any,
+    patience_seconds: float,
 ) -> Any:
     """A unary call: the response, or raises Ended. It may be carried out although no answer comes."""
     world, answer = network.world, process.create_future()

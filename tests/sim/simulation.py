@@ -44,12 +44,12 @@ class Outcome:
     injected: dict[str, int]
 
 
-def simulate(seed: int) -> Outcome:
-    """Runs one seed. Raises SimulationError with the seed and the end of the trace."""
+def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
+    """Runs one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
-        return _Run(seed, rng, world).outcome()
+        return _Run(seed, rng, world).outcome(trace_lines)
 
 
 class _Run:
@@ -57,7 +57,9 @@ class _Run:
         self.seed, self.rng, self.world = seed, rng, world
         self.script, self.settings = _draw(rng)
         fixed = FixedRuns(self.script.ests, self.script.steps)
-        self.checkers = Checkers(world, self.script.ests, self.script.steps, fixed)
+        self.checkers = Checkers(
+            world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
+        )
         network = Network(world)
         server = StoreServer(world, network)
         server.appended, server.lost = self.checkers.stored, self.checkers.store_lost
@@ -79,13 +81,14 @@ class _Run:
             for number in range(rng.choice((0, 0, 1, 3)))
         ]
 
-    def outcome(self) -> Outcome:
+    def outcome(self, trace_lines: int | None) -> Outcome:
         try:
             self._run()
         except SimulationError as error:
-            trace = "\n".join(self.world.trace[-TRACE_LINES:])
-            told = SimulationError(error.checker, f"{error}\nseed {self.seed}\n{trace}")
-            raise told from error
+            trace = self.world.trace if trace_lines is None else self.world.trace[-trace_lines:]
+            text = str(error).removeprefix(f"{error.checker}: ")
+            told = "\n".join([text, *trace, f"seed {self.seed}: {error}"])
+            raise SimulationError(error.checker, told) from error
         finally:
             self._bury()
         return Outcome(self.seed, self.checkers, self.world, self.cluster.injected)
@@ -158,7 +161,7 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 
 @contextlib.contextmanager
 def _seeded(world: World) -> Iterator[None]:
-    """Time and randomness that the product takes from modules are the world's; nothing is logged or collected."""
+    """Time and randomness that the product takes from modules are the world's; nothing is logged."""
     log, sessions = elastane_master.store.log, elastane_master.sessions
     services = elastane_master.servers.job_service, elastane_master.servers.shard_service
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))

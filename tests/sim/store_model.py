@@ -63,7 +63,9 @@ class StoreServer:
         """SIGKILL and a restart. lose: its host lost power, and what was not fsynced is gone."""
         if not self.is_up:
             return
-        self.world.log(f"STORE crashes for {down_seconds:.2f} s, loses {self._since_sync if lose else 0} writes")
+        self.world.log(
+            f"STORE crashes for {down_seconds:.2f} s, loses {self._since_sync if lose else 0} writes"
+        )
         self.is_up = False
         if lose and self.world.now - self._wrote_at < FSYNC_SECONDS:
             before, self.data = self.data, copy.deepcopy(self._synced)
@@ -156,7 +158,9 @@ class StoreServer:
         else:
             entry = _entry_id(name)
         if entry <= stream.last:
-            raise ResponseError("the ID specified in XADD is equal or smaller than the target stream top item")
+            raise ResponseError(
+                "the ID specified in XADD is equal or smaller than the target stream top item"
+            )
         stream.last = entry
         stream.entries.append((entry, payload))
         if kept is not None and len(stream.entries) > kept + 100:  # "~": when it is worth it

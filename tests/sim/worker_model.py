@@ -104,6 +104,7 @@ class WorkerModel:
         self.reduced_parts: dict[int, bytes] | None = None
         self.reduced_step = -1
         self.hangs = self.raises = False
+        self.told_to_end_at: float | None = None
         self.said_bye: ring_pb2.Bye | None = None
         self._at_boundary = False
         self._session_over = False
@@ -275,6 +276,7 @@ class WorkerModel:
                 protocol.drain = message.drain
             case "done":
                 protocol.done = message.done
+                self.told_to_end_at = self.world.now
                 return Outcome(abort=True)
         return Outcome()
 

@@ -33,8 +33,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from elastane_master.signals import Signal
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
 from elastane_master.store.format import encode_batch, encode_snapshot
-from elastane_master.store.keys import JobKeys
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
+from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
 from elastane_master.store.scripts import WRITE
 
@@ -90,6 +90,10 @@ class _Group:
     bytes: int = 0
     end: int = 0
 
+    @property
+    def told(self) -> Told:
+        return Told(self.history, self.events)
+
 
 @dataclass(frozen=True, slots=True)
 class _Write:
@@ -109,9 +113,9 @@ class _Write:
         """ARGV of the script."""
         records = tuple(record for group in self.groups for record in group.records)
         batch = encode_batch(records) if records and not self.snapshot else b""
-        told = (*self.lost, *self.groups)
-        history = [commit for group in told for commit in group.history]
-        events = [part for group in told for event in group.events for part in event]
+        told = [*self.lost, *(group.told for group in self.groups)]
+        history = [commit for one in told for commit in one.history]
+        events = [part for one in told for event in one.events for part in event]
         bounds = (options.history_entries_max, options.events_max)
         return [
             token,
@@ -301,8 +305,8 @@ class JobLog:
             await self._send(write)
         self._sequence = write.sequence
         self._writing = ()
-        told = [Told(group.history, group.events) for group in write.groups]
-        self._kept.keep(write.sequence, (*write.lost, *told), time.monotonic())
+        told = [*write.lost, *(group.told for group in write.groups)]
+        self._kept.keep(write.sequence, told, time.monotonic())
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)

@@ -21,7 +21,7 @@ WRITE = """
 -- Modes: 'write'; 'replace' fills the gap of a store that lost writes (with a snapshot);
 --        'check' writes nothing, and asks whether the write `sequence` is still there.
 -- Returns 'OK', 'DUPLICATE', 'FENCED:holder' or 'GAP:last sequence stored'.
--- A token lower than the writer's is that of a store which lost the taking over itself: nobody newer holds it.
+-- A token lower than the writer's: the store lost the taking over itself, and nobody newer holds the job.
 local fence = redis.call('HMGET', KEYS[1], 'token', 'sequence')
 local holder, stored = tonumber(fence[1] or '0'), tonumber(fence[2] or '0')
 local token, sequence, mode = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]

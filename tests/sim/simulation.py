@@ -20,7 +20,7 @@ import elastane_master.store.log
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
 from sim.callers import EPOCHS, TASKS, TaskClient
-from sim.checkers import Checkers
+from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
 from sim.network import Network
 from sim.reference import FixedRuns
@@ -52,8 +52,19 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
         return _Run(seed, rng, world).outcome(trace_lines)
 
 
+def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
+    """The snapshot, and the batches after it, that a run of this seed has in its store amid its faults."""
+    rng = random.Random(seed)
+    world = World(rng)
+    with _seeded(world):
+        run = _Run(seed, rng, world, LogOptions(snapshot_seconds=3.0))
+        return run.stored_at(FAULTS_SECONDS * 0.6)
+
+
 class _Run:
-    def __init__(self, seed: int, rng: random.Random, world: World) -> None:
+    def __init__(
+        self, seed: int, rng: random.Random, world: World, options: LogOptions | None = None
+    ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
         self.script, self.settings = _draw(rng)
         fixed = FixedRuns(self.script.ests, self.script.steps)
@@ -63,7 +74,7 @@ class _Run:
         network = Network(world)
         server = StoreServer(world, network)
         server.appended, server.lost = self.checkers.stored, self.checkers.store_lost
-        options = LogOptions(rng.choice((0.0, 0.2, 1.0, 3600.0)), rng.choice((1.0, 5.0)))
+        drawn = LogOptions(rng.choice((0.0, 0.2, 1.0, 3600.0)), rng.choice((1.0, 5.0)))
         self.cluster = Cluster(
             world,
             network,
@@ -71,7 +82,7 @@ class _Run:
             self.checkers,
             self.script,
             self.settings.workers_min,
-            options,
+            options or drawn,
             world.now + FAULTS_SECONDS,
             rng.choice((0.3, 1.0, 4.0)),
         )
@@ -93,7 +104,17 @@ class _Run:
             self._bury()
         return Outcome(self.seed, self.checkers, self.world, self.cluster.injected)
 
-    def _run(self) -> None:
+    def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:
+        """Runs that far and says what lies in the store."""
+        try:
+            self._begin()
+            self.world.run_until(lambda: False, self.world.now + seconds, EVENTS_MAX)
+            data, log = self.cluster.server.data, self.cluster.server.entries(KEYS.log.encode())
+            return data[KEYS.snapshot.encode()], tuple(payload for _, payload in log)
+        finally:
+            self._bury()
+
+    def _begin(self) -> None:
         world, cluster = self.world, self.cluster
         cluster.start_master()
         created = cluster.operator.process.spawn(cluster.operator.create(self.settings))
@@ -103,6 +124,10 @@ class _Run:
         cluster.begin(self.rng.randint(1, self.script.ests + 1))
         for client in self.clients:
             client.start()
+
+    def _run(self) -> None:
+        world, cluster = self.world, self.cluster
+        self._begin()
         deadline = cluster.faults_until + CALM_SECONDS
         if not world.run_until(self._is_through, deadline, EVENTS_MAX):
             host = cluster.newest.host if cluster.newest is not None else None

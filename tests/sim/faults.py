@@ -272,6 +272,8 @@ class Cluster:
         master = self.newest
         if master is None or master.host is None or self.masters_alive != [master] or master.process.frozen:
             return
+        if master.host.stopping or not self.network.passes(master.name, PLACE):
+            return
         # What another master acknowledged within the last seconds is in no memory any more.
         if self._store_is_whole and self.world.now - master.serving_since > LOST_SECONDS_MAX:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1

@@ -159,7 +159,7 @@ class Cluster:
         for worker in self.alive:
             told_at = worker.told_to_end_at
             if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
-                worker.kill()  # what is left of a job that is over, its agent puts away
+                worker.kill()  # who is told to end and does not, its agent puts away
         wanted = max(self.workers_min, 1) if calm else 1
         if calm and phase in ("suspended", "failed"):
             self.operator.resume()
@@ -206,7 +206,7 @@ class Cluster:
             ("peers disconnected", self._disturb_group, 1),
             ("master killed", lambda: master(lambda m: m.kill()), 2),
             ("master's host gone", lambda: master(lambda m: m.kill(silent=True)), 0.5),
-            ("master stopped", lambda: master(lambda m: m.stop()), 0.5),
+            ("master stopped", lambda: master(lambda m: m.stop()), 1),
             ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
             ("second master", lambda: self._store_is_whole and self.start_master(), 2),
             ("master and workers killed", self._crash_all, 1),

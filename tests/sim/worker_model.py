@@ -274,6 +274,7 @@ class WorkerModel:
                 protocol.checkpoint = message.checkpoint
             case "drain":
                 protocol.drain = message.drain
+                self.told_to_end_at = self.world.now
             case "done":
                 protocol.done = message.done
                 self.told_to_end_at = self.world.now

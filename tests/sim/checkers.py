@@ -87,6 +87,7 @@ class Checkers:
     refusals: dict[str, int] = field(default_factory=dict)
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    _reached: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
     _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
@@ -98,6 +99,7 @@ class Checkers:
         """A worker's weights in `generation` after `step` steps, trained or received."""
         if weights != self.fixed.weights(lineage, step):
             self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
+        self._reached[worker] = step
         ring = self.rings[generation]
         if ring.lineage not in (None, lineage):
             self._broken(
@@ -271,6 +273,13 @@ class Checkers:
                 kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}
                 self.standing = kept
 
+    def _is_applied_by_all(self, step: int) -> bool:
+        """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it."""
+        rings = list(self.rings.values())[-4:]
+        if any(all(self._reached.get(owner, 0) > step for owner in ring.owners) for ring in rings):
+            return True
+        return any(saved.step > step for saved in self.world.checkpoints)
+
     def _check_task(self, commit: TaskCommit, now: float) -> None:
         key = commit.epoch, commit.index
         if key in self.tasks_done:
@@ -301,6 +310,8 @@ class Checkers:
         if before is not None and commit.generation < before.generation:
             text = f"step {commit.step} is of ring {commit.generation}, the one before of {before.generation}"
             self._broken("monotone", text)
+        if not self._is_applied_by_all(commit.step):
+            self._broken("history", f"step {commit.step} is committed before all members have applied it")
         self.next_step = commit.step + 1
         self.standing[commit.step] = commit
 

@@ -35,18 +35,21 @@ SOURCES = [str(TESTS.parent / name) for name in ("proto", "shard_service", "mast
 
 @dataclass(frozen=True)
 class Mutant:
-    """name: in words. In `module`, `old` becomes `new`."""
+    """name: in words. In `module`, `old` becomes `new`, and likewise each pair of `more`."""
 
     name: str
     module: str
     old: str
     new: str
+    more: tuple[tuple[str, str], ...] = ()
 
     def applied(self, source: str) -> str:
-        """The changed source; raises LookupError unless `old` is there exactly once."""
-        if source.count(self.old) != 1:
-            raise LookupError(f"{self.name!r}: {self.module} has its text {source.count(self.old)} times")
-        return source.replace(self.old, self.new)
+        """The changed source; raises LookupError unless every old text is there exactly once."""
+        for old, new in ((self.old, self.new), *self.more):
+            if source.count(old) != 1:
+                raise LookupError(f"{self.name!r}: {self.module} has its text {source.count(old)} times")
+            source = source.replace(old, new)
+        return source
 
     def path(self) -> Path:
         """The module's file; nothing of it is imported."""
@@ -125,6 +128,12 @@ MUTANTS = (
         'start = f"{covered + 2}-0"',
     ),
     Mutant(
+        "a master serves what it read while another one wrote",
+        "elastane_master.store.recovery",
+        "if int(holder or 0) > token:",
+        "if False:",
+    ),
+    Mutant(
         "a stale task report counts",
         "elastane_shards.dynamic",
         "if held.attempt != attempt or held.worker != worker:",
@@ -167,10 +176,22 @@ MUTANTS = (
         "and self._splitter.closed\n            and self._tasks.finished + len(self._tasks.doing) ==",
     ),
     Mutant(
-        "the generation of a report is not checked",
-        f"{DECISIONS}.boundary",
-        'if event.generation < ring_state.generation or ring_state.stage != "running":',
-        'if ring_state.stage != "running":',
+        "a Ready of an older ring counts",
+        f"{DECISIONS}.ring",
+        "event.generation < ring.generation or record.ready_generation == event.generation:",
+        "record.ready_generation == ring.generation:",
+        (
+            (
+                "    record.ready_generation = event.generation\n",
+                "    record.ready_generation = ring.generation\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a Go of an older ring counts",
+        "elastane.runtime.protocol",
+        "if message.generation == self.fenced and self.generation < self.fenced:",
+        "if self.generation < self.fenced:",
     ),
     Mutant(
         "a step is prepared when one member is missing",

@@ -196,6 +196,9 @@ class StoreClient:
     async def get(self, key: str) -> bytes | None:
         return await self._ask(lambda server: server.data.get(key.encode()))
 
+    async def hget(self, key: str, field_name: str) -> bytes | None:
+        return await self._ask(lambda server: server.data.get(key.encode(), {}).get(field_name.encode()))
+
     async def smembers(self, key: str) -> set[bytes]:
         return await self._ask(lambda server: set(server.data.get(key.encode(), ())))
 

@@ -21,6 +21,45 @@ OVER_GRACE_SECONDS = 10.0
 FREEZES_SECONDS = (0.1, 1.0, 2.9, 3.5, 8.0)
 CUTS_SECONDS = (0.1, 1.0, 3.2, 6.0, 20.0)
 
+FAULTS = (
+    "worker starts",
+    "worker killed",
+    "node silent",
+    "all workers killed",
+    "worker restarted",
+    "spot notice",
+    "drained",
+    "worker frozen",
+    "trainer hangs",
+    "script raises",
+    "connection reset",
+    "all connections reset",
+    "peers disconnected",
+    "master killed",
+    "master's host gone",
+    "master stopped",
+    "master frozen",
+    "master's clock set",
+    "second master",
+    "master and workers killed",
+    "store killed",
+    "store killed at a write",
+    "store lost writes",
+    "store refuses",
+    "store slow",
+    "worker cut off",
+    "master cut off",
+    "master cut off from store",
+    "calls lost and doubled",
+    "scaled",
+    "suspended",
+    "resumed",
+    "checkpoint asked for",
+    "storage broken or mended",
+    "checkpoint corrupted",
+)
+"""What can happen to a run; `Cluster._choices` says how."""
+
 
 @dataclass
 class Cluster:
@@ -208,6 +247,7 @@ class Cluster:
             ("master's host gone", lambda: master(lambda m: m.kill(silent=True)), 0.5),
             ("master stopped", lambda: master(lambda m: m.stop()), 1),
             ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
+            ("master's clock set", lambda: master(self._set_clock), 0.5),
             ("second master", lambda: self._store_is_whole and self.start_master(), 2),
             ("master and workers killed", self._crash_all, 1),
             ("store killed", lambda: store.crash(down), 1),
@@ -235,6 +275,10 @@ class Cluster:
         """Not while its memory is all there is: what was acknowledged would be lost with it."""
         if self.masters_alive and self._store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
+
+    def _set_clock(self, master: MasterModel) -> None:
+        """The time of day jumps under a running master."""
+        master.process.wall_offset_seconds = self.world.rng.choice(CLOCK_ERRORS_SECONDS)
 
     @property
     def _master_names(self) -> list[str]:

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from sim.faults import FAULTS
 from sim.mutants import MUTANTS, TESTS, hunt_in_process
 from sim.simulation import simulate
 
@@ -16,6 +17,8 @@ SEEDS = 300
 BATCH = 50
 HUNTED_SEEDS_MAX = 40
 ONCE_FAILED: dict[str, int] = {}
+"""Seeds that found a fault of the product, as long as the draws of the simulation stay as they are; what
+finds the same fault again after that is its planted bug."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -31,7 +34,8 @@ def test_what_failed_once(name: str) -> None:
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
     """Nothing depends on addresses or on the hashes of strings, which differ between processes."""
-    code = "from sim.simulation import simulate; print(*simulate(7).world.trace, sep=chr(10))"
+    code = "from sim.simulation import simulate\n"
+    code += "for seed in range(8): print(*simulate(seed).world.trace, sep=chr(10))"
     traces = [
         subprocess.run(
             [sys.executable, "-c", code],
@@ -43,7 +47,7 @@ def test_a_seed_replays_exactly_in_another_process() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     ]
-    assert traces[0].count("\n") > 50
+    assert traces[0].count("\n") > 500
     assert traces[0] == traces[1]
 
 
@@ -61,7 +65,7 @@ def test_the_faults_really_happen() -> None:
     wanted += " task_timed_out"
     assert not set(wanted.split()) - set(notes)
     assert refusals["ABORTED"] and refusals["UNAVAILABLE"]
-    assert len(injected) == 34, sorted(injected)
+    assert set(injected) == set(FAULTS)
 
 
 def test_every_planted_bug_still_applies() -> None:

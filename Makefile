@@ -1,6 +1,9 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
+# make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
+# make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -12,9 +15,12 @@ BUF    := @bufbuild/buf@1.75.0
 FUZZ_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
+EXAMPLES     ?= 1000
+FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
+SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -26,6 +32,21 @@ test: $(VENV)/.installed
 fuzz-parity: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
 	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
+
+sim: $(VENV)/.installed
+	$(SIM) $(if $(SEED),--seed $(SEED),--first $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)))
+
+sim-mutants: $(VENV)/.installed
+	$(SIM).mutants $(if $(ONLY),--only "$(ONLY)")
+
+# Each rpc of a real master with nonsense, other nonsense every time; EXAMPLES of each.
+fuzz: $(VENV)/.installed
+	FUZZ_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest tests/fuzz --timeout 3600
+
+# The store's decoder, guided by what its inputs reach; atheris has wheels for x86-64 Linux.
+fuzz-stored: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	PYTHONPATH=tests $(BIN)/python -m fuzz.coverage_guided -max_total_time=$(FUZZ_SECONDS)
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

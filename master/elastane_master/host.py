@@ -35,7 +35,7 @@ from elastane_master.errors import MachineBroken
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
-from elastane_master.store.errors import StoreError
+from elastane_master.store.errors import LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
 from elastane_shards.tasks import QueueStatus
@@ -47,6 +47,9 @@ RECENT_NOTES = 1000
 
 BACKLOG_MAX = 10_000
 """Requests that may wait for a store that does not answer; more are refused."""
+
+CONFIRM_SECONDS = 5.0
+"""How long a refusal waits for a store that does not answer."""
 
 PLAN_SECONDS = 0.005
 """The next deadline is looked up at most so often: decisions come in thousands a second."""
@@ -145,11 +148,34 @@ class JobHost(LogListener):
                 "the store does not answer, and too many requests wait for it",
                 hint="ask again later",
             )
-        decision = self._decide(event)
+        try:
+            decision = self._decide(event)
+        except Rejection:
+            await self.confirm()
+            raise
         if (durable := self.log.pending) is not None:
             # The write is shared by all who wait for it: a caller who leaves must not cancel it.
             await asyncio.shield(durable)
         return decision.result
+
+    async def confirm(self) -> None:
+        """Returns once the store has said, after this call, that the job is still this master's.
+
+        A refusal rests on the state as any answer does: a master that lost the job without knowing it yet
+        would refuse what the new one knows to be right. Raises StoreError when the job is not served any
+        more, and Rejection when the store does not answer for `CONFIRM_SECONDS`.
+        """
+        if self.stopping or self.log.failure is not None:
+            raise self.log.failure or LogClosed(f"the log of job {self.name} is closed", job=self.name)
+        try:
+            async with asyncio.timeout(CONFIRM_SECONDS):
+                await asyncio.shield(self.log.append(None))
+        except TimeoutError:
+            raise Rejection(
+                "store_unavailable",
+                "the store does not answer: whether this master may refuse the request is not known",
+                hint="ask again in a moment",
+            ) from None
 
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
         """Decides on a Hello; an older stream of the same worker is closed.
@@ -218,6 +244,9 @@ class JobHost(LogListener):
         """Decides on one event and sees to its effects. previous: see `_bind`."""
         if self.log.failure is not None:
             raise self.log.failure
+        if self.stopping:
+            # The last snapshot would hold what was decided, and the history would not.
+            raise LogClosed(f"the log of job {self.name} is closed", job=self.name)
         stored = StoredEvent(self.clock(), event)
         try:
             decision = self.machine.handle(event, stored.now)

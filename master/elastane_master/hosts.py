@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from elastane_master import records
@@ -157,13 +156,17 @@ class JobHosts(HostOwner):
         assert recovered.snapshot is not None
         try:
             machine = JobMachine.restore(recovered.snapshot)
+            # Deadlines are in the state: on a machine whose clock is behind they would lie far away.
+            self.clock.at_least(machine.state.decided_at)
             for record in recovered.records:
                 stored = records.decode_event(record)
                 machine.handle(stored.event, stored.now)
                 self.clock.at_least(stored.now)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except StoreFormatUnknown:
+            raise
+        except Exception as error:  # bytes that were spoiled can contradict each other in any way
             raise StoreFormatUnknown(
-                f"job {name} cannot be read from the store: {error}", job=name
+                f"job {name} cannot be read from the store: {error!r}", job=name
             ) from error
         return machine
 

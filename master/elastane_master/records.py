@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.decisions.events import AnyEvent
+from elastane_master.store.errors import StoreFormatUnknown
+
+T = TypeVar("T")
 
 
 class StoredEvent(msgspec.Struct, array_like=True, frozen=True):
@@ -41,12 +46,20 @@ def encode(value: StoredEvent | StoredCommit | StoredNote) -> bytes:
 
 
 def decode_event(payload: bytes) -> StoredEvent:
-    return _events.decode(payload)
+    """Raises StoreFormatUnknown, as the others do."""
+    return _decoded(_events, payload, "event")
 
 
 def decode_commit(payload: bytes) -> StoredCommit:
-    return _commits.decode(payload)
+    return _decoded(_commits, payload, "commit")
 
 
 def decode_note(payload: bytes) -> StoredNote:
-    return _notes.decode(payload)
+    return _decoded(_notes, payload, "note")
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreFormatUnknown(f"a stored {what} cannot be read: {error}") from error

@@ -1,112 +1,397 @@
-"""The properties, checked from outside: they know the fixed run and what is visible, not the machine's state.
+"""The properties, checked from outside: messages, the committed history in the store, and weights.
 
-bits       what a worker applies, and every context the master hands out, is that of the fixed run
-one ring   generations of Go grow, and no Prepared of an older generation follows one
-history    committed steps follow each other; only a rewinding that was announced goes back
-nothing lost  history is not rewound while an attending process holds the weights
+They know the fixed run and what can be seen, not the master's state.
+
+same bits           what a worker holds or saves, and every context handed out, is the fixed run's
+one ring            a generation has one ring, one resume step, one history; each EST has one owner in it
+monotone            generations and steps grow, on every stream and in the history
+prepared            Prepared only when all N contexts of that step and generation were reported
+contexts exist      a Go carries the contexts of its resume step, all of them
+history             committed steps follow each other; only a rewinding that was announced goes back
+nothing lost        history is not rewound while an attending process holds it
+no write lost       what a caller was told is in the store, and at the end the history is whole
+exactly once        each sample counts once in the committed history
+one owner           an attempt of a task has one holder; what came back is given out first, as it was
+no refusal          a well-behaved caller is not refused for what it says
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
-from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import Rejection
+import grpc
+
+from elastane.audit import audit
+from elastane_master import records
+from elastane_master.decisions.effects import Commit, TaskCommit
+from elastane_master.servers.translate_shard import audit_entries
+from elastane_master.store.keys import JobKeys
+from elastane_proto.contexts import context_from_proto
+from elastane_proto.v1 import ring_pb2, shard_pb2
 from sim.reference import Context, FixedRuns
-from sim.world import SimulationError
+from sim.world import StoredShard, World
+
+if TYPE_CHECKING:
+    from sim.network import Ended, Stream
+    from sim.store_model import StoreServer
+    from sim.worker_model import WorkerModel
+
+KEYS = JobKeys.of("job")
+HISTORY, EVENTS = KEYS.history.encode(), KEYS.events.encode()
+WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.NOT_FOUND)
+
+
+@dataclass
+class Ring:
+    """A generation as it was made known. owners: worker of each virtual rank."""
+
+    owners: list[str]
+    resume_step: int | None = None
+    lineage: int | None = None
+    reported: dict[int, set[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Sent:
+    """What went down one stream."""
+
+    generation: int = 0
+    go: int = 0
+    prepared: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
 class Checkers:
-    """standing: the commit of each step that counts."""
+    """standing: generation of the commit of each step that counts. next_step: the first that has none.
 
+    prepared_until: steps below it were prepared in the history that stands.
+    """
+
+    world: World
     ests: int
     steps: int
     fixed: FixedRuns
-    standing: dict[int, effects.Commit] = field(default_factory=dict)
+    saves: bool
+    workers: Callable[[], list[WorkerModel]] = list
+    rings: dict[int, Ring] = field(default_factory=dict)
+    standing: dict[int, Commit] = field(default_factory=dict)
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
-    go_generation: int = 0
-    rewinds: int = 0
+    prepared_until: int = 0
+    applied_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    _sent: dict[Stream, Sent] = field(default_factory=dict)
+    _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    _reached: dict[str, int] = field(default_factory=dict)
+    _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
+    _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
+    _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
+    _first_rng: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
-    def applied(self, worker: str, lineage: int, step: int, weights: bytes) -> None:
-        """A worker's weights after `step` steps."""
+    # ------------------------------------------------------------------ workers
+
+    def applied(self, worker: str, generation: int, lineage: int, step: int, weights: bytes) -> None:
+        """A worker's weights in `generation` after `step` steps, trained or received."""
         if weights != self.fixed.weights(lineage, step):
-            raise SimulationError(f"{worker} has other weights after {step} steps than the fixed run")
+            self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
+        self._reached[worker] = step
+        ring = self.rings[generation]
+        if ring.lineage not in (None, lineage):
+            self._broken(
+                "one ring", f"{worker} has the history of {lineage}, its ring that of {ring.lineage}"
+            )
+        ring.lineage = lineage
+        self.applied_generation = max(self.applied_generation, generation)
+        newest = max((g for g, other in self.rings.items() if other.resume_step is not None), default=0)
+        resume_step = self.rings[newest].resume_step if newest else None
+        if generation < newest and resume_step is not None and step > resume_step + 1:
+            text = f"{worker} applied step {step} in ring {generation}; ring {newest} began at {resume_step}"
+            if self.rings[newest].lineage in (None, lineage):
+                self._broken("one ring", text)
 
-    def sent(self, worker: str, message: effects.Message) -> None:
-        """The master sends a message."""
-        match message:
-            case effects.Go():
-                if message.generation < self.go_generation:
-                    raise SimulationError(f"Go of {message.generation} after one of {self.go_generation}")
-                self.go_generation = message.generation
-                self._check_go(worker, message)
-            case effects.Prepared():
-                if message.generation < self.go_generation:
-                    text = f"Prepared of {message.generation} after Go of {self.go_generation}"
-                    raise SimulationError(text)
+    def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:
+        """A worker sends a message."""
+        match message.WhichOneof("message"):
+            case "step_report":
+                report = message.step_report
+                ring = self.rings.get(report.generation)
+                if ring is not None:
+                    ranks = {task.virtual_rank for task in report.tasks}
+                    ring.reported.setdefault(report.step, set()).update(ranks)
 
-    def stored(self, effect: effects.Effect) -> None:
-        """An effect became durable together with its event."""
-        match effect:
-            case effects.Note("history_rewound"):
-                self.rewinds += 1
-                self.next_step = int(effect.facts["to_step"])
-                kept = [step for step in self.standing if step < self.next_step]
-                self.standing = {step: self.standing[step] for step in kept}
-            case effects.Commit():
-                self._check_commit(effect)
-            case effects.TaskCommit():
-                if (effect.epoch, effect.index) in self.tasks_done:
-                    raise SimulationError(f"{effect} is done a second time")
-                self.tasks_done.add((effect.epoch, effect.index))
-        if isinstance(effect, effects.Note):
-            self.notes[effect.kind] = self.notes.get(effect.kind, 0) + 1
+    def checkpoint(self, step: int, shards: list[StoredShard]) -> None:
+        """A checkpoint becomes complete."""
+        contexts = {rank: parts for shard in shards for rank, parts in shard.contexts.items()}
+        if sorted(contexts) != list(range(self.ests)):
+            self._broken(
+                "contexts exist", f"a checkpoint of step {step} has the contexts of {sorted(contexts)}"
+            )
+        for rank, parts in contexts.items():
+            self._context(rank, step, parts)
+        for shard in shards:
+            if shard.weights != self.fixed.weights(shard.lineage, step):
+                self._broken("same bits", f"a checkpoint of step {step} has other weights than the fixed run")
 
-    def loading(self, usable: list[str]) -> None:
-        """A leader is asked to load: then nobody who attends holds weights that could be gone on from."""
-        if usable:
-            raise SimulationError(f"a checkpoint is loaded although these hold the state: {usable}")
+    # ------------------------------------------------------------------ the master's messages
 
-    def refused(self, event: events.Event, rejection: Rejection) -> None:
-        """A well-behaved worker is never refused for what it says."""
-        if isinstance(event, events.ScaleRequested | events.CheckpointRequested):
-            return
-        if rejection.reason in ("invalid_argument", "mismatch"):
-            raise SimulationError(f"{event!r} was refused: {rejection}")
+    def sent(self, master: str, stream: Stream, message: ring_pb2.AttendResponse) -> None:
+        """A master sends a message down a worker's stream."""
+        sent, worker = self._sent.setdefault(stream, Sent()), stream.worker_name
+        kind = message.WhichOneof("message")
+        body = getattr(message, str(kind))
+        self.world.log(f"{master} -> {worker}: {_short(kind, body)}")
+        # A planned change comes with the Prepared of the ring before it; after its Go nothing does.
+        newest = sent.go if kind == "prepared" else sent.generation
+        if kind in ("welcome", "prepare", "load", "go", "prepared"):
+            if body.generation < newest:
+                self._broken(
+                    "monotone", f"{master} sends {kind} of {body.generation} to {worker} after {newest}"
+                )
+            sent.generation = max(sent.generation, body.generation)
+        if kind == "go":
+            sent.go = body.generation
+        if kind == "prepare" and body.members:
+            self._ring(body.generation, list(body.members))
+        elif kind == "go":
+            self._check_go(worker, body)
+        elif kind == "load":
+            self._check_load(stream, body.generation)
+        elif kind == "prepared":
+            self._check_prepared(sent, worker, body)
+            if body.then_prepare.members:
+                self._ring(body.then_prepare.generation, list(body.then_prepare.members))
 
-    def finished(self, tasks: int) -> None:
-        """The job succeeded: the history is whole, and so is the dynamic dataset of `tasks` tasks."""
-        if len(self.tasks_done) != tasks:
-            raise SimulationError(f"{len(self.tasks_done)} dynamic tasks of {tasks} are done")
-        if sorted(self.standing) != list(range(self.steps)):
-            raise SimulationError(f"the standing history has the steps {sorted(self.standing)}")
+    def _ring(self, generation: int, members: list[ring_pb2.Member]) -> Ring:
+        owners: list[str] = []
+        for member in members:
+            if member.ests.start != len(owners) or member.ests.end <= member.ests.start:
+                self._broken("one ring", f"the ranges of virtual ranks of ring {generation} have holes")
+            owners += [member.worker_id] * (member.ests.end - member.ests.start)
+        known = self.rings.get(generation)
+        if known is None:
+            if len(owners) != self.ests:
+                self._broken("one ring", f"ring {generation} has {len(owners)} virtual ranks")
+            known = self.rings[generation] = Ring(owners)
+        elif known.owners != owners:
+            self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")
+        return known
 
-    def _check_commit(self, commit: effects.Commit) -> None:
+    def _check_go(self, worker: str, go: ring_pb2.Go) -> None:
+        ring = self._ring(go.generation, list(go.members))
+        if ring.resume_step not in (None, go.resume_step):
+            text = f"ring {go.generation} resumes at {ring.resume_step} and at {go.resume_step}"
+            self._broken("one ring", text)
+        ring.resume_step = go.resume_step
+        mine = [rank for rank, owner in enumerate(ring.owners) if owner == worker]
+        if not mine or [context.virtual_rank for context in go.contexts] != mine:
+            self._broken("contexts exist", f"{worker} got a Go without the contexts of its {mine}")
+        if not go.donors or sorted((*go.donors, *go.receivers)) != list(range(len(go.members))):
+            self._broken("one ring", f"donors {go.donors} and receivers {go.receivers} are not all members")
+        for context in go.contexts:
+            self._context(context.virtual_rank, go.resume_step, context_from_proto(context))
+
+    def _check_prepared(self, sent: Sent, worker: str, prepared: ring_pb2.Prepared) -> None:
+        generation, step = prepared.generation, prepared.step
+        ring = self.rings.get(generation)
+        reported = ring.reported.get(step, set()) if ring is not None else set()
+        if reported != set(range(self.ests)):
+            text = f"Prepared of step {step} in ring {generation}, with the reports of {sorted(reported)}"
+            self._broken("prepared", text)
+        if step < sent.prepared.get(generation, 0):
+            self._broken("monotone", f"{worker} is sent Prepared of {step} after {sent.prepared[generation]}")
+        sent.prepared[generation] = step
+        self.prepared_until = max(self.prepared_until, step + 1)
+
+    def _check_load(self, stream: Stream, generation: int) -> None:
+        """A leader is asked to load: nobody may attend who could go on from what was committed."""
+        if not self.standing or (self.ests == 1 and not self.saves):
+            return  # a single EST that moves cannot be handed over: its worker leaves first
+        ring = self.rings.get(self.applied_generation)
+        lineage = ring.lineage if ring is not None else None
+        saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
+        for worker in self.workers():
+            ready = self._ready.get((worker.name, generation))
+            if (
+                worker.attends
+                and worker.name != stream.worker_name
+                and worker.stream is not None
+                and worker.stream.master is stream.master
+                and worker.said_bye is None
+                and ready is not None
+                and ready == (worker.protocol.applied_step, True)
+                and worker.lineage == lineage
+                and self.next_step <= worker.protocol.applied_step <= self.prepared_until
+                and worker.protocol.applied_step > saved
+            ):
+                text = f"a checkpoint is loaded although {worker.name} holds all {self.next_step} steps"
+                self._broken("nothing lost", text)
+
+    def heard(self, worker: str, message: ring_pb2.AttendRequest) -> None:
+        """A master got a worker's message."""
+        kind = str(message.WhichOneof("message"))
+        if kind != "heartbeat":
+            self.world.log(f"{worker} -> master: {_short(kind, getattr(message, kind))}")
+        if message.HasField("ready"):
+            ready = message.ready
+            self._ready[worker, ready.generation] = ready.applied_step, ready.holds_state
+
+    def refused(self, method: str, ended: Ended) -> None:
+        """A master refuses a call."""
+        name = ended.code.name
+        self.refusals[name] = self.refusals.get(name, 0) + 1
+
+    def refused_wrongly(self, what: str, ended: Ended) -> None:
+        """A caller that did nothing wrong got a refusal that will not change."""
+        if ended.code in WRONG:
+            self._broken("no refusal", f"{what} was refused: {ended}")
+
+    # ------------------------------------------------------------------ the store
+
+    def stored(self, key: bytes, payload: bytes) -> None:
+        """An entry was added to a stream of the store."""
+        lost = self._lost.get(key)
+        if lost and lost[0] == payload:
+            lost.popleft()  # written again
+        elif key == HISTORY:
+            stored = records.decode_commit(payload)
+            commit = stored.commit
+            if isinstance(commit, Commit):
+                self._check_commit(commit)
+            else:
+                self._check_task(commit, stored.now)
+        elif key == EVENTS:
+            note = records.decode_note(payload).note
+            self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
+            self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
+            if note.kind == "history_rewound":
+                self.next_step = self.prepared_until = int(note.facts["to_step"])
+                kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}
+                self.standing = kept
+
+    def _is_applied_by_all(self, step: int) -> bool:
+        """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it."""
+        rings = list(self.rings.values())[-4:]
+        if any(all(self._reached.get(owner, 0) > step for owner in ring.owners) for ring in rings):
+            return True
+        return any(saved.step > step for saved in self.world.checkpoints)
+
+    def _check_task(self, commit: TaskCommit, now: float) -> None:
+        key = commit.epoch, commit.index
+        if key in self.tasks_done:
+            self._broken("exactly once", f"{commit} is done a second time")
+        self.tasks_done.add(key)
+        attempt, deadline = self._newest_lease.get(key, (0, 0.0))
+        if commit.attempt < attempt and now < deadline - 0.001:
+            self._broken("one owner", f"{commit} counts although attempt {attempt} holds the task")
+        if self._holders.get((*key, commit.attempt), commit.worker) != commit.worker:
+            self._broken("one owner", f"{commit} counts although another worker had that attempt")
+
+    def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
+        """The store's host lost power: these entries of a stream are gone, and must come again, in order."""
+        self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
+
+    def _check_commit(self, commit: Commit) -> None:
         if commit.step != self.next_step:
-            raise SimulationError(f"step {commit.step} is committed, next was {self.next_step}")
-        ranks = [task.virtual_rank for _, task in commit.tasks]
-        if ranks != list(range(self.ests)):
-            raise SimulationError(f"step {commit.step} is committed with the tasks of {ranks}")
-        self.next_step += 1
+            self._broken("history", f"step {commit.step} is committed, next was {self.next_step}")
+        if [task.virtual_rank for _, task in commit.tasks] != list(range(self.ests)):
+            self._broken("exactly once", f"step {commit.step} is committed without all virtual ranks")
+        owners = [worker for worker, _ in commit.tasks]
+        ring = self.rings.get(commit.generation)
+        if ring is None or owners != ring.owners:
+            self._broken(
+                "one ring", f"step {commit.step} was done by {owners}, not by ring {commit.generation}"
+            )
+        before = self.standing.get(commit.step - 1)
+        if before is not None and commit.generation < before.generation:
+            text = f"step {commit.step} is of ring {commit.generation}, the one before of {before.generation}"
+            self._broken("monotone", text)
+        if not self._is_applied_by_all(commit.step):
+            self._broken("history", f"step {commit.step} is committed before all members have applied it")
+        self.next_step = commit.step + 1
         self.standing[commit.step] = commit
 
-    def _check_go(self, worker: str, go: effects.Go) -> None:
-        member = next((member for member in go.members if member.worker == worker), None)
-        if member is None or [rank for rank, _ in go.contexts] != list(range(member.start, member.end)):
-            raise SimulationError(f"{worker} got a Go without its contexts")
-        places = sorted((*go.donors, *go.receivers))
-        if not go.donors or places != list(range(len(go.members))):
-            raise SimulationError(f"donors {go.donors} and receivers {go.receivers} are not all members")
-        ends = [0, *(member.end for member in go.members)]
-        if ends[-1] != self.ests or any(member.start != ends[i] for i, member in enumerate(go.members)):
-            raise SimulationError("the ranges of virtual ranks have holes")
-        for rank, parts in go.contexts:
-            self.context(rank, go.resume_step, parts)
+    def task_acknowledged(self, epoch: int, index: int) -> None:
+        """A caller was told that its task counts."""
+        if (epoch, index) not in self.tasks_done:
+            self._broken("no write lost", f"task {(epoch, index)} was acknowledged and is not in the store")
 
-    def context(self, rank: int, step: int, parts: Context) -> None:
-        """A context somebody starts a step from."""
+    def leased(self, worker: str, tasks: list[shard_pb2.Task]) -> None:
+        """A caller got tasks of the dynamic dataset."""
+        for task in tasks:
+            key = task.epoch, task.index
+            if self._holders.setdefault((*key, task.attempt), worker) != worker:
+                self._broken("one owner", f"attempt {task.attempt} of task {key} has two holders")
+            newest = self._newest_lease.get(key, (0, 0.0))
+            self._newest_lease[key] = max(newest, (task.attempt, task.deadline.ToNanoseconds() / 1e9))
+            if self._first_rng.setdefault(key, task.rng.python) != task.rng.python:
+                self._broken("same bits", f"task {key} comes again with other random states")
+        attempts = [task.attempt for task in tasks]
+        if any(one == 1 and other > 1 for one, other in pairwise(attempts)):
+            self._broken(
+                "front of the queue", f"a task that came back is given out behind new ones: {attempts}"
+            )
+
+    def dataset_complete(self, tasks: int) -> None:
+        """A caller was told that there will be no more tasks."""
+        if len(self.tasks_done) != tasks:
+            text = f"the dataset is called complete with {len(self.tasks_done)} of {tasks} tasks done"
+            self._broken("exactly once", text)
+
+    # ------------------------------------------------------------------ at the end
+
+    def finished(self, server: StoreServer, tasks: int) -> None:
+        """The job succeeded: the history in the store is whole, and so is the dynamic dataset of `tasks`."""
+        if gone := [records.decode_commit(payload).commit for payload in self._lost.get(HISTORY, ())]:
+            self._broken("no write lost", f"the store lost {len(gone)} commits for good: {gone[0]}")
+        if len(self.tasks_done) != tasks:
+            self._broken("exactly once", f"{len(self.tasks_done)} dynamic tasks of {tasks} are done")
+        if sorted(self.standing) != list(range(self.steps)):
+            self._broken("history", f"the standing history has the steps {sorted(self.standing)}")
+        stored = [records.decode_commit(payload) for _, payload in server.entries(HISTORY)]
+        entries = [entry for commit in stored for entry in audit_entries(commit, "")]
+        result = audit(entries)
+        if not result.ok:
+            self._broken("exactly once", f"the audit finds {result.violations[:3]}")
+        last = {one.commit.step: one.commit for one in stored if isinstance(one.commit, Commit)}
+        if last != self.standing:
+            gone = sorted(set(self.standing) - set(last))
+            self._broken(
+                "no write lost", f"the stored history is not what was committed; steps {gone} are gone"
+            )
+        done = {(c.commit.epoch, c.commit.index) for c in stored if isinstance(c.commit, TaskCommit)}
+        if done != self.tasks_done:
+            self._broken("no write lost", f"tasks {sorted(self.tasks_done - done)} are gone from the store")
+
+    def _context(self, rank: int, step: int, parts: Context) -> None:
         if parts != self.fixed.contexts[step][rank]:
-            raise SimulationError(f"the context of EST {rank} at step {step} is not the fixed run's")
+            self._broken("same bits", f"the context of EST {rank} at step {step} is not the fixed run's")
+
+    def _broken(self, checker: str, text: str) -> None:
+        self.world.fail(checker, text)
+
+
+def _short(kind: str | None, body: Any) -> str:
+    """A message in a line of the trace."""
+    match kind:
+        case "go":
+            members = [f"{member.worker_id}:{member.ests.start}-{member.ests.end}" for member in body.members]
+            text = f"g{body.generation} s{body.resume_step} {' '.join(members)} donors {list(body.donors)}"
+        case "prepare":
+            text = f"g{body.generation} {' '.join(member.worker_id for member in body.members)}"
+        case "prepared":
+            then = f", then g{body.then_prepare.generation}" if body.HasField("then_prepare") else ""
+            text = f"g{body.generation} s{body.step}{then}"
+        case "ready" | "hello":
+            text = f"g{body.generation} s{body.applied_step} holds_state={body.holds_state}"
+        case "step_report" | "loaded" | "ring_broken":
+            text = f"g{body.generation} s{body.step}"
+        case "welcome":
+            text = f"g{body.generation} resumed={body.resumed}"
+        case _:
+            text = ""
+    return f"{kind} {text}"

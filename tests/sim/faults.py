@@ -1,48 +1,140 @@
-"""The agents, the operator and the faults of one run."""
+"""The supervisor, the agents, the operator's whims and the faults of one run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastane_master.decisions import events
-from elastane_master.decisions.state import OVER
+from elastane_master.store.log import LogOptions
+from sim.callers import Operator
+from sim.checkers import KEYS, Checkers
+from sim.group import Group
 from sim.master_model import MasterModel
-from sim.network import Group
+from sim.network import Network
+from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
 from sim.worker_model import Script, WorkerModel
 from sim.world import World
+
+FENCE = KEYS.fence.encode()
+CLOCK_ERRORS_SECONDS = (0.0, 0.0, 0.0, -3600.0, -5.0, 5.0, 3600.0)
+OVER_GRACE_SECONDS = 10.0
+FREEZES_SECONDS = (0.1, 1.0, 2.9, 3.5, 8.0)
+CUTS_SECONDS = (0.1, 1.0, 3.2, 6.0, 20.0)
+
+FAULTS = (
+    "worker starts",
+    "worker killed",
+    "node silent",
+    "all workers killed",
+    "worker restarted",
+    "spot notice",
+    "drained",
+    "worker frozen",
+    "trainer hangs",
+    "script raises",
+    "connection reset",
+    "all connections reset",
+    "peers disconnected",
+    "master killed",
+    "master's host gone",
+    "master stopped",
+    "master frozen",
+    "master's clock set",
+    "second master",
+    "master and workers killed",
+    "store killed",
+    "store killed at a write",
+    "store lost writes",
+    "store refuses",
+    "store slow",
+    "worker cut off",
+    "master cut off",
+    "master cut off from store",
+    "calls lost and doubled",
+    "scaled",
+    "suspended",
+    "resumed",
+    "checkpoint asked for",
+    "storage broken or mended",
+    "checkpoint corrupted",
+)
+"""What can happen to a run; `Cluster._choices` says how."""
 
 
 @dataclass
 class Cluster:
-    """Starts workers, and makes things go wrong until `faults_until`."""
+    """Starts masters and workers, and makes things go wrong until `faults_until`."""
 
     world: World
-    master: MasterModel
+    network: Network
+    server: StoreServer
+    checkers: Checkers
     script: Script
+    workers_min: int
+    options: LogOptions
     faults_until: float
     faults_per_second: float
     groups: dict[int, Group] = field(default_factory=dict)
+    masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
+    buried: list[WorkerModel] = field(default_factory=list)
     started: int = 0
-    requests: int = 0
+    injected: dict[str, int] = field(default_factory=dict)
+    _healed_at: int = 0
+
+    def __post_init__(self) -> None:
+        self.operator = Operator(self.world, self.network, self.checkers, self.serving, "operator")
 
     def begin(self, workers: int) -> None:
-        """The first workers come within half a second, then the faults begin."""
+        """Workers come within half a second, then the faults begin."""
         for number in range(workers):
             self.world.after(self.world.rng.uniform(0.0, 0.5), lambda number=number: self.start(f"w{number}"))
         self._plan_fault()
         self.world.after(1.0, self._agents)
+        self.world.after(0.2, self._supervise)
+
+    def start_master(self) -> None:
+        """A master process, whether or not another one runs."""
+        offset = self.world.rng.choice(CLOCK_ERRORS_SECONDS) if self.calm_in > 0 else 0.0
+        name = f"master-{len(self.masters)}"
+        self.world.log(f"{name} starts, its clock is off by {offset:g} s")
+        master = MasterModel(
+            self.world,
+            self.network,
+            self.server,
+            self.checkers,
+            name,
+            self.options,
+            wall_offset_seconds=offset,
+        )
+        self.masters.append(master)
 
     def start(self, name: str) -> None:
-        """Starts a process, unless one of that name runs or the job is over."""
+        """Starts a worker process, unless one of that name runs or the job is over."""
         running = self.workers.get(name)
-        if self.master.machine.state.phase in OVER or (running is not None and running.is_alive):
+        if self.is_over or (running is not None and running.is_alive):
             return
         self.started += 1
-        worker = WorkerModel(self.world, self.master, self.script, self.groups, name, self.started)
+        if running is not None:
+            self.buried.append(running)
+        worker = WorkerModel(
+            self.world,
+            self.network,
+            self.checkers,
+            self.script,
+            self.groups,
+            self.serving,
+            name,
+            self.started,
+        )
         self.workers[name] = worker
         worker.start()
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def calm_in(self) -> float:
+        return self.faults_until - self.world.now
 
     @property
     def alive(self) -> list[WorkerModel]:
@@ -50,43 +142,69 @@ class Cluster:
         return [worker for worker in self.workers.values() if worker.is_alive]
 
     @property
+    def masters_alive(self) -> list[MasterModel]:
+        return [master for master in self.masters if master.process.alive]
+
+    def serving(self) -> list[MasterModel]:
+        """Those a connection may reach; a silent host keeps its address for a while, and that is a cut."""
+        return [master for master in self.masters_alive if master.serving]
+
+    @property
+    def newest(self) -> MasterModel | None:
+        serving = self.serving()
+        return serving[-1] if serving else None
+
+    @property
+    def phase(self) -> str:
+        """As the newest master would say."""
+        host = self.newest.host if self.newest is not None else None
+        return host.machine.state.phase if host is not None else ""
+
+    @property
     def is_over(self) -> bool:
         """A job that failed, because random errors hit one step three times, is resumed by its operator."""
-        return self.master.machine.state.phase in ("succeeded", "cancelled")
+        return self.phase in ("succeeded", "cancelled")
 
-    def usable_holders(self) -> list[str]:
-        """Attending processes whose weights the job could go on from, as far as the master can know."""
-        state = self.master.machine.state
-        saved_step = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
-        return [
-            worker.name
-            for worker in self.alive
-            if (record := state.workers.get(worker.name)) is not None
-            and worker.stream is not None
-            and record.session == worker.stream.session
-            and worker.holds_state
-            and worker.said_bye is None
-            and not record.drain_sent
-            and worker.name not in state.fenced_claims
-            and (
-                state.contexts.has(worker.applied)
-                or worker.is_in_newest_ring(self.master.checkers.go_generation)
-            )
-            and worker.applied > saved_step
-            # The one EST of such a job cannot be shared for a hand-over, and nothing can be saved.
-            and not (record.draining and state.settings.ests == 1 and not state.settings.checkpoint_url)
-        ]
+    @property
+    def is_settled(self) -> bool:
+        """Everything the newest master decided is stored."""
+        host = self.newest.host if self.newest is not None else None
+        return host is not None and host.log.pending is None
 
-    # ------------------------------------------------------------------ agents
+    @property
+    def _store_is_whole(self) -> bool:
+        """Masters made good what the store lost: until then only their memory holds it."""
+        table = self.server.data.get(FENCE, {})
+        return self.server.is_up and int(table.get(b"sequence", b"0")) >= self._healed_at
+
+    # ------------------------------------------------------------------ supervisor and agents
+
+    def _supervise(self) -> None:
+        """Keeps a master running."""
+        if not self.masters_alive:
+            self.world.after(self.world.rng.choice((0.02, 0.3, 2.0)), self._replace_master)
+        else:
+            self.world.after(0.2, self._supervise)
+
+    def _replace_master(self) -> None:
+        if not self.masters_alive:
+            self.start_master()
+        self.world.after(0.2, self._supervise)
 
     def _agents(self) -> None:
         """Keeps workers coming: few while there are faults, enough of them afterwards."""
-        calm = self.world.now >= self.faults_until
-        state = self.master.machine.state
-        wanted = max(state.settings.workers_min, 1) if calm else 1
-        if calm and state.phase in ("suspended", "failed"):
-            self._request(events.ResumeRequested(self._request_id()))
-        wants_workers = not self.is_over and state.phase not in ("suspended", "failed") and self.master.is_up
+        calm = self.calm_in <= 0
+        phase = self.phase
+        for worker in self.alive:
+            told_at = worker.told_to_end_at
+            if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
+                worker.kill()  # who is told to end and does not, its agent puts away
+        wanted = max(self.workers_min, 1) if calm else 1
+        if calm and phase in ("suspended", "failed"):
+            self.operator.resume()
+        if calm and self.operator.scaled is not None:
+            wanted = max(wanted, self.operator.scaled[0])
+        wants_workers = phase not in ("suspended", "failed", "succeeded", "cancelled", "")
         if wants_workers and len(self.alive) < wanted and (calm or self.world.rng.random() < 0.3):
             self.start(f"w{self.started}")
         if not self.is_over:
@@ -98,58 +216,134 @@ class Cluster:
         self.world.after(self.world.rng.expovariate(self.faults_per_second), self._fault)
 
     def _fault(self) -> None:
-        if self.world.now >= self.faults_until or self.is_over:
+        if self.calm_in <= 0 or self.is_over:
             self.world.storage_broken = False
             return
-        rng, pick = self.world.rng, self._pick
-        choices: list[tuple[float, Callable[[], None]]] = [
-            (4, lambda: self.start(f"w{self.started}")),
-            (3, lambda: pick(lambda worker: worker.kill())),
-            (1, lambda: pick(lambda worker: worker.kill(is_silent=True))),
-            (1, lambda: [worker.kill() for worker in self.alive] and None),
-            (2, lambda: pick(self._restart)),
-            (2, lambda: pick(lambda worker: worker.leave())),
-            (1, lambda: pick(self._drain)),
-            (1.5, lambda: pick(lambda worker: worker.freeze(rng.choice((0.1, 1.0, 2.9, 3.5, 8.0))))),
-            (1, lambda: pick(lambda worker: worker.hang())),
-            (1, lambda: pick(lambda worker: worker.fail())),
-            (2, lambda: pick(lambda worker: worker.blip())),
-            (0.5, lambda: [worker.blip() for worker in self.alive] and None),
-            (2, lambda: self.master.crash(rng.choice((0.02, 0.3, 2.0)))),
-            (1, self._crash_all),
-            (1, self._scale),
-            (0.5, lambda: self._request(events.SuspendRequested(self._request_id()))),
-            (1, lambda: self._request(events.ResumeRequested(self._request_id()))),
-            (1, lambda: self._request(events.CheckpointRequested(self._request_id()))),
-            (0.5, self._break_storage),
-            (0.3, self._corrupt),
-        ]  # fmt: skip
-        rng.choices([action for _, action in choices], [weight for weight, _ in choices])[0]()
+        names, actions, weights = zip(*self._choices(), strict=True)
+        place = self.world.rng.choices(range(len(names)), weights)[0]
+        self.injected[names[place]] = self.injected.get(names[place], 0) + 1
+        actions[place]()
         self._plan_fault()
 
-    def _pick(self, action: Callable[[WorkerModel], None]) -> None:
+    def _choices(self) -> list[tuple[str, Callable[[], object], float]]:
+        rng, worker, master, store = self.world.rng, self._worker, self._master, self.server
+        down = rng.choice((0.02, 0.3, 2.0))
+        freeze = rng.choice(FREEZES_SECONDS)
+        return [
+            ("worker starts", lambda: self.start(f"w{self.started}"), 4),
+            ("worker killed", lambda: worker(lambda w: w.kill()), 3),
+            ("node silent", lambda: worker(lambda w: w.kill(is_silent=True)), 1),
+            ("all workers killed", lambda: [w.kill() for w in self.alive], 1),
+            ("worker restarted", lambda: worker(self._restart), 2),
+            ("spot notice", lambda: worker(lambda w: w.leave()), 2),
+            ("drained", lambda: worker(lambda w: self.operator.drain(w.name)), 1),
+            ("worker frozen", lambda: worker(lambda w: w.process.freeze(freeze)), 1.5),
+            ("trainer hangs", lambda: worker(self._hang), 1),
+            ("script raises", lambda: worker(self._raise), 1),
+            ("connection reset", lambda: worker(lambda w: w.blip()), 2),
+            ("all connections reset", lambda: [w.blip() for w in self.alive], 0.5),
+            ("peers disconnected", self._disturb_group, 1),
+            ("master killed", lambda: master(lambda m: m.kill()), 2),
+            ("master's host gone", lambda: master(lambda m: m.kill(silent=True)), 0.5),
+            ("master stopped", lambda: master(lambda m: m.stop()), 1),
+            ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
+            ("master's clock set", lambda: master(self._set_clock), 0.5),
+            ("second master", lambda: self._store_is_whole and self.start_master(), 2),
+            ("master and workers killed", self._crash_all, 1),
+            ("store killed", lambda: store.crash(down), 1),
+            ("store killed at a write", lambda: self._crash_store_at_write(down), 1.5),
+            ("store lost writes", self._lose_writes, 0.7),
+            ("store refuses", self._refuse, 0.7),
+            ("store slow", self._slow, 0.7),
+            ("worker cut off", lambda: worker(lambda w: self._cut(w.name, self._master_names)), 2),
+            ("master cut off", lambda: master(lambda m: self._cut(m.name, list(self.workers))), 1),
+            ("master cut off from store", lambda: master(lambda m: self._cut(m.name, [PLACE])), 1.5),
+            ("calls lost and doubled", self._trouble_calls, 1),
+            ("scaled", self._scale, 1),
+            ("suspended", self.operator.suspend, 0.5),
+            ("resumed", self.operator.resume, 1),
+            ("checkpoint asked for", self.operator.checkpoint, 1),
+            ("storage broken or mended", self._break_storage, 0.5),
+            ("checkpoint corrupted", self._corrupt, 0.3),
+        ]  # fmt: skip
+
+    def _worker(self, action: Callable[[WorkerModel], object]) -> None:
         if self.alive:
             action(self.world.rng.choice(self.alive))
+
+    def _master(self, action: Callable[[MasterModel], object]) -> None:
+        """Not while its memory is all there is: what was acknowledged would be lost with it."""
+        if self.masters_alive and self._store_is_whole:
+            action(self.world.rng.choice(self.masters_alive))
+
+    def _set_clock(self, master: MasterModel) -> None:
+        """The time of day jumps under a running master."""
+        master.process.wall_offset_seconds = self.world.rng.choice(CLOCK_ERRORS_SECONDS)
+
+    @property
+    def _master_names(self) -> list[str]:
+        return [master.name for master in self.masters_alive]
 
     def _restart(self, worker: WorkerModel) -> None:
         """The agent starts a worker anew under its name, before or after the master sees the death."""
         worker.kill()
         self.world.after(self.world.rng.choice((0.0001, 0.5)), lambda: self.start(worker.name))
 
+    def _hang(self, worker: WorkerModel) -> None:
+        worker.hangs = True
+
+    def _raise(self, worker: WorkerModel) -> None:
+        worker.raises = True
+
+    def _disturb_group(self) -> None:
+        groups = [worker.group for worker in self.alive if worker.group is not None]
+        if groups:
+            self.world.rng.choice(groups).disturb()
+
     def _crash_all(self) -> None:
         """Master and some workers at once."""
-        self.master.crash(0.3)
+        self._master(lambda master: master.kill())
         for worker in self.alive:
             if self.world.rng.random() < 0.4:
                 worker.kill()
 
+    def _crash_store_at_write(self, down_seconds: float) -> None:
+        self.server.crash_next = self.world.rng.choice(("before", "after"))
+        self.server.down_seconds = down_seconds
+
+    def _lose_writes(self) -> None:
+        """The store's host loses power; a master that lives has everything in its memory."""
+        master = self.newest
+        if master is None or master.host is None or self.masters_alive != [master] or master.process.frozen:
+            return
+        if master.host.stopping or not self.network.passes(master.name, PLACE):
+            return
+        # What another master acknowledged within the last seconds is in no memory any more.
+        if self._store_is_whole and self.world.now - master.serving_since > LOST_SECONDS_MAX:
+            self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
+            self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)
+
+    def _refuse(self) -> None:
+        self.world.log("STORE refuses")
+        self.server.refuses_until = self.world.now + self.world.rng.choice((0.1, 2.0))
+
+    def _slow(self) -> None:
+        self.world.log("STORE is slow")
+        self.server.slow_until = self.world.now + self.world.rng.choice((1.0, 4.0))
+
+    def _cut(self, one: str, others: list[str]) -> None:
+        rng = self.world.rng
+        to, back = rng.choice(((True, True), (True, False), (False, True)))
+        self.network.cut(one, others, min(rng.choice(CUTS_SECONDS), max(self.calm_in, 0.1)), to=to, back=back)
+
+    def _trouble_calls(self) -> None:
+        self.world.log("NETWORK loses and doubles calls")
+        self.network.troubled_until = min(self.world.now + 3.0, self.faults_until)
+
     def _scale(self) -> None:
         low = self.world.rng.randint(1, max(1, self.script.ests // 2))
-        high = self.world.rng.randint(low, self.script.ests + 1)
-        self._request(events.ScaleRequested(self._request_id(), low, high))
-
-    def _drain(self, worker: WorkerModel) -> None:
-        self._request(events.DrainRequested(self._request_id(), worker.name))
+        high = self.world.rng.randint(low, self.script.ests)
+        self.operator.scale(low, high)
 
     def _break_storage(self) -> None:
         self.world.storage_broken = not self.world.storage_broken
@@ -157,11 +351,3 @@ class Cluster:
     def _corrupt(self) -> None:
         if self.world.checkpoints:
             self.world.rng.choice(self.world.checkpoints).corrupt = True
-
-    def _request(self, event: events.Event) -> None:
-        self.world.log(f"OPERATOR {event!r}")
-        self.master.event(event)
-
-    def _request_id(self) -> str:
-        self.requests += 1
-        return f"request-{self.requests}"

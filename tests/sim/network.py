@@ -1,120 +1,262 @@
-"""Streams between workers and the master, and the process groups between workers."""
+"""The network: who reaches whom, streams and unary calls to the master.
+
+A link has a direction. While it is cut, what belongs to a stream waits and arrives afterwards, as TCP
+repeats it; a unary request or its answer may be lost instead. A stream keeps its order; everything else
+overtakes. A connection on which nothing came through for the keepalive's time is given up by the worker.
+"""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from elastane_master.decisions import effects, events
+import grpc
+from google.rpc import status_pb2
+
+from elastane_proto.v1 import errors_pb2
+from sim.process import Process
+from sim.world import World
 
 if TYPE_CHECKING:
     from sim.master_model import MasterModel
-    from sim.worker_model import WorkerModel
-    from sim.world import World
+
+KEEPALIVE_SECONDS = 10.0
+KEEPALIVE_TIMEOUT_SECONDS = 5.0
+LOST_SHARE = 0.5
+DELAYS_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.02)
+
+
+class Network:
+    """Links by (from, to). troubled_until: until then unary calls are also lost, late and doubled."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.troubled_until = 0.0
+        self._cut_until: dict[tuple[str, str], float] = {}
+
+    def cut(
+        self, one: str, others: Collection[str], seconds: float, *, to: bool = True, back: bool = True
+    ) -> None:
+        """Cuts the links from `one` to others, and back, for a while."""
+        arrows = "->" * to + "<-" * back
+        self.world.log(f"NETWORK {one} {arrows} {', '.join(others)} is cut for {seconds:.1f} s")
+        until = self.world.now + seconds
+        for other in others:
+            for link, wanted in (((one, other), to), ((other, one), back)):
+                if wanted:
+                    self._cut_until[link] = max(until, self._cut_until.get(link, 0.0))
+
+    def passes(self, source: str, target: str) -> bool:
+        """Whether something sent now goes through at once."""
+        return self._cut_until.get((source, target), 0.0) <= self.world.now
+
+    def arrival(self, source: str, target: str) -> float:
+        """When something sent now arrives, at the earliest when the link is whole again."""
+        delay = self.world.rng.choice(DELAYS_SECONDS)
+        return max(self.world.now, self._cut_until.get((source, target), 0.0)) + delay
+
+    def is_lost(self, source: str, target: str) -> bool:
+        """Whether a datagram of a unary call sent now never arrives."""
+        rng = self.world.rng
+        if not self.passes(source, target):
+            return rng.random() < LOST_SHARE
+        return self.world.now < self.troubled_until and rng.random() < 0.2
+
+
+class Ended(Exception):  # noqa: N818 - the end of a call, not an error of ours
+    """How a call ended: a status code, and the master's detail."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, detail: errors_pb2.ErrorDetail) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code, self.details, self.detail = code, details, detail
+
+    @classmethod
+    def of(cls, code: grpc.StatusCode, details: str, metadata: Any = ()) -> Ended:
+        """From what a servicer gives to `abort`."""
+        detail = errors_pb2.ErrorDetail()
+        for key, value in metadata or ():
+            if key == "grpc-status-details-bin":
+                for packed in status_pb2.Status.FromString(value).details:
+                    packed.Unpack(detail)
+        return cls(code, details, detail)
+
+
+def unavailable(details: str) -> Ended:
+    return Ended.of(grpc.StatusCode.UNAVAILABLE, details)
+
+
+class CallContext:
+    """What a servicer gets as its context."""
+
+    def __init__(self, write: Callable[[Any], None] = lambda message: None) -> None:
+        self._write = write
+
+    async def write(self, message: Any) -> None:
+        self._write(message)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        raise Ended.of(code, details, trailing_metadata)
 
 
 class Stream:
-    """One session. Messages keep their order in each direction and take a random time."""
+    """One Attend stream: bytes both ways, in order.
 
-    def __init__(self, world: World, master: MasterModel, worker: WorkerModel, session: str) -> None:
-        self.world, self.master, self.worker, self.session = world, master, worker, session
-        self.incarnation = master.incarnation
-        self.up_at = self.down_at = world.now
-        self.open_up = self.open_down = True
-        master.streams.append(self)
+    on_message, on_end: run in the worker's process; on_end gets None when the stream ended in good order.
+    """
 
-    def up(self, event: events.Event) -> None:
-        """Worker to master."""
+    def __init__(
+        self,
+        network: Network,
+        worker: Process,
+        master: MasterModel,
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[Ended | None], None],
+    ) -> None:
+        self._network, self._worker, self.master = network, worker, master
+        self._on_message, self._on_end = on_message, on_end
+        self._up_at = self._down_at = network.world.now
+        self._inbox: deque[bytes] = deque()
+        self._half_closed = False
+        self._arrived: Any = None
+        self.open_up = True
+        self.open_down = True
+        self._ended = False
+        self.serving: Any = None
+        self._up(lambda: master.accept(self))
+        self._watch(False)
+
+    @property
+    def attends(self) -> bool:
+        """Both ends take it for open."""
+        return self.open_up and self.open_down and not self._ended and self.serving is not None
+
+    @property
+    def worker_name(self) -> str:
+        return self._worker.name
+
+    # ------------------------------------------------------------------ the worker's end
+
+    def write(self, payload: bytes) -> None:
+        """A message up."""
         if self.open_up:
-            self.up_at = max(self.up_at, self.world.now + self._delay())
-            self.world.at(self.up_at, lambda: self._arrive(event))
+            self._up(lambda: self._take(payload))
 
-    def down(self, message: effects.Message) -> None:
-        """Master to worker."""
-        if self.open_down:
-            self.down_at = max(self.down_at, self.world.now + self._delay())
-            self.world.at(self.down_at, lambda: self.worker.receive(self, message))
+    def close_up(self) -> None:
+        """The worker has nothing more to say."""
+        if self.open_up:
+            self._up(lambda: self._take(None))
+            self.open_up = False
 
-    def break_up(self, reason: str) -> None:
-        """The worker's end is gone: the master sees it behind the last message."""
+    def reset(self) -> None:
+        """The worker's end is gone: the master's is cancelled."""
         if self.open_up:
             self.open_up = False
-            self.up_at = max(self.up_at, self.world.now + self._delay())
-            self.world.at(self.up_at, lambda: self._lost(reason))
+            self._ended = True
+            self._up(self._cancelled)
 
-    def break_down(self, *, final: bool = False) -> None:
-        """The master's end is gone: the worker sees it behind the last message. final: after Bye, or Done."""
+    def give_up(self, why: str) -> None:
+        """The worker's end breaks without a word, and its process is told."""
+        if not self._ended:
+            self.reset()
+            self._on_end(unavailable(why))
+
+    def _up(self, action: Callable[[], None]) -> None:
+        self._up_at = max(self._up_at, self._network.arrival(self._worker.name, self.master.name))
+        process = self.master.process
+        self._network.world.at(self._up_at, lambda: process.call_soon(action))
+
+    def _watch(self, was_silent: bool) -> None:
+        """The keepalive of the worker's connection."""
+        if self._ended or not self._worker.alive:
+            return
+        names = self._worker.name, self.master.name
+        process = self.master.process
+        passes = self._network.passes(*names) and self._network.passes(*reversed(names))
+        silent = not passes or not process.alive or process.frozen
+        if silent and was_silent:
+            self._worker.call_soon(self.give_up, "keepalive timed out")
+        else:
+            seconds = KEEPALIVE_TIMEOUT_SECONDS if silent else KEEPALIVE_SECONDS
+            self._network.world.after(seconds, lambda: self._watch(silent))
+
+    # ------------------------------------------------------------------ the master's end
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._inbox:
+            if self._half_closed:
+                raise StopAsyncIteration
+            self._arrived = self.master.process.create_future()
+            await self._arrived
+        return self._inbox.popleft()
+
+    def _take(self, payload: bytes | None) -> None:
+        if payload is None:
+            self._half_closed = True
+        else:
+            self._inbox.append(payload)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+
+    def _cancelled(self) -> None:
+        self.open_down = False
+        if self.serving is not None:
+            self.serving.cancel()
+
+    def send(self, payload: bytes) -> None:
+        """A message down."""
+        if self.open_down:
+            self._down(lambda: None if self._ended else self._on_message(payload))
+
+    def end(self, ended: Ended | None) -> None:
+        """The master's end is over."""
         if self.open_down:
             self.open_down = False
-            self.down_at = max(self.down_at, self.world.now + self._delay())
-            self.world.at(self.down_at, lambda: self.worker.stream_ended(self, final))
+            self._down(lambda: self._end_here(ended))
 
-    def _delay(self) -> float:
-        return self.world.rng.choice((0.0005, 0.001, 0.002, 0.004, 0.02))
+    def _end_here(self, ended: Ended | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self.open_up = False
+            self._on_end(ended)
 
-    def _arrive(self, event: events.Event) -> None:
-        if self.master.incarnation == self.incarnation and self.master.is_up:
-            self.master.message(self, event)
-
-    def _lost(self, reason: str) -> None:
-        if self.master.incarnation == self.incarnation and self.master.is_up:
-            self.master.stream_broke(self, reason)
+    def _down(self, action: Callable[[], None]) -> None:
+        self._down_at = max(self._down_at, self._network.arrival(self.master.name, self._worker.name))
+        self._network.world.at(self._down_at, lambda: self._worker.call_soon(action))
 
 
-class Group:
-    """The process group of one generation: forms when all have come, breaks when one goes."""
+async def call(
+    network: Network,
+    process: Process,
+    master: MasterModel,
+    method: str,
+    request: Any,
+    patience_seconds: float,
+) -> Any:
+    """A unary call: the response, or raises Ended. It may be carried out although no answer comes."""
+    world, answer = network.world, process.create_future()
 
-    def __init__(self, world: World, go: effects.Go) -> None:
-        self.world = world
-        self.generation, self.resume_step = go.generation, go.resume_step
-        self.members = [member.worker for member in go.members]
-        self.donors = {self.members[place] for place in go.donors}
-        self.receivers = {self.members[place] for place in go.receivers}
-        self.present: dict[str, WorkerModel] = {}
-        self.contributions: dict[int, dict[int, bytes]] = {}
-        self.formed = self.is_broken = False
+    def settle(ended: Ended | None, response: Any) -> None:
+        if not answer.done():
+            answer.set_exception(ended) if ended is not None else answer.set_result(response)
 
-    def enter(self, worker: WorkerModel) -> None:
-        """A member has its Go."""
-        self.present[worker.name] = worker
-        if not self.is_broken and set(self.present) == set(self.members):
-            self.world.after(0.005, self._form)
+    def answered(ended: Ended | None, response: Any) -> None:
+        if not network.is_lost(master.name, process.name):
+            back = network.arrival(master.name, process.name)
+            world.at(back, lambda: process.call_soon(settle, ended, response))
 
-    def leave(self, worker: WorkerModel, *, through_with: int = -1) -> None:
-        """A member died, was fenced or went away: the others find out, or not, and at different times.
-
-        through_with: the step whose all-reduce it completed; if that is the newest, nobody waits for it.
-        """
-        if self.present.pop(worker.name, None) is None or self.is_broken:
-            return
-        if self.formed and through_with >= max(self.contributions, default=self.resume_step):
-            return
-        self.is_broken = True
-        for other in list(self.present.values()):
-            # An all-reduce whose data has arrived may still complete; a waiting one breaks or hangs.
-            if self.world.rng.random() < 0.6:
-                delay = self.world.rng.uniform(0.0, 0.3)
-                self.world.after(delay, partial(other.collective_broke, self))
-
-    def contribute(self, step: int, gradients: dict[int, bytes], ests: int) -> None:
-        """A member's part of the all-reduce of a step; the last one's lets all of them complete."""
-        if self.is_broken:
-            return
-        parts = self.contributions.setdefault(step, {})
-        parts.update(gradients)
-        if len(parts) == ests:
-            for worker in list(self.present.values()):
-                delay = self.world.rng.choice((0.0, 0.001, 0.01, 0.05))
-                self.world.after(delay, partial(worker.reduced, self, step, parts))
-            self.contributions.pop(step - 1, None)
-
-    def _form(self) -> None:
-        if self.is_broken:
-            return
-        self.formed = True
-        for worker in list(self.present.values()):
-            if worker.name in self.receivers:
-                donor = self.world.rng.choice(sorted(self.donors))
-                worker.receive_state(self, self.present[donor])
-            else:
-                worker.group_formed(self)
+    payload = request.SerializeToString()
+    doubled = world.now < network.troubled_until and world.rng.random() < 0.3
+    for _ in range(2 if doubled else 1):
+        if not network.is_lost(process.name, master.name):
+            late = world.rng.uniform(0.0, 2.0) if doubled else 0.0
+            arrival = network.arrival(process.name, master.name) + late
+            world.at(arrival, lambda: master.take_call(method, payload, answered))
+    patience = process.call_later(patience_seconds, settle, unavailable("deadline exceeded"), None)
+    try:
+        return await answer
+    finally:
+        patience.cancel()

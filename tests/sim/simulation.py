@@ -2,79 +2,210 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
 import random
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 
-from elastane_master.decisions.events import JobSettings
-from elastane_master.decisions.machine import JobMachine
-from sim.checkers import Checkers
+import structlog
+
+import elastane_master.servers.job_service
+import elastane_master.servers.shard_service
+import elastane_master.sessions
+import elastane_master.store.log
+from elastane_master.store.log import LogOptions
+from elastane_proto.v1 import job_pb2
+from sim.callers import EPOCHS, TASKS, TaskClient
+from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
-from sim.master_model import MasterModel
+from sim.network import Network
 from sim.reference import FixedRuns
-from sim.task_client import EPOCHS, TASKS, TaskClient
+from sim.store_model import StoreServer
 from sim.worker_model import Script
 from sim.world import SimulationError, World
 
 FAULTS_SECONDS = 15.0
 CALM_SECONDS = 600.0
-EVENTS_MAX = 300_000
+EVENTS_MAX = 2_000_000
+TRACE_LINES = 200
 
 
 @dataclass
 class Outcome:
     """What a run shows afterwards."""
 
+    seed: int
     checkers: Checkers
     world: World
-    generations: int
+    injected: dict[str, int]
 
 
-def simulate(seed: int) -> Outcome:
-    """Runs one seed. Raises SimulationError with the seed and the end of the trace."""
+def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
+    """Runs one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
     rng = random.Random(seed)
-    script, settings = _draw(rng)
     world = World(rng)
-    checkers = Checkers(script.ests, script.steps, FixedRuns(script.ests, script.steps))
-    master = MasterModel(world, checkers, JobMachine.create("job", settings, world.now))
-    cluster = Cluster(world, master, script, world.now + FAULTS_SECONDS, rng.choice((0.3, 1.0, 4.0)))
-    master.usable_holders = cluster.usable_holders
-    clients = [TaskClient(world, master, f"t{number}") for number in range(rng.choice((0, 0, 1, 3)))]
+    with _seeded(world):
+        return _Run(seed, rng, world).outcome(trace_lines)
 
-    def is_through() -> bool:
-        return cluster.is_over and all(client.is_through for client in clients)
 
-    try:
-        master.start()
-        cluster.begin(rng.randint(1, script.ests + 1))
-        for client in clients:
+def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
+    """The snapshot, and the batches after it, that a run of this seed has in its store amid its faults."""
+    rng = random.Random(seed)
+    world = World(rng)
+    with _seeded(world):
+        run = _Run(seed, rng, world, LogOptions(snapshot_seconds=3.0))
+        return run.stored_at(FAULTS_SECONDS * 0.6)
+
+
+class _Run:
+    def __init__(
+        self, seed: int, rng: random.Random, world: World, options: LogOptions | None = None
+    ) -> None:
+        self.seed, self.rng, self.world = seed, rng, world
+        self.script, self.settings = _draw(rng)
+        fixed = FixedRuns(self.script.ests, self.script.steps)
+        self.checkers = Checkers(
+            world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
+        )
+        network = Network(world)
+        server = StoreServer(world, network)
+        server.appended, server.lost = self.checkers.stored, self.checkers.store_lost
+        drawn = LogOptions(rng.choice((0.0, 0.2, 1.0, 3600.0)), rng.choice((1.0, 5.0)))
+        self.cluster = Cluster(
+            world,
+            network,
+            server,
+            self.checkers,
+            self.script,
+            self.settings.workers_min,
+            options or drawn,
+            world.now + FAULTS_SECONDS,
+            rng.choice((0.3, 1.0, 4.0)),
+        )
+        self.checkers.workers = lambda: list(self.cluster.workers.values())
+        self.clients = [
+            TaskClient(world, network, self.checkers, self.cluster.serving, f"t{number}")
+            for number in range(rng.choice((0, 0, 1, 3)))
+        ]
+
+    def outcome(self, trace_lines: int | None) -> Outcome:
+        try:
+            self._run()
+        except SimulationError as error:
+            trace = self.world.trace if trace_lines is None else self.world.trace[-trace_lines:]
+            text = str(error).removeprefix(f"{error.checker}: ")
+            told = "\n".join([text, *trace, f"seed {self.seed}: {error}"])
+            raise SimulationError(error.checker, told) from error
+        finally:
+            self._bury()
+        return Outcome(self.seed, self.checkers, self.world, self.cluster.injected)
+
+    def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:
+        """Runs that far and says what lies in the store."""
+        try:
+            self._begin()
+            self.world.run_until(lambda: False, self.world.now + seconds, EVENTS_MAX)
+            data, log = self.cluster.server.data, self.cluster.server.entries(KEYS.log.encode())
+            return data[KEYS.snapshot.encode()], tuple(payload for _, payload in log)
+        finally:
+            self._bury()
+
+    def _begin(self) -> None:
+        world, cluster = self.world, self.cluster
+        cluster.start_master()
+        created = cluster.operator.process.spawn(cluster.operator.create(self.settings))
+        if not world.run_until(created.done, world.now + 60.0, EVENTS_MAX):
+            raise SimulationError("liveness", "the job could not be created")
+        cluster.server.sync()
+        cluster.begin(self.rng.randint(1, self.script.ests + 1))
+        for client in self.clients:
             client.start()
-        if not world.run_until(is_through, cluster.faults_until + CALM_SECONDS, EVENTS_MAX):
-            state = master.machine.state
-            raise SimulationError(f"the job did not finish: {state.phase}, {state.reason}")
-        world.run_until(lambda: not master.queue, world.now + 60.0, EVENTS_MAX)
-        master.check_replay()
-        checkers.finished(EPOCHS * TASKS if clients else 0)
-    except (SimulationError, AssertionError, LookupError, ValueError) as error:
-        trace = "\n".join(world.trace[-150:])
-        raise SimulationError(f"seed {seed}: {error}\n{trace}") from error
-    return Outcome(checkers, world, master.machine.state.ring.generation)
+
+    def _run(self) -> None:
+        world, cluster = self.world, self.cluster
+        self._begin()
+        deadline = cluster.faults_until + CALM_SECONDS
+        if not world.run_until(self._is_through, deadline, EVENTS_MAX):
+            host = cluster.newest.host if cluster.newest is not None else None
+            state = host.machine.state if host is not None else None
+            why = f"{state.phase}: {state.reason}" if state is not None else "no master serves"
+            clients = [client.name for client in self.clients if not client.is_through]
+            raise SimulationError("liveness", f"the job did not finish: {why}; clients that wait: {clients}")
+        world.run_until(lambda: cluster.is_settled, world.now + 60.0, EVENTS_MAX)
+        looked = cluster.operator.process.spawn(cluster.operator.last_look())
+        world.run_until(looked.done, world.now + 60.0, EVENTS_MAX)
+        self.checkers.finished(cluster.server, EPOCHS * TASKS if self.clients else 0)
+        if world.failure is not None:
+            raise world.failure
+
+    def _is_through(self) -> bool:
+        return (
+            self.cluster.is_over
+            and self.cluster.is_settled
+            and self.cluster.network.troubled_until <= self.world.now
+            and all(client.is_through for client in self.clients)
+        )
+
+    def _bury(self) -> None:
+        """What still waits is ended here, in order, and not by the collector in the middle of another run."""
+        cluster = self.cluster
+        processes = [master.process for master in cluster.masters]
+        processes += [worker.process for worker in (*cluster.buried, *cluster.workers.values())]
+        processes += [cluster.operator.process, *(client.process for client in self.clients)]
+        for process in processes:
+            process.alive = False
+        for process in processes:
+            process.bury()
+        self.world.heap.clear()
 
 
-def _draw(rng: random.Random) -> tuple[Script, JobSettings]:
+def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
     """A script and settings, small enough for a run of milliseconds."""
     ests = rng.randint(1, 6)
     seconds = rng.choice((0.05, 0.2, 0.5)), rng.choice((0.2, 3.0))
     script = Script(ests, rng.randint(2, 12), rng.randint(1, 4), *seconds)
     workers_min = rng.choice((1, 1, min(2, ests)))
     checkpoint_url = rng.choice(("", "memory://x", "memory://x"))
-    settings = JobSettings(
+    settings = job_pb2.JobSettings(
         ests=ests,
         workers_min=workers_min,
-        workers_max=rng.choice((0, 0, rng.randint(workers_min, ests + 1))),
+        workers_max=rng.choice((0, 0, rng.randint(workers_min, ests))),
         checkpoint_url=checkpoint_url,
         checkpoint_interval_steps=rng.choice((0, 1, 3)) if checkpoint_url else 0,
-        lease_min_seconds=rng.choice((2.0, 5.0)),
-        return_grace_seconds=rng.choice((1.0, 4.0)),
-        idle_max_seconds=60.0,
+        audit_samples=True,
     )
+    settings.lease_min.FromSeconds(rng.choice((2, 5)))
+    settings.return_grace.FromSeconds(rng.choice((1, 4)))
+    settings.idle_max.FromSeconds(60)
     return script, settings
+
+
+@contextlib.contextmanager
+def _seeded(world: World) -> Iterator[None]:
+    """Time and randomness that the product takes from modules are the world's; nothing is logged."""
+    log, sessions = elastane_master.store.log, elastane_master.sessions
+    services = elastane_master.servers.job_service, elastane_master.servers.shard_service
+    identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
+    configuration, state = structlog.get_config(), random.getstate()
+    originals = log.time, sessions.uuid, [service.uuid for service in services]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    random.seed(world.rng.getrandbits(64))
+    log.time = SimpleNamespace(monotonic=lambda: world.now)  # type: ignore[assignment]
+    for module in (sessions, *services):
+        module.uuid = identifiers  # type: ignore[attr-defined]
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        log.time, sessions.uuid = originals[:2]
+        for service, original in zip(services, originals[2], strict=True):
+            service.uuid = original  # type: ignore[attr-defined]
+        random.setstate(state)
+        structlog.configure(**configuration)

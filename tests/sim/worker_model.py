@@ -1,24 +1,42 @@
-"""A worker process as the protocol describes it, without torch: the honest counterpart of the master.
+"""A worker process around the unmodified `WorkerProtocol`: session, script and weights, without torch.
 
-It answers Ready only when it will not apply in the old generation any more, applies only what is both
-prepared and reduced, hands its weights to receivers, and after a restart of the master says again what
-was not answered. Its trainer can hang, its process can be frozen or killed.
+What `Attendance`, `MasterSession`, `Trainer` and `StepBoundary` do with threads is done here by tasks of
+one virtual process: the session carries bytes, the script goes through epochs and steps. The trainer can
+hang, the script can raise, the process can be frozen, told to leave, or killed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-import msgspec
+import grpc
 
-from elastane_master.decisions import effects, events
+from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane_proto.contexts import context_from_proto, context_to_proto
+from elastane_proto.v1 import errors_pb2, ring_pb2
+from sim.checkers import Checkers
+from sim.group import Group
 from sim.master_model import MasterModel
-from sim.network import Group, Stream
+from sim.network import Ended, Network, Stream
+from sim.process import Process
 from sim.reference import Context, contribution, initial_context, initial_weights, next_context, next_weights
 from sim.world import StoredCheckpoint, StoredShard, World
 
-Repeated = events.StepReported | events.LoadedReported | events.RingBrokenReported
+JOB = "job"
+HANG_SECONDS = 8.0
+NOTICE_SECONDS = 30.0
+BYE_SECONDS = 20.0
+PERMANENT = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
 
 
 @dataclass
@@ -35,450 +53,510 @@ class Script:
     def steps(self) -> int:
         return self.steps_per_epoch * self.epochs
 
-    def signature(self) -> events.Signature:
-        return events.Signature((), 64, 2, self.steps_per_epoch, self.epochs, {"torch": "2"})
+    def signature(self) -> ring_pb2.ScriptSignature:
+        return ring_pb2.ScriptSignature(
+            dataset_size=self.steps_per_epoch * self.ests,
+            batch_size=1,
+            steps_per_epoch=self.steps_per_epoch,
+            epochs=self.epochs,
+            environment={"torch": "2"},
+        )
 
 
-@dataclass(eq=False)
+class GroupFailed(Exception):  # noqa: N818 - an outcome
+    """The group of a Go is not wanted any more, or a member went."""
+
+
+class ScriptEnds(Exception):  # noqa: N818 - an outcome
+    """The script's thread is over; reason: of its Bye."""
+
+    def __init__(self, reason: ring_pb2.ByeReason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class WorkerModel:
-    """One process. generation: the newest it answered Ready for; go: of that generation, once it came."""
+    """One process. masters: those a connection may reach now."""
 
-    world: World
-    master: MasterModel
-    script: Script
-    groups: dict[int, Group]
-    name: str
-    pid: int
-    is_alive: bool = True
-    frozen_until: float = 0.0
-    backlog: list[Callable[[], None]] = field(default_factory=list)
-    stream: Stream | None = None
-    sessions: int = 0
-    is_welcome: bool = False
-    generation: int = 0
-    go: effects.Go | None = None
-    group: Group | None = None
-    applied: int = 0
-    holds_state: bool = False
-    lineage: int = 0
-    weights: bytes = b""
-    last_go: effects.Go | None = None
-    go_session: str = ""
-    contexts: dict[int, Context] = field(default_factory=dict)
-    report: events.StepReported | None = None
-    load_report: events.LoadedReported | None = None
-    broken_report: events.RingBrokenReported | None = None
-    reduced_parts: dict[int, bytes] | None = None
-    reduced_step: int = -1
-    prepared: effects.Prepared | None = None
-    is_between: bool = False
-    is_hung: bool = False
-    is_leaving: bool = False
-    script_ended: bool = False
-    said_bye: events.ByeReported | None = None
-    heartbeat_sent: tuple[int, int, bool] | None = None
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        checkers: Checkers,
+        script: Script,
+        groups: dict[int, Group],
+        masters: Callable[[], list[MasterModel]],
+        name: str,
+        pid: int,
+    ) -> None:
+        self.world, self.network, self.checkers = world, network, checkers
+        self.script, self.groups, self.masters, self.name, self.pid = script, groups, masters, name, pid
+        self.process = Process(world, name)
+        self.protocol = WorkerProtocol()
+        self.stream: Stream | None = None
+        self.is_welcome = False
+        self.group: Group | None = None
+        self.broken_group: Group | None = None
+        self.cancelled = False
+        self.lineage, self.weights = pid, initial_weights(pid)
+        self.pristine = True
+        self.contexts: dict[int, Context] = {}
+        self.reduced_parts: dict[int, bytes] | None = None
+        self.reduced_step = -1
+        self.hangs = self.raises = False
+        self.told_to_end_at: float | None = None
+        self.said_bye: ring_pb2.Bye | None = None
+        self._at_boundary = False
+        self._session_over = False
+        self._heartbeat_seconds = 1.0
+        self._waiting: list[asyncio.Future[None]] = []
+        self._ended: asyncio.Future[Ended | None] | None = None
 
     # ------------------------------------------------------------------ process
 
     def start(self) -> None:
-        """The script reached `prepare`."""
+        """The script reached `job.epochs`."""
         self.world.log(f"{self.name} starts, pid {self.pid}")
-        self.lineage, self.weights = self.pid, initial_weights(self.pid)
-        self._connect()
-        self._beat()
+        self.process.spawn(self._session())
+        self.process.spawn(self._beat())
+        self.process.spawn(self._main())
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.alive
 
     def kill(self, *, is_silent: bool = False) -> None:
         """SIGKILL; silent: the node is gone and nobody closes its sockets."""
-        if not self.is_alive:
+        if not self.process.alive:
             return
         self.world.log(f"{self.name} is killed, silent={is_silent}")
-        self._exit()
-        if self.stream is not None and not is_silent:
-            self.stream.break_up("EOF")
-
-    def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
-        if self.is_alive and self.frozen_until <= self.world.now:
-            self.world.log(f"{self.name} is frozen for {seconds:.2f} s")
-            self.frozen_until = self.world.now + seconds
-            self.world.after(seconds, self._thaw)
-
-    def hang(self) -> None:
-        """The trainer never comes back from its next step."""
-        self.world.log(f"{self.name} hangs")
-        self.is_hung = True
-
-    def fail(self) -> None:
-        """The script raises; its agent may start it anew."""
-        if self.is_alive and self.is_welcome and self.world.now >= self.frozen_until:
-            self.world.log(f"{self.name}: the script raises")
-            error = ("failed", "ValueError", self.applied)
-            self._up(lambda session: events.ByeReported(self.name, session, *error))  # type: ignore[arg-type]
-            self._exit()
+        self.process.kill()
+        if self.stream is not None:
+            if is_silent:
+                self.stream.open_up = False
+            else:
+                self.stream.reset()
+        self._leave_group()
 
     def leave(self) -> None:
-        """Spot notice."""
-        self.is_leaving = True
-        self._up(lambda session: events.LeavingReported(self.name, session, "spot notice", 30.0))
+        """Spot notice: the node is taken away when its time is over."""
+        self.world.log(f"{self.name} is told to leave")
+        message = ring_pb2.Leaving(reason="spot notice")
+        message.notice.FromNanoseconds(int(NOTICE_SECONDS * 1e9))
+        self.protocol.leaving = message
+        self._send(ring_pb2.AttendRequest(leaving=message))
+        self.world.after(NOTICE_SECONDS, self.kill)
 
     def blip(self) -> None:
         """The connection to the master breaks."""
-        if self.is_alive and self.stream is not None and self.stream.open_up:
-            self.world.log(f"{self.name} loses its connection")
-            self.stream.break_up("connection reset")
-            self.stream.break_down()
+        if self.stream is not None and self.process.alive:
+            self.process.call_soon(self.stream.give_up, "connection reset")
 
-    def _exit(self) -> None:
-        self.is_alive = False
-        if self.group is not None:
-            self.group.leave(self, through_with=self.reduced_step)
+    @property
+    def attends(self) -> bool:
+        return self.process.alive and self.is_welcome and self.stream is not None and self.stream.attends
 
-    def _awake(self, action: Callable[[], None]) -> bool:
-        """False when the process cannot run now; a frozen one runs `action` when it thaws."""
-        if self.is_alive and self.world.now < self.frozen_until:
-            self.backlog.append(action)
-            return False
-        return self.is_alive
+    def notify(self) -> None:
+        """Something changed: whoever waits looks again."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
 
-    def _thaw(self) -> None:
-        backlog, self.backlog = self.backlog, []
-        for action in backlog:
-            if self.is_alive:
-                action()
-
-    def is_in_newest_ring(self, generation: int) -> bool:
-        """It got the newest Go in this very session, and holds the state from before or after it."""
-        go, session = self.last_go, self.stream.session if self.stream is not None else ""
-        if go is None or go.generation != generation or self.go_session != session:
-            return False
-        return self.applied >= go.resume_step - 1
+    async def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> bool:
+        """Until the condition holds; False when the time ran out before."""
+        deadline = None if seconds is None else self.world.now + seconds
+        while not condition():
+            if deadline is not None and self.world.now >= deadline:
+                return False
+            future = self.process.create_future()
+            self._waiting.append(future)
+            if deadline is not None:
+                self.process.call_at(deadline, lambda future=future: future.done() or future.set_result(None))
+            await future
+        return True
 
     # ------------------------------------------------------------------ session
 
-    def _connect(self) -> None:
-        if not self._awake(self._connect) or (self.stream is not None and self.stream.open_down):
-            return
-        if not self.master.is_up:
-            self.world.after(self.world.rng.uniform(0.05, 0.3), self._connect)
-            return
-        self.sessions += 1
-        self.is_welcome = False
-        self.heartbeat_sent = None
-        self.stream = Stream(self.world, self.master, self, f"{self.name}-{self.pid}-{self.sessions}")
-        self.stream.up(
-            events.WorkerJoined(
-                self.name, self.stream.session, "ring", self.script.signature(), "host", self.pid,
-                f"{self.name}:1", self.generation, self.applied, self.holds_state,
-            )
-        )  # fmt: skip
+    async def _session(self) -> None:
+        attempt = 0
+        while not self._session_over:
+            ended = await self._attend()
+            self.is_welcome = False
+            if self._session_over or (self.said_bye is not None and ended is None):
+                break
+            attempt += 1
+            if ended is not None:
+                attempt = 1 if ended.detail.reason else attempt
+                if ended.code in PERMANENT:
+                    self.world.fail("no refusal", f"{self.name} was refused: {ended}")
+                    return
+                if ended.detail.reason == errors_pb2.ERROR_REASON_EVICTED:
+                    await self._evicted()
+            await asyncio.sleep(min(2.0, 0.05 * 2.0 ** min(attempt, 10)) * self.world.rng.uniform(0.5, 1.0))
+        self._session_over = True
+        self.notify()
 
-    def _up(self, make: Callable[[str], events.Event]) -> None:
-        if self.is_welcome and self.stream is not None and self.stream.open_down:
-            self.stream.up(make(self.stream.session))
+    async def _attend(self) -> Ended | None:
+        """One stream, to one of the masters that there are; how it ended."""
+        masters = self.masters()
+        if not masters:
+            await asyncio.sleep(0.1)
+            return Ended.of(grpc.StatusCode.UNAVAILABLE, "connection refused")
+        self._ended = ended = self.process.create_future()
+        master = self.world.rng.choice(masters)
+        self.stream = stream = Stream(
+            self.network,
+            self.process,
+            master,
+            lambda payload: self._receive(stream, payload),
+            lambda end: ended.done() or ended.set_result(end),
+        )
+        protocol = self.protocol
+        hello = ring_pb2.Hello(
+            job=JOB,
+            worker_id=self.name,
+            role=ring_pb2.WORKER_ROLE_RING,
+            signature=self.script.signature(),
+            host="host",
+            pid=self.pid,
+            store_address=f"{self.name}:1",
+            generation=protocol.fenced,
+            applied_step=protocol.applied_step,
+            holds_state=protocol.holds_state,
+            version="1",
+        )
+        stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
+        return await ended
 
-    def _beat(self) -> None:
-        if not self.is_alive:
-            return
-        if self.world.now >= self.frozen_until:
-            self._heartbeat()
-        self.world.after(1.0, self._beat)
+    def _send(self, *messages: ring_pb2.AttendRequest) -> None:
+        if self.is_welcome and self.stream is not None:
+            for message in messages:
+                self.checkers.said(self.name, message)
+                self.stream.write(message.SerializeToString())
 
-    def _heartbeat(self) -> None:
-        if self.stream is None or not self.is_welcome:
-            return
-        news = (self.generation, self.applied, self.is_between)
-        if news == self.heartbeat_sent:
-            self.master.heartbeat(self.stream)
-            return
-        self.heartbeat_sent = news
-        self._up(lambda session: events.AppliedReported(self.name, session, *news))
+    def tell(self, outcome: Outcome) -> None:
+        """Sends what follows from a change of the protocol's state."""
+        self._send(*outcome.send)
+        self.notify()
 
-    def stream_ended(self, stream: Stream, final: bool) -> None:
-        """The stream ended from the master's side."""
-        if stream is not self.stream or not self._awake(lambda: self.stream_ended(stream, final)):
+    def _receive(self, stream: Stream, payload: bytes) -> None:
+        if stream is not self.stream:
             return
-        stream.break_up("closed by the master")
-        if final or (self.said_bye is not None and self.said_bye.reason == "drained"):
-            self.world.log(f"{self.name} exits")
-            self._exit()
-        elif self.is_hung:
-            self.world.log(f"{self.name} hung and is put away by its agent")
-            self._exit()
-        else:
-            self.world.after(self.world.rng.uniform(0.01, 0.3), self._connect)
-
-    def receive(self, stream: Stream, message: effects.Message) -> None:
-        """A message of the master."""
-        if stream is not self.stream or not self._awake(lambda: self.receive(stream, message)):
-            return
-        match message:
-            case effects.Welcome():
-                self._welcomed(message)
-            case effects.Prepare():
-                self._prepare(message)
-            case effects.Load():
-                self._load(message)
-            case effects.Go():
-                self._go(message)
-            case effects.Prepared():
-                if self.report is not None and (message.generation, message.step) == (
-                    self.generation,
-                    self.report.step,
-                ):
-                    self.prepared = message
-                    self._apply_if_possible()
-            case effects.Checkpoint():
-                self._write_manifest(message)
-            case effects.Drain() | effects.Done():
-                self._abort()
-                self._bye("drained")
-
-    def _welcomed(self, welcome: effects.Welcome) -> None:
-        self.is_welcome = True
-        if not welcome.resumed and self.said_bye is None:
+        message = ring_pb2.AttendResponse.FromString(payload)
+        if message.HasField("welcome"):
+            self.is_welcome = True
+            self._heartbeat_seconds = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
+        outcome = self._dispatch(message)
+        self._send(*outcome.send)
+        if outcome.abort:
             self._abort()
-        if self.said_bye is not None:
-            self._bye(self.said_bye.reason)
+        if message.HasField("welcome") and self.said_bye is not None:
+            self._send(ring_pb2.AttendRequest(bye=self.said_bye))
+        self.notify()
+
+    def _dispatch(self, message: ring_pb2.AttendResponse) -> Outcome:
+        protocol, kind = self.protocol, message.WhichOneof("message")
+        match kind:
+            case "prepare":
+                return protocol.prepare(message.prepare)
+            case "prepared":
+                return protocol.prepared(message.prepared)
+            case "go":
+                return protocol.go_ahead(message.go)
+            case "load":
+                return protocol.load_requested(message.load)
+            case "welcome":
+                return protocol.welcome(message.welcome)
+            case "checkpoint" if message.checkpoint.manifest:
+                self.process.spawn(self._write_manifest(message.checkpoint))
+            case "checkpoint":
+                protocol.checkpoint = message.checkpoint
+            case "drain":
+                protocol.drain = message.drain
+                self.told_to_end_at = self.world.now
+            case "done":
+                protocol.done = message.done
+                self.told_to_end_at = self.world.now
+                return Outcome(abort=True)
+        return Outcome()
+
+    async def _evicted(self) -> None:
+        self.protocol.put_out()
+        self._abort()
+        self.notify()
+        while not await self.wait_for(lambda: self._at_boundary or self._session_over, HANG_SECONDS):
+            if not self.protocol.between_steps:
+                self.world.log(f"{self.name} was evicted, hangs, and ends itself")
+                self.kill()
+                await self.process.create_future()
+
+    async def _beat(self) -> None:
+        while not self._session_over:
+            await asyncio.sleep(self._heartbeat_seconds)
+            self._send(self.protocol.heartbeat())
+
+    def _set_between(self, between: bool) -> None:
+        if self.protocol.between_steps != between:
+            self.protocol.between_steps = between
+            self._send(self.protocol.heartbeat())
+
+    # ------------------------------------------------------------------ the script
+
+    async def _main(self) -> None:
+        try:
+            await self._script()
+            reason = ring_pb2.BYE_REASON_FINISHED
+        except ScriptEnds as ends:
+            reason = ends.reason
+        self._leave_group()
+        self.said_bye = ring_pb2.Bye(reason=reason, applied_step=self.protocol.applied_step)
+        self.world.log(f"{self.name} says Bye: {ring_pb2.ByeReason.Name(reason)}")
+        self._send(ring_pb2.AttendRequest(bye=self.said_bye))
+        await self.wait_for(lambda: self._session_over, BYE_SECONDS)
+        if self.stream is not None:
+            self.stream.close_up()
+        self.kill()
+
+    async def _script(self) -> None:
+        script, protocol = self.script, self.protocol
+        await self._settle()
+        while protocol.applied_step < script.steps:
+            epoch = protocol.applied_step // script.steps_per_epoch
+            self._set_between(False)
+            while self._in_epoch(epoch):
+                await self._settle()
+                if self._in_epoch(epoch):
+                    await self._run_step(protocol.applied_step)
+            self._set_between(True)
+            await asyncio.sleep(script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
+            self._look_around()
+        if protocol.changing:
+            await self._settle()
+
+    def _in_epoch(self, epoch: int) -> bool:
+        applied = self.protocol.applied_step
+        return applied // self.script.steps_per_epoch == epoch and applied < self.script.steps
+
+    def _look_around(self) -> None:
+        if self.raises:
+            self.world.log(f"{self.name}: the script raises")
+            raise ScriptEnds(ring_pb2.BYE_REASON_FAILED)
+
+    # ------------------------------------------------------------------ between two steps
+
+    async def _settle(self) -> None:
+        while True:
+            self._take_checkpoint()
+            request = await self._next_request()
+            if request is None:
+                return
+            if isinstance(request, ring_pb2.Load):
+                await self._load(request)
+            else:
+                await self._enter(request)
+
+    async def _next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
+        protocol = self.protocol
+
+        def asked() -> object:
+            running = protocol.generation > 0 and not protocol.changing
+            return protocol.done or protocol.drain or protocol.load or protocol.go or running
+
+        self._at_boundary = True
+        self.notify()
+        await self.wait_for(asked)
+        self._at_boundary = False
+        if protocol.done is not None and protocol.done.phase == "succeeded":
+            raise ScriptEnds(ring_pb2.BYE_REASON_FINISHED)
+        if protocol.done is not None or protocol.drain is not None:
+            raise ScriptEnds(ring_pb2.BYE_REASON_DRAINED)
+        return protocol.load or protocol.go
+
+    async def _load(self, message: ring_pb2.Load) -> None:
+        protocol = self.protocol
+        if not protocol.begin_replace(message.generation):
             return
-        if welcome.resumed:
-            if self.generation and self.go is None:
-                self._ready()
-            for report in (self.load_report, self.report, self.broken_report):
-                if report is not None:
-                    self._send_again(report)
-        if self.is_leaving:
-            self.leave()
-        self._heartbeat()
-
-    def _send_again(self, report: Repeated) -> None:
-        self._up(lambda session: msgspec.structs.replace(report, session=session))
-
-    def _bye(self, reason: str) -> None:
-        bye = events.ByeReported(self.name, "", reason, "", self.applied)  # type: ignore[arg-type]
-        self.said_bye = bye
-        self._up(lambda session: events.ByeReported(self.name, session, bye.reason, "", self.applied))
-
-    # ------------------------------------------------------------------ change of the ring
-
-    def _abort(self) -> None:
-        if self.group is not None:
-            self.group.leave(self, through_with=self.reduced_step)
-        self.group, self.go = None, None
-        self.report = self.load_report = self.broken_report = None
-        self.prepared, self.reduced_parts, self.reduced_step = None, None, -1
-
-    def _prepare(self, prepare: effects.Prepare) -> None:
-        if prepare.generation < self.generation or self.said_bye is not None:
-            return
-        if prepare.generation > self.generation:
-            self._abort()
-            self.generation = prepare.generation
-        if self.go is None:
-            self._ready()
-
-    def _ready(self) -> None:
-        state = (self.generation, self.applied, self.holds_state)
-        self._up(lambda session: events.ReadyReported(self.name, session, *state))
-
-    def _load(self, load: effects.Load) -> None:
-        if load.generation == self.generation and self.load_report is None:
-            self.world.after(self.world.rng.uniform(0.01, 0.2), lambda: self._loaded(load.generation))
-
-    def _loaded(self, generation: int) -> None:
-        if not self._awake(lambda: self._loaded(generation)):
-            return
-        if generation != self.generation or self.load_report is not None or self.go is not None:
-            return
+        await asyncio.sleep(self.world.rng.uniform(0.01, 0.2))
         found = sorted(self.world.checkpoints, key=lambda checkpoint: -checkpoint.step)
         usable = next((checkpoint for checkpoint in found if not checkpoint.corrupt), None)
-        rejected = tuple(c.name for c in found if c.corrupt and (usable is None or c.step > usable.step))
-        ranks = range(self.script.ests)
-        contexts = {rank: initial_context(rank) for rank in ranks}
-        self.lineage, self.weights, self.applied, name = self.pid, initial_weights(self.pid), 0, ""
-        if usable is not None:
-            self.lineage, self.weights = usable.shards[0].lineage, usable.shards[0].weights
-            self.applied, name = usable.step, usable.name
+        loaded = ring_pb2.Loaded(generation=message.generation)
+        if usable is None:
+            if not self.pristine:
+                raise ScriptEnds(ring_pb2.BYE_REASON_FAILED)  # a fresh process must start
+            contexts = {rank: initial_context(rank) for rank in range(self.script.ests)}
+        else:
+            shard = usable.shards[0]
+            self.lineage, self.weights = shard.lineage, shard.weights
+            loaded.step, loaded.checkpoint = usable.step, usable.name
             contexts = {rank: parts for shard in usable.shards for rank, parts in shard.contexts.items()}
-        self.holds_state = True
-        self.load_report = events.LoadedReported(
-            self.name, "", generation, self.applied,
-            tuple(events.ContextDelta(rank, contexts[rank], False) for rank in ranks),
-            (), name, rejected,
-        )  # fmt: skip
-        self._send_again(self.load_report)
+        loaded.rejected.extend(
+            one.name for one in found if one.corrupt and (usable is None or one.step > usable.step)
+        )
+        for rank, parts in contexts.items():
+            loaded.contexts.append(context_to_proto(rank, loaded.step, parts))
+        self.pristine = self.pristine and loaded.step == 0
+        self.tell(protocol.loaded(loaded))
 
-    def _go(self, go: effects.Go) -> None:
-        if go.generation != self.generation or self.go is not None:
+    async def _enter(self, go: ring_pb2.Go) -> None:
+        """Form the group, hand state over, take up my ESTs."""
+        protocol = self.protocol
+        try:
+            await self._form(go)
+        except GroupFailed as error:
+            self.tell(protocol.forming_failed(go.generation, str(error)))
             return
-        self.go, self.last_go = go, go
-        self.go_session = self.stream.session if self.stream is not None else ""
-        self.load_report = None
-        if not self.is_between:
-            self._enter_group()
-
-    def _enter_group(self) -> None:
-        if self.go is None or self.group is not None:
+        if protocol.fenced != go.generation:
             return
-        self.contexts = {rank: dict(parts) for rank, parts in self.go.contexts}
-        generation = self.go.generation
-        self.group = self.groups.setdefault(generation, Group(self.world, self.go))
-        self.group.enter(self)
+        protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
+        self.contexts = {message.virtual_rank: context_from_proto(message) for message in go.contexts}
+        self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
 
-    def receive_state(self, group: Group, donor: WorkerModel) -> None:
-        """The group has formed; this member receives the weights, which overwrites what it has."""
-        if not self._awake(lambda: self.receive_state(group, donor)) or self.group is not group:
-            return
-        self.holds_state = False
-        self.world.after(self.world.rng.choice((0.002, 0.05)), lambda: self._received(group, donor))
+    async def _form(self, go: ring_pb2.Go) -> None:
+        protocol = self.protocol
+        self._leave_group()
+        if protocol.fenced != go.generation:
+            raise GroupFailed("it is over")
+        self.cancelled = False
+        group = self.groups.setdefault(go.generation, Group(self.world, go, self.script.ests))
+        self.group = group
+        group.enter(self)
+        await self._while_wanted(group, lambda: group.formed)
+        if self.name in group.receivers:
+            await asyncio.sleep(self.world.rng.choice((0.002, 0.05)))
+            await self._while_wanted(group, lambda: True)
+            donor = self.world.rng.choice(group.donors)
+            if group.is_broken and donor not in group.present:
+                await self._while_wanted(group, lambda: False)
+            lineage, weights = group.exported[donor]
+            group.taken(self)
+            if not protocol.begin_replace(go.generation):
+                raise GroupFailed("it is over")
+            await asyncio.sleep(0.001)
+            self.lineage, self.weights, self.pristine = lineage, weights, False
+            self.checkers.applied(self.name, go.generation, lineage, go.resume_step, weights)
+            self.tell(protocol.end_replace(go.generation, go.resume_step))
+        elif group.receivers and self.name in group.donors:
+            await self._while_wanted(group, lambda: group.receivers <= group.received)
 
-    def _received(self, group: Group, donor: WorkerModel) -> None:
-        if not self._awake(lambda: self._received(group, donor)) or self.group is not group:
-            return
-        if group.is_broken or donor.group is not group:
-            return
-        self.lineage, self.weights = donor.lineage, donor.weights
-        self.applied, self.holds_state = group.resume_step, True
-        self.master.checkers.applied(self.name, self.lineage, self.applied, self.weights)
-        self.group_formed(group)
+    async def _while_wanted(self, group: Group, condition: Callable[[], object]) -> None:
+        """Until the condition holds; raises GroupFailed when the group is cancelled or known to be broken."""
 
-    def group_formed(self, group: Group) -> None:
-        """This member can go on from the resume step."""
-        if self._awake(lambda: self.group_formed(group)) and self.group is group:
-            self._next_step()
+        def stop() -> bool:
+            return self.cancelled or self.broken_group is group
 
-    def collective_broke(self, group: Group) -> None:
-        """A peer is gone."""
-        if not self._awake(lambda: self.collective_broke(group)) or self.group is not group or self.is_hung:
-            return
-        if self.reduced_parts is None and not self.script_ended:
-            self.broken_report = events.RingBrokenReported(
-                self.name, "", self.generation, self.applied, "connection closed by peer"
-            )
-            self._send_again(self.broken_report)
+        await self.wait_for(lambda: stop() or condition())
+        if stop():
+            raise GroupFailed("the ring changed" if self.cancelled else "connection closed by peer")
 
-    # ------------------------------------------------------------------ trainer
+    def _abort(self) -> None:
+        self.cancelled = True
+        self._leave_group()
 
-    def _next_step(self) -> None:
-        if self.applied == self.script.steps:
-            self._end_of_script()
-            return
-        generation, step = self.generation, self.applied
-        seconds = self.script.step_seconds * self.world.rng.uniform(0.5, 1.5)
-        self.world.after(seconds, lambda: self._step_done(generation, step))
+    def _leave_group(self) -> None:
+        if self.group is not None:
+            self.group.leave(self, through_with=self.reduced_step)
+        self.group, self.reduced_parts, self.reduced_step = None, None, -1
 
-    def _step_done(self, generation: int, step: int) -> None:
-        if not self._awake(lambda: self._step_done(generation, step)) or self.is_hung:
-            return
-        if (generation, step) != (self.generation, self.applied) or self.group is None:
+    def group_broke(self, group: Group) -> None:
+        """A peer is gone, and this process hears of it."""
+        self.process.call_soon(self._group_broke, group)
+
+    def _group_broke(self, group: Group) -> None:
+        if self.group is group:
+            self.broken_group = group
+            self.notify()
+
+    # ------------------------------------------------------------------ the step
+
+    async def _run_step(self, step: int) -> None:
+        protocol, group = self.protocol, self.group
+        if self.hangs:
+            self.world.log(f"{self.name} hangs in step {step}")
+            await self.process.create_future()
+        await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.5, 1.5))
+        self._look_around()
+        if protocol.changing or group is None or protocol.generation != group.generation:
             return
         before = self.contexts
         after = {rank: next_context(rank, step, parts) for rank, parts in before.items()}
-        deltas = tuple(
-            events.ContextDelta(rank, {key: v for key, v in after[rank].items() if before[rank][key] != v})
-            for rank in sorted(after)
+        self.tell(protocol.report(self._report(step, before, after)))
+        self.reduced_parts = None
+        group.contribute(
+            step, {rank: contribution(self.weights, rank, step, parts) for rank, parts in before.items()}
         )
-        tasks = tuple(events.StepTask(rank, step, step + 1) for rank in sorted(after))
-        epoch = step // self.script.steps_per_epoch
-        order = (1, 0) if step == 0 and 0 in after else ()
-        self.report = events.StepReported(self.name, "", generation, step, epoch, deltas, tasks, order)
-        self._send_again(self.report)
-        given = {rank: contribution(self.weights, rank, step, parts) for rank, parts in before.items()}
-        self.group.contribute(step, given, self.script.ests)
+
+        def over() -> bool:
+            return self.group is not group or self.broken_group is group
+
+        await self.wait_for(lambda: over() or (self.reduced_parts is not None and self.reduced_step == step))
+        reduced = self.reduced_parts if self.reduced_step == step else None
+        if reduced is None or self.group is not group:
+            if self.group is group:
+                self.tell(protocol.broken(step, "connection closed by peer"))
+            await self.wait_for(lambda: protocol.changing or not protocol.generation)
+            return
+        await self.wait_for(lambda: protocol.changing or protocol.may_apply(step) or not protocol.generation)
+        if not protocol.begin_apply(step):
+            return
+        await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
+        self.weights, self.pristine = next_weights(self.weights, reduced), False
+        self.contexts = after
+        self.checkers.applied(self.name, group.generation, self.lineage, step + 1, self.weights)
+        self.tell(protocol.end_apply(step))
+
+    def _report(
+        self, step: int, before: dict[int, Context], after: dict[int, Context]
+    ) -> ring_pb2.StepReport:
+        report = ring_pb2.StepReport(
+            generation=self.protocol.generation, step=step, epoch=step // self.script.steps_per_epoch
+        )
+        place = step % self.script.steps_per_epoch
+        for rank in sorted(after):
+            changed = {key: value for key, value in after[rank].items() if before[rank][key] != value}
+            report.contexts.append(context_to_proto(rank, step + 1, changed, delta=True))
+            position = place * self.script.ests + rank
+            task = report.tasks.add(virtual_rank=rank, samples=[position])
+            task.range.start, task.range.end = position, position + 1
+        if step == 0 and 0 in after:
+            report.extra.ready_order.extend((1, 0))
+        return report
 
     def reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:
         """The all-reduce of a step completed here."""
-        if not self._awake(lambda: self.reduced(group, step, parts)) or self.is_hung:
-            return
-        if self.group is group and self.broken_report is None and step == self.applied:
-            self.reduced_parts, self.reduced_step = dict(parts), step
-            self._apply_if_possible()
+        self.process.call_soon(self._reduced, group, step, parts)
 
-    def _apply_if_possible(self) -> None:
-        prepared = self.prepared
-        if prepared is None or self.reduced_parts is None or prepared.step != self.reduced_step:
-            return
-        step = prepared.step
-        self.weights = next_weights(self.weights, self.reduced_parts)
-        self.contexts = {rank: next_context(rank, step, parts) for rank, parts in self.contexts.items()}
-        self.applied = step + 1
-        self.master.checkers.applied(self.name, self.lineage, self.applied, self.weights)
-        self.report, self.prepared, self.reduced_parts = None, None, None
-        if prepared.then_checkpoint is not None:
-            self._write_shard(prepared.then_checkpoint)
-        if self.applied == self.script.steps:
-            self._end_of_script()
-        elif self.applied % self.script.steps_per_epoch == 0:
-            self._user_code()
-        if prepared.then_prepare is not None:
-            self._prepare(prepared.then_prepare)
-        elif not self.is_between and not self.script_ended:
-            self._next_step()
-
-    def _user_code(self) -> None:
-        self.is_between = True
-        self._heartbeat()
-        seconds = self.script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0))
-        self.world.after(seconds, self._user_code_done)
-
-    def _user_code_done(self) -> None:
-        if not self._awake(self._user_code_done):
-            return
-        self.is_between = False
-        self._heartbeat()
-        if self.script_ended:
-            return
-        if self.group is not None:
-            self._next_step()
-        else:
-            self._enter_group()
-
-    def _end_of_script(self) -> None:
-        if not self.script_ended:
-            self.script_ended = True
-            self.is_between = False
-            self._heartbeat()
-            self.world.after(self.world.rng.choice((0.001, 0.1, 1.0)), self._finish)
-
-    def _finish(self) -> None:
-        if not self._awake(self._finish) or self.said_bye is not None:
-            return
-        handing_over = self.go is not None and self.group is not None and not self.group.is_broken
-        if handing_over and self.go.receivers and not self.group.contributions:  # type: ignore[union-attr]
-            waiting = self.group.receivers - {w.name for w in self.group.present.values() if w.holds_state}  # type: ignore[union-attr]
-            if waiting:
-                self.world.after(0.1, self._finish)
-                return
-        if self.applied < self.script.steps:  # history went back: the script is not at its end
-            self.script_ended = False
-            return
-        self.world.log(f"{self.name} finished")
-        self._abort()
-        self._bye("finished")
+    def _reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:
+        if self.group is group and self.broken_group is not group and step == self.protocol.applied_step:
+            self.reduced_parts, self.reduced_step = parts, step
+            self.notify()
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _write_shard(self, message: effects.Checkpoint) -> None:
-        shard = StoredShard(
-            self.lineage, self.weights, {rank: dict(parts) for rank, parts in self.contexts.items()}
-        )
-        self.world.after(self.world.rng.uniform(0.01, 0.4), lambda: self._shard_written(message, shard))
-
-    def _shard_written(self, message: effects.Checkpoint, shard: StoredShard) -> None:
-        if not self._awake(lambda: self._shard_written(message, shard)):
+    def _take_checkpoint(self) -> None:
+        message, self.protocol.checkpoint = self.protocol.checkpoint, None
+        if message is None or message.step != self.protocol.applied_step:
             return
-        error = "disk full" if self.world.storage_broken else ""
-        self.world.written[message.checkpoint, message.shard] = shard
-        self._up(
-            lambda session: events.SavedReported(
-                self.name, session, message.checkpoint, message.step, message.shard, "f", "s", 8, error
-            )
-        )
+        contexts = {rank: dict(parts) for rank, parts in self.contexts.items()}
+        self.process.spawn(self._write_shard(message, StoredShard(self.lineage, self.weights, contexts)))
 
-    def _write_manifest(self, message: effects.Checkpoint) -> None:
-        shards = [self.world.written[message.checkpoint, entry.shard] for entry in message.manifest]
+    async def _write_shard(self, message: ring_pb2.Checkpoint, shard: StoredShard) -> None:
+        await asyncio.sleep(self.world.rng.uniform(0.01, 0.4))
+        saved = ring_pb2.Saved(checkpoint=message.checkpoint, step=message.step, shard=message.shard)
+        if self.world.storage_broken:
+            saved.error = "disk full"
+        else:
+            self.world.written[message.checkpoint, message.shard] = shard
+            saved.file, saved.sha256, saved.bytes = "f", "s", 8
+        self.tell(self.protocol.saved(saved))
+
+    async def _write_manifest(self, message: ring_pb2.Checkpoint) -> None:
+        await asyncio.sleep(self.world.rng.uniform(0.001, 0.1))
+        shards: list[Any] = [self.world.written.get((message.checkpoint, e.shard)) for e in message.manifest]
+        if None in shards:
+            self.world.fail("no write lost", f"a manifest of {message.checkpoint} names a shard nobody wrote")
+            return
+        self.checkers.checkpoint(message.step, shards)
         self.world.checkpoints.append(StoredCheckpoint(message.checkpoint, message.step, shards))
-        self._up(
-            lambda session: events.SavedReported(
-                self.name, session, message.checkpoint, message.step, 0, complete=True
-            )
-        )
+        saved = ring_pb2.Saved(checkpoint=message.checkpoint, step=message.step, complete=True)
+        self.tell(self.protocol.saved(saved))

@@ -17,6 +17,9 @@ from elastane_master.decisions.turn import Turn
 FAILURES_MAX = 3
 """So many times in a row the script may raise at one step before the job counts as failed."""
 
+ESTS_MAX = 65_536
+"""Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
+
 
 def check_settings(settings: JobSettings) -> None:
     """Raises Rejection when the settings of a new job are not possible."""
@@ -36,6 +39,8 @@ def check_settings(settings: JobSettings) -> None:
     for name, bound in least.items():
         if not bound <= getattr(settings, name) < float("inf"):
             raise _out_of_range(name, getattr(settings, name), f"at least {bound}")
+    if settings.ests > ESTS_MAX:
+        raise _out_of_range("ests", settings.ests, f"at most {ESTS_MAX}")
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:
         raise Rejection(
             "invalid_argument",

@@ -100,6 +100,7 @@ class JobState(msgspec.Struct):
     """One job.
 
     original: the settings as created; `settings` differ after a Scale. revision: counts every change.
+    decided_at: when the last of them was decided; the clock of the next master goes on from there.
     join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
     restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
     which each member's script ended. failures, failed_step, failed_generation: script errors in a row
@@ -113,6 +114,7 @@ class JobState(msgspec.Struct):
     phase: Phase = "waiting"
     reason: str = "no worker has joined yet"
     revision: int = 0
+    decided_at: float = 0.0
     signature: Signature | None = None
     workers: dict[str, WorkerRecord] = {}
     joined_count: int = 0

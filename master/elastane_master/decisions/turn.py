@@ -80,4 +80,5 @@ class Turn:
         """The outcome, when everything has been decided."""
         if self.changed:
             self.state.revision += 1
+            self.state.decided_at = max(self.state.decided_at, self.now)
         return Decision(self.effects, self.changed, self.result)

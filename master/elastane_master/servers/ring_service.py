@@ -47,17 +47,15 @@ class RingServicer:
         self._hosts = hosts
 
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[ring_pb2.AttendResponse]:
-        first = await anext(requests, None)
-        if isinstance(first, Malformed):
-            raise first.rejection()
-        if first is None or first.WhichOneof("message") != "hello":
-            raise Rejection(
-                "invalid_argument", "the stream does not begin with Hello", hint="send Hello first"
-            )
+        first = await _first_message(requests)
         host = self._hosts.get(first.hello.job)
         if host.stopping:
             raise stopping()
-        session = host.open_session(lambda session_id: hello(first.hello, session_id))
+        try:
+            session = host.open_session(lambda session_id: hello(first.hello, session_id))
+        except Rejection:
+            await host.confirm()
+            raise
         reader = asyncio.create_task(_read(host, session, requests))
         try:
             async for message in session.outgoing():
@@ -132,6 +130,10 @@ async def _read(host: JobHost, session: Session, requests: Requests) -> None:
             "a worker's message was refused", job=host.name, worker=session.worker, reason=str(rejection)
         )
         # The refusal goes down the stream before the worker is counted as lost.
+        try:
+            await host.confirm()
+        except REFUSALS as other:
+            rejection = as_rejection(other)
         session.end(rejection)
         host.close_session(session, f"its message was refused: {rejection}")
         return

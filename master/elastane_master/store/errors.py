@@ -5,7 +5,7 @@ StoreError
 +-- BadJobName           a job's name cannot be part of a key
 +-- StoreUnreachable     nothing answered at the URL within the time allowed
 +-- EmbeddedStoreFailed  the private server could not be started
-+-- StoreFormatUnknown   the store was written by a newer master
++-- StoreFormatUnknown   the store was written by a newer master, or its bytes are spoiled
 +-- Fenced               another master took the job over
 +-- LogClosed            the log was closed before the record became durable
 """
@@ -49,7 +49,7 @@ class EmbeddedStoreFailed(StoreError):
 
 
 class StoreFormatUnknown(StoreError):
-    hint = "start a master at least as new as the one that wrote the store"
+    hint = "start a master at least as new as the one that wrote the store; spoiled bytes need a backup"
 
 
 class Fenced(StoreError):

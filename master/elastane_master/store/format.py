@@ -45,7 +45,7 @@ def decode_snapshot(payload: bytes) -> StoredSnapshot:
     """Raises StoreFormatUnknown."""
     try:
         snapshot = _snapshots.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreFormatUnknown(f"the stored snapshot cannot be read: {error}") from error
     _check("snapshot", snapshot.format)
     return snapshot
@@ -55,7 +55,7 @@ def decode_batch(payload: bytes) -> StoredBatch:
     """Raises StoreFormatUnknown."""
     try:
         batch = _batches.decode(payload)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
     _check("batch", batch.format)
     return batch

@@ -12,7 +12,8 @@ commit), so the rate of decisions does not depend on the latency of the store.
 A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
 same sequence number until an answer comes; the script stores it once. When the store turns out to
 have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
-a snapshot that makes the store whole again: memory is the truth while the master runs.
+a snapshot that makes the store whole again: memory is the truth while the master runs. History and
+events are not in a snapshot: those of the last writes are kept for a while, and written again.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
@@ -32,6 +33,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from elastane_master.signals import Signal
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
 from elastane_master.store.format import encode_batch, encode_snapshot
+from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
 from elastane_master.store.scripts import WRITE
@@ -40,8 +42,6 @@ logger = structlog.get_logger(__name__)
 
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
-NumberedEvent = tuple[int, bytes]
-"""An event's sequence number and its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,15 @@ class LogOptions:
 
     snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
     without asking whether the job is still its own. batch_bytes_max: records in one write.
+    kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
+    were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
     """
 
     snapshot_seconds: float = 1.0
     check_seconds: float = 5.0
     batch_bytes_max: int = 32 * 2**20
+    kept_seconds: float = 30.0
+    kept_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
 
@@ -86,22 +90,32 @@ class _Group:
     bytes: int = 0
     end: int = 0
 
+    @property
+    def told(self) -> Told:
+        return Told(self.history, self.events)
+
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """One call of the script: groups of records, or the snapshot that stands for them."""
+    """One call of the script: groups of records, or the snapshot that stands for them.
+
+    lost: groups of earlier writes that the store does not have any more; the snapshot stands for their
+    records too, their history and events come first.
+    """
 
     sequence: int
     mode: Literal["write", "replace", "check"]
     groups: Sequence[_Group] = ()
     snapshot: bytes = b""
+    lost: Sequence[Told] = ()
 
     def arguments(self, token: int, options: LogOptions) -> list[bytes | int | str]:
         """ARGV of the script."""
         records = tuple(record for group in self.groups for record in group.records)
         batch = encode_batch(records) if records and not self.snapshot else b""
-        history = [commit for group in self.groups for commit in group.history]
-        events = [part for group in self.groups for event in group.events for part in event]
+        told = [*self.lost, *(group.told for group in self.groups)]
+        history = [commit for one in told for commit in one.history]
+        events = [part for one in told for event in one.events for part in event]
         bounds = (options.history_entries_max, options.events_max)
         return [
             token,
@@ -134,6 +148,7 @@ class JobLog:
         self._options = options
         self._script = redis.register_script(WRITE)
         self._groups: deque[_Group] = deque()
+        self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max)
         self._writing: Sequence[_Group] = ()
         self._work = asyncio.Event()
         self._changed = Signal()
@@ -266,10 +281,10 @@ class JobLog:
     def _snapshot_due(self) -> bool:
         return self._dirty and time.monotonic() >= self._snapshot_at
 
-    def _take(self, *, replace: bool = False) -> _Write:
+    def _take(self, *, is_replacement: bool = False) -> _Write:
         """Takes the next write: one group, or with a snapshot all of them."""
         sequence = self._sequence + 1
-        if not (replace or self._closing or self._snapshot_due()):
+        if not (is_replacement or self._closing or self._snapshot_due()):
             return _Write(sequence, "write", [self._groups.popleft()])
         started = time.monotonic()
         snapshot = encode_snapshot(sequence, self._snapshot_source())
@@ -279,7 +294,7 @@ class JobLog:
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
         seconds = max(self._options.snapshot_seconds, 20 * (time.monotonic() - started))
         self._snapshot_at = started + seconds
-        return _Write(sequence, "replace" if replace else "write", groups, snapshot)
+        return _Write(sequence, "replace" if is_replacement else "write", groups, snapshot)
 
     async def _write(self, write: _Write) -> None:
         self._writing = write.groups
@@ -290,6 +305,8 @@ class JobLog:
             await self._send(write)
         self._sequence = write.sequence
         self._writing = ()
+        told = [*write.lost, *(group.told for group in write.groups)]
+        self._kept.keep(write.sequence, told, time.monotonic())
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)
@@ -299,15 +316,18 @@ class JobLog:
 
     def _take_again(self, write: _Write, reply: str) -> _Write:
         """The write that follows one the store refused because older ones are missing in it."""
-        stored = reply.partition(":")[2]
+        stored = int(reply.partition(":")[2])
+        lost, incomplete = self._kept.take_after(stored)
         logger.error(
             "the store lost acknowledged writes; it is given the whole state again",
             job=self.job,
             sequence=self._sequence,
             stored=stored,
         )
+        if incomplete:
+            logger.error("commits that the store lost are too old to be written again", job=self.job)
         self._groups.extendleft(reversed(write.groups))
-        return self._take(replace=True)
+        return replace(self._take(is_replacement=True), lost=lost)
 
     async def _check(self) -> None:
         """Asks whether the job is still ours and the store still whole."""

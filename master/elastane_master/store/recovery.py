@@ -7,6 +7,7 @@ from typing import cast
 
 from redis.asyncio import Redis
 
+from elastane_master.store.errors import Fenced
 from elastane_master.store.format import decode_batch, decode_snapshot
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
@@ -34,7 +35,9 @@ class Recovered:
 async def recover(redis: Redis, keys: JobKeys) -> Recovered:
     """Acquires the fence, then reads: no older master can write any more while this one reads.
 
-    Raises StoreFormatUnknown, and redis errors when the store does not answer.
+    A newer one can: it replaces the snapshot and trims the log between two reads of this one, so what was
+    read counts only if the fence is still this one's afterwards. Raises Fenced, StoreFormatUnknown, and
+    redis errors when the store does not answer.
     """
     acquire = redis.register_script(ACQUIRE)
     token, sequence = await acquire(keys=[keys.fence])
@@ -50,4 +53,9 @@ async def recover(redis: Redis, keys: JobKeys) -> Recovered:
             records.extend(decode_batch(entry.payload).records)
         start = f"({entries[-1].id}"
     newest = await newest_entry(redis, keys.events)
+    holder = cast("bytes | None", await redis.hget(keys.fence, "token"))
+    if int(holder or 0) > token:
+        raise Fenced(
+            "another master took the job over while it was read", token=token, holder=int(holder or 0)
+        )
     return Recovered(int(token), int(sequence), state, records, newest.number if newest else 0)

@@ -21,12 +21,13 @@ WRITE = """
 -- Modes: 'write'; 'replace' fills the gap of a store that lost writes (with a snapshot);
 --        'check' writes nothing, and asks whether the write `sequence` is still there.
 -- Returns 'OK', 'DUPLICATE', 'FENCED:holder' or 'GAP:last sequence stored'.
+-- A token lower than the writer's: the store lost the taking over itself, and nobody newer holds the job.
 local fence = redis.call('HMGET', KEYS[1], 'token', 'sequence')
-local holder, stored = fence[1], tonumber(fence[2] or '0')
-local sequence, mode = tonumber(ARGV[2]), ARGV[3]
-if holder and holder ~= ARGV[1] then return 'FENCED:' .. holder end
-if holder and stored >= sequence then return 'DUPLICATE' end
-local follows = holder and stored == sequence - 1 and mode ~= 'check'
+local holder, stored = tonumber(fence[1] or '0'), tonumber(fence[2] or '0')
+local token, sequence, mode = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
+if holder > token then return 'FENCED:' .. fence[1] end
+if holder == token and stored >= sequence then return 'DUPLICATE' end
+local follows = holder == token and stored == sequence - 1 and mode ~= 'check'
 if mode ~= 'replace' and not follows then return 'GAP:' .. stored end
 redis.call('HSET', KEYS[1], 'token', ARGV[1], 'sequence', ARGV[2])
 if ARGV[4] ~= '' then redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'batch', ARGV[4]) end

@@ -8,7 +8,7 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.decisions.machine import JobMachine
 
 
@@ -251,3 +251,10 @@ def test_every_phase_is_noted_with_its_reason() -> None:
     kinds = [note.kind for note in job.notes if note.kind.startswith("job_")]
     assert kinds == ["job_running", "job_waiting"]
     assert all(note.reason for note in job.notes)
+
+
+def test_a_number_of_ests_sent_by_mistake_is_refused() -> None:
+    JobMachine.create("j", JobSettings(ests=65_536), 0.0)
+    with pytest.raises(Rejection, match="ests is 4294967295") as caught:
+        JobMachine.create("j", JobSettings(ests=2**32 - 1), 0.0)
+    assert caught.value.facts["field"] == "ests"

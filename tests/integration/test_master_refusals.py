@@ -1,0 +1,131 @@
+"""What a master may say that lost its job, stops, or has a wrong clock; what a store may forget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from elastane_master import host as host_module
+from elastane_master.clock import Clock
+from elastane_master.decisions.events import (
+    DatasetCreated,
+    DatasetSettings,
+    JobSettings,
+    Rejection,
+    ScaleRequested,
+)
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.hosts import JobHosts
+from elastane_master.servers.following import stopping
+from elastane_master.store.connection import Store
+from elastane_master.store.errors import Fenced, LogClosed
+from elastane_master.store.history import JobHistory
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.log import LogOptions
+from integration.master_support import open_ledger, private_store
+
+KEYS = JobKeys.of("j")
+QUIET = LogOptions(snapshot_seconds=3600, check_seconds=3600)
+IMPOSSIBLE = ScaleRequested("r", 5, 2)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    async with private_store(tmp_path) as store:
+        yield store
+
+
+@pytest.fixture
+async def hosts(store: Store) -> AsyncIterator[JobHosts]:
+    hosts = JobHosts(store, QUIET)
+    await hosts.start()
+    await hosts.create("j", JobSettings(ests=2))
+    yield hosts
+    await hosts.stop(stopping())
+
+
+async def test_a_master_that_lost_the_job_does_not_refuse_what_its_successor_may_know(
+    store: Store, hosts: JobHosts
+) -> None:
+    with pytest.raises(Rejection, match="workers_max"):
+        await hosts.get("j").submit(IMPOSSIBLE)
+    successor = JobHosts(store, QUIET)
+    await successor.start()
+    with pytest.raises(Fenced):
+        await hosts.get("j").submit(IMPOSSIBLE)
+    await successor.stop(stopping())
+
+
+async def test_a_refusal_does_not_wait_for_ever_for_the_store(
+    store: Store, hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "CONFIRM_SECONDS", 0.05)
+    host = hosts.get("j")
+    written = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> bytes:
+        await written.wait()
+        return b"OK"
+
+    host.log._script = never
+    with pytest.raises(Rejection) as caught:
+        await host.submit(IMPOSSIBLE)
+    assert caught.value.reason == "store_unavailable"
+    written.set()
+
+
+async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: JobHosts) -> None:
+    host = hosts.get("j")
+    await hosts.stop(stopping())
+    before = host.machine.snapshot()
+    with pytest.raises(LogClosed):
+        await host.submit(DatasetCreated("r", "d", DatasetSettings(task_size=1, size=4)))
+    assert host.machine.snapshot() == before
+
+
+async def test_the_clock_goes_on_from_the_newest_decision(store: Store, hosts: JobHosts) -> None:
+    """The successor runs on a machine whose clock is an hour behind, and finds a snapshot, no records."""
+    host = hosts.get("j")
+    await host.submit(ScaleRequested("r", 1, 2))
+    host.log.snapshot_soon()
+    await host.log.append(None)
+    successor = JobHosts(store, QUIET)
+    behind = host.clock() - 3600
+    successor.clock = Clock(wall=lambda: behind)
+    await successor.start()
+    assert successor.clock() >= JobMachine.restore(host.machine.snapshot()).state.decided_at > behind
+    await successor.stop(stopping())
+
+
+async def test_commits_of_lost_writes_are_written_again(store: Store) -> None:
+    """As after a power cut with `appendfsync everysec`: everything is as it was some writes ago."""
+    ledger = await open_ledger(store, options=QUIET)
+    names = (KEYS.fence, KEYS.log, KEYS.snapshot, KEYS.history)
+    for number in range(3):
+        await ledger.append(b"kept %d" % number)
+    kept = {name: await store.redis.dump(name) for name in names}
+    for number in range(3):
+        await ledger.append(b"lost %d" % number)
+    for name, value in kept.items():
+        await store.redis.restore(name, 0, value, replace=True)
+    await ledger.append(b"after")
+    commits, _ = await JobHistory(store.redis, "j").commits("", 100)
+    wanted = [b"kept %d" % number for number in range(3)]
+    wanted += [b"lost %d" % number for number in range(3)] + [b"after"]
+    assert commits == [b"history of " + name for name in wanted]
+    assert (await open_ledger(store)).records == wanted
+
+
+async def test_a_store_that_lost_the_taking_over_does_not_fence_its_master(store: Store) -> None:
+    first = await open_ledger(store, options=QUIET)
+    await first.append(b"a")
+    fence = await store.redis.dump(KEYS.fence)
+    second = await open_ledger(store, options=QUIET)
+    await store.redis.restore(KEYS.fence, 0, fence, replace=True)
+    await second.append(b"b")
+    with pytest.raises(Fenced):
+        await first.append(b"too late")
+    assert (await open_ledger(store)).records == [b"a", b"b"]

@@ -1,0 +1,198 @@
+"""Unary callers: a worker that leases dynamic tasks, and the operator. Both repeat a request until answered.
+
+The task client forgets tasks now and then (its process died between lease and report), so leases run out;
+it never reports an error, so no task may end as FAILED as long as attempts are left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from elastane_proto.v1 import job_pb2, shard_pb2
+from sim.checkers import Checkers
+from sim.master_model import MasterModel
+from sim.network import Ended, Network, call
+from sim.process import Process
+from sim.world import World
+
+JOB, DATASET = "job", "evaluation"
+TASKS, EPOCHS, TASK_SIZE = 30, 2, 4
+RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
+
+
+@dataclass(eq=False)
+class Caller:
+    """A process that makes unary calls to whichever master it finds."""
+
+    world: World
+    network: Network
+    checkers: Checkers
+    masters: Callable[[], list[MasterModel]]
+    name: str
+    process: Process = field(init=False)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.process = Process(self.world, self.name)
+
+    def request_id(self) -> str:
+        self.number += 1
+        return f"{self.name}-{self.number}"
+
+    async def ask(
+        self, method: str, request: Any, patience_seconds: float = 1.0, *, may_be_wrong: bool = False
+    ) -> Any:
+        """The response; the same request again while the master is away. Raises Ended on a refusal."""
+        while True:
+            masters = self.masters()
+            if masters:
+                master = self.world.rng.choice(masters)
+                try:
+                    return await call(
+                        self.network,
+                        self.process,
+                        master,
+                        f"/elastane.v1.{method}",
+                        request,
+                        patience_seconds,
+                    )
+                except Ended as ended:
+                    if ended.code not in RETRIED:
+                        if not may_be_wrong:
+                            self.checkers.refused_wrongly(f"{method} of {self.name}", ended)
+                        raise
+            await asyncio.sleep(self.world.rng.uniform(0.05, 0.5))
+
+
+@dataclass(eq=False)
+class TaskClient(Caller):
+    """A worker in dynamic mode."""
+
+    is_through: bool = False
+
+    def start(self) -> None:
+        self.process.spawn(self._run())
+
+    async def _run(self) -> None:
+        settings = shard_pb2.DatasetSettings(task_size=TASK_SIZE, epochs=EPOCHS, max_attempts=1000)
+        settings.range.size = TASKS * TASK_SIZE - 1
+        settings.lease.FromSeconds(2)
+        create = shard_pb2.CreateDatasetRequest(
+            job=JOB, dataset=DATASET, settings=settings, request_id=self.request_id()
+        )
+        while True:
+            try:
+                await self.ask("ShardService/CreateDataset", create)
+                break
+            except Ended:  # while the job is suspended
+                await asyncio.sleep(1.0)
+        rng, completed = self.world.rng, []
+        while not self.is_through:
+            request = shard_pb2.LeaseTasksRequest(
+                job=JOB,
+                dataset=DATASET,
+                worker_id=self.name,
+                completed=completed,
+                max_tasks=rng.randint(1, 4),
+                request_id=self.request_id(),
+            )
+            request.wait.FromMilliseconds(rng.choice((0, 500, 5000)))
+            request.rng.python = request.request_id.encode()
+            try:
+                response = await self.ask("ShardService/LeaseTasks", request, rng.choice((0.3, 2.0, 10.0)))
+            except Ended:  # refused while the job is suspended or failed
+                await asyncio.sleep(1.0)
+                continue
+            got = [(task.epoch, task.index, task.attempt) for task in response.tasks]
+            told = [(outcome.epoch, outcome.index, outcome.outcome) for outcome in response.outcomes]
+            self.world.log(f"{request.request_id} is answered: tasks {got}, outcomes {told}")
+            for outcome in response.outcomes:
+                if outcome.outcome == shard_pb2.REPORT_OUTCOME_ACCEPTED:
+                    self.checkers.task_acknowledged(outcome.epoch, outcome.index)
+            if response.complete:
+                self.checkers.dataset_complete(EPOCHS * TASKS)
+            self.is_through = response.complete and not response.tasks
+            forgets = rng.random() < 0.05
+            done = () if forgets else response.tasks
+            self.checkers.leased(self.name, list(response.tasks))
+            completed = [
+                shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt)
+                for task in done
+            ]
+            await asyncio.sleep(rng.choice((0.01, 0.1, 0.5)))
+
+
+@dataclass(eq=False)
+class Operator(Caller):
+    """Asks for changes of the job, one after the other; checks at the end that the last scaling stands."""
+
+    scaled: tuple[int, int] | None = None
+    _queue: list[Callable[[], Any]] = field(default_factory=list)
+    _asks: bool = False
+
+    async def create(self, settings: job_pb2.JobSettings) -> None:
+        """Creates the job."""
+        request = job_pb2.JobServiceCreateRequest(name=JOB, settings=settings, request_id=self.request_id())
+        await self.ask("JobService/Create", request)
+
+    def scale(self, low: int, high: int) -> None:
+        async def ask() -> None:
+            request = job_pb2.JobServiceScaleRequest(
+                name=JOB, workers_min=low, workers_max=high, request_id=self.request_id()
+            )
+            await self.ask("JobService/Scale", request)
+            self.scaled = low, high
+
+        self._submit(ask)
+
+    def drain(self, worker: str) -> None:
+        request = job_pb2.JobServiceDrainWorkerRequest(
+            name=JOB, worker_id=worker, request_id=self.request_id()
+        )
+        self._submit(lambda: self.ask("JobService/DrainWorker", request, may_be_wrong=True))
+
+    def suspend(self) -> None:
+        request = job_pb2.JobServiceSuspendRequest(name=JOB, request_id=self.request_id())
+        self._submit(lambda: self.ask("JobService/Suspend", request))
+
+    def resume(self) -> None:
+        request = job_pb2.JobServiceResumeRequest(name=JOB, request_id=self.request_id())
+        self._submit(lambda: self.ask("JobService/Resume", request))
+
+    def checkpoint(self) -> None:
+        request = job_pb2.JobServiceCheckpointRequest(name=JOB, request_id=self.request_id())
+
+        async def ask() -> None:
+            masters = self.masters()
+            if masters:
+                method = "/elastane.v1.JobService/Checkpoint"
+                await call(self.network, self.process, self.world.rng.choice(masters), method, request, 5.0)
+
+        self._submit(ask)
+
+    def _submit(self, ask: Callable[[], Any]) -> None:
+        self._queue.append(ask)
+        if not self._asks:
+            self._asks = True
+            self.process.spawn(self._work())
+
+    async def _work(self) -> None:
+        while self._queue:
+            try:
+                await self._queue.pop(0)()
+            except Ended as ended:
+                self.world.log(f"OPERATOR is refused: {ended}")
+        self._asks = False
+
+    async def last_look(self) -> None:
+        """What was acknowledged stands."""
+        request = job_pb2.JobServiceGetRequest(name=JOB)
+        job = (await self.ask("JobService/Get", request)).job
+        if self.scaled is not None and (job.settings.workers_min, job.settings.workers_max) != self.scaled:
+            found = job.settings.workers_min, job.settings.workers_max
+            self.world.fail("no write lost", f"the job was scaled to {self.scaled} and has {found}")

@@ -1,0 +1,82 @@
+"""The process groups between workers: form when all members have come, break when one goes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from elastane_proto.v1 import ring_pb2
+
+if TYPE_CHECKING:
+    from sim.worker_model import WorkerModel
+    from sim.world import World
+
+
+class Group:
+    """The process group of one generation. exported: what each donor sends, as when the group formed."""
+
+    def __init__(self, world: World, go: ring_pb2.Go, ests: int) -> None:
+        self.world, self.ests = world, ests
+        self.generation, self.resume_step = go.generation, go.resume_step
+        self.members = [member.worker_id for member in go.members]
+        self.donors = [self.members[place] for place in go.donors]
+        self.receivers = {self.members[place] for place in go.receivers}
+        self.present: dict[str, WorkerModel] = {}
+        self.exported: dict[str, tuple[int, bytes]] = {}
+        self.received: set[str] = set()
+        self.contributions: dict[int, dict[int, bytes]] = {}
+        self.formed = self.is_broken = False
+
+    def enter(self, worker: WorkerModel) -> None:
+        """A member has its Go and asks for the group."""
+        self.present[worker.name] = worker
+        if not self.is_broken and set(self.present) == set(self.members):
+            self.world.after(0.005, self._form)
+
+    def leave(self, worker: WorkerModel, *, through_with: int = -1) -> None:
+        """A member died, was fenced or went away: the others find out, or not, and at different times.
+
+        through_with: the step whose all-reduce it completed; if that is the newest, nobody waits for it.
+        """
+        if self.present.get(worker.name) is not worker:
+            return
+        del self.present[worker.name]
+        if self.formed and through_with >= max(self.contributions, default=self.resume_step):
+            return
+        self.disturb()
+
+    def disturb(self) -> None:
+        """Connections between members broke."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        for other in list(self.present.values()):
+            # An all-reduce whose data has arrived may still complete; a waiting one breaks or hangs.
+            if self.world.rng.random() < 0.6:
+                self.world.after(self.world.rng.uniform(0.0, 0.3), partial(other.group_broke, self))
+
+    def taken(self, worker: WorkerModel) -> None:
+        """A receiver has all it was sent; donors wait for that."""
+        self.received.add(worker.name)
+        for other in list(self.present.values()):
+            other.process.call_soon(other.notify)
+
+    def contribute(self, step: int, gradients: dict[int, bytes]) -> None:
+        """A member's part of the all-reduce of a step; the last one's lets all of them complete."""
+        if self.is_broken:
+            return
+        parts = self.contributions.setdefault(step, {})
+        parts.update(gradients)
+        if len(parts) == self.ests:
+            for worker in list(self.present.values()):
+                delay = self.world.rng.choice((0.0, 0.001, 0.01, 0.05))
+                self.world.after(delay, partial(worker.reduced, self, step, dict(parts)))
+            self.contributions.pop(step - 1, None)
+
+    def _form(self) -> None:
+        if self.is_broken or self.formed:
+            return
+        self.formed = True
+        for worker in list(self.present.values()):
+            self.exported[worker.name] = worker.lineage, worker.weights
+            worker.process.call_soon(worker.notify)

@@ -1,0 +1,394 @@
+"""Realistic bugs, planted one at a time into the unmodified code: does the simulation find them?
+
+A mutant is a piece of a module's source and what takes its place. The piece must be there exactly once, so
+that a mutant which no longer applies says so. Each runs in a process of its own: the module is compiled
+from the changed source when it is first imported, nothing on the disk changes.
+
+    make sim-mutants                     all of them, with a table
+    python -m sim.mutants --only NAME    one of them
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+SEEDS_MAX = 1500
+TESTS = Path(__file__).resolve().parents[1]
+SOURCES = [str(TESTS.parent / name) for name in ("proto", "shard_service", "master", "worker")]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """name: in words. In `module`, `old` becomes `new`, and likewise each pair of `more`."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    more: tuple[tuple[str, str], ...] = ()
+
+    def applied(self, source: str) -> str:
+        """The changed source; raises LookupError unless every old text is there exactly once."""
+        for old, new in ((self.old, self.new), *self.more):
+            if source.count(old) != 1:
+                raise LookupError(f"{self.name!r}: {self.module} has its text {source.count(old)} times")
+            source = source.replace(old, new)
+        return source
+
+    def path(self) -> Path:
+        """The module's file; nothing of it is imported."""
+        return next(
+            path
+            for root in SOURCES
+            if (path := Path(root, *self.module.split(".")).with_suffix(".py")).exists()
+        )
+
+
+DECISIONS = "elastane_master.decisions"
+MUTANTS = (
+    Mutant(
+        "messages leave before they are durable",
+        "elastane_master.host",
+        "if not self._outbox and self.log.durable >= self.log.appended:",
+        "if True:",
+    ),
+    Mutant(
+        "an answer leaves before it is durable",
+        "elastane_master.host",
+        "if (durable := self.log.pending) is not None:",
+        "if (durable := None) is not None:",
+    ),
+    Mutant(
+        "a refusal rests on a state that may be old",
+        "elastane_master.host",
+        """        except Rejection:
+            await self.confirm()
+            raise
+        if (durable""",
+        """        except Rejection:
+            raise
+        if (durable""",
+    ),
+    Mutant(
+        "a stopping master still decides",
+        "elastane_master.host",
+        "if self.stopping:\n            # The last",
+        "if False:\n            # The last",
+    ),
+    Mutant(
+        "a fenced master keeps writing",
+        "elastane_master.store.scripts",
+        "if holder > token then return",
+        "if false then return",
+    ),
+    Mutant(
+        "a store that lost the token fences its own master",
+        "elastane_master.store.scripts",
+        "if holder > token then return",
+        "if holder ~= token then return",
+    ),
+    Mutant(
+        "commits that the store lost are not written again",
+        "elastane_master.store.log",
+        "replace(self._take(is_replacement=True), lost=lost)",
+        "self._take(is_replacement=True)",
+    ),
+    Mutant(
+        "a repeated write is stored twice",
+        "elastane_master.store.scripts",
+        "if holder == token and stored >= sequence then return 'DUPLICATE' end\n"
+        "local follows = holder == token and stored == sequence - 1 and mode ~= 'check'",
+        "if holder == token and stored >= sequence and mode == 'check' then return 'DUPLICATE' end\n"
+        "if holder == token and stored == sequence then\n"
+        "  for i = 9, 8 + tonumber(ARGV[8]) do redis.call('XADD', KEYS[4], '*', 'commit', ARGV[i]) end\n"
+        "  return 'DUPLICATE'\n"
+        "end\n"
+        "local follows = holder == token and stored == sequence - 1 and mode ~= 'check'",
+    ),
+    Mutant(
+        "the first record after a snapshot is not replayed",
+        "elastane_master.store.recovery",
+        'start = f"{covered + 1}-0"',
+        'start = f"{covered + 2}-0"',
+    ),
+    Mutant(
+        "a master serves what it read while another one wrote",
+        "elastane_master.store.recovery",
+        "if int(holder or 0) > token:",
+        "if False:",
+    ),
+    Mutant(
+        "a stale task report counts",
+        "elastane_shards.dynamic",
+        "if held.attempt != attempt or held.worker != worker:",
+        "if False:",
+    ),
+    Mutant(
+        "a task that is done can be done again",
+        "elastane_shards.dynamic",
+        """            waiting = self._tasks.requeued.get(index)
+            if waiting is None or error or attempt > waiting.attempt:
+                return Outcome.STALE
+        self._tasks.finish(index)""",
+        """            if error:
+                return Outcome.STALE
+        if index in self._tasks.doing or index in self._tasks.requeued:
+            self._tasks.finish(index)""",
+    ),
+    Mutant(
+        "a lease that ran out is forgotten",
+        "elastane_shards.dynamic",
+        "tasks.put_back(back)",
+        "tasks.put_back(back[1:])",
+    ),
+    Mutant(
+        "a task that comes back goes to the tail",
+        "elastane_shards.epoch",
+        "if self.requeued:\n            index, held",
+        "if self.requeued and self.counter >= num_tasks:\n            index, held",
+    ),
+    Mutant(
+        "a task that comes back has new random states",
+        "elastane_shards.epoch",
+        "            held.worker = worker\n",
+        "            held.worker, held.rng = worker, rng\n",
+    ),
+    Mutant(
+        "a dataset is called complete while tasks are leased",
+        "elastane_shards.dynamic",
+        "and self._splitter.closed\n            and self._tasks.finished ==",
+        "and self._splitter.closed\n            and self._tasks.finished + len(self._tasks.doing) ==",
+    ),
+    Mutant(
+        "a Ready of an older ring counts",
+        f"{DECISIONS}.ring",
+        "event.generation < ring.generation or record.ready_generation == event.generation:",
+        "record.ready_generation == ring.generation:",
+        (
+            (
+                "    record.ready_generation = event.generation\n",
+                "    record.ready_generation = ring.generation\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a Go of an older ring counts",
+        "elastane.runtime.protocol",
+        "if message.generation == self.fenced and self.generation < self.fenced:",
+        "if self.generation < self.fenced:",
+    ),
+    Mutant(
+        "a step is prepared when one member is missing",
+        f"{DECISIONS}.boundary",
+        "book.reported_ranks() < state.settings.ests",
+        "book.reported_ranks() < state.settings.ests - 1",
+    ),
+    Mutant(
+        "a step is committed when the first member has applied it",
+        f"{DECISIONS}.ring",
+        "commit_below(turn, min(applied, default=-1))",
+        "commit_below(turn, max(applied, default=-1))",
+    ),
+    Mutant(
+        "the resume step is the lowest of the members'",
+        f"{DECISIONS}.ring",
+        "best = max(claims.usable_step(state, record) for record in state.active_members())",
+        "found = [claims.usable_step(state, record) for record in state.active_members()]\n"
+        "    best = min((step for step in found if step >= 0), default=-1)",
+    ),
+    Mutant(
+        "Go carries the contexts of another step",
+        f"{DECISIONS}.ring",
+        "state.contexts.ranks(ring.resume_step, member.start, member.end)",
+        "state.contexts.ranks(min(state.contexts.steps), member.start, member.end)",
+    ),
+    Mutant(
+        "contexts are dropped when a step is prepared",
+        f"{DECISIONS}.ring",
+        "turn.state.contexts.drop_below(steps.committed)",
+        "turn.state.contexts.drop_below(steps.prepared + 1)",
+    ),
+    Mutant(
+        "claims of a history that was given up are believed",
+        f"{DECISIONS}.claims",
+        "if event.generation < state.history_generation:",
+        "if False:",
+    ),
+    Mutant(
+        "a change goes ahead before all are ready",
+        f"{DECISIONS}.ring",
+        "    if unready(state):\n        return\n",
+        "    if len(unready(state)) > 1:\n        return\n",
+    ),
+    Mutant(
+        "history is given up before everybody was asked",
+        f"{DECISIONS}.ring",
+        "    if members or any(claims.usable_step(state, record) >= 0 for record in state.active_members()):",
+        "    if True:",
+    ),
+    Mutant(
+        "a ring goes ahead although a member was lost while it loaded",
+        f"{DECISIONS}.ring",
+        "    if not ring.put_off:\n        _go(turn, event.step)",
+        "    _go(turn, event.step)",
+    ),
+    Mutant(
+        "the clock of a new master is its machine's",
+        "elastane_master.hosts",
+        "self.clock.at_least(machine.state.decided_at)",
+        "pass",
+    ),
+    Mutant(
+        "a script that ended in an older history counts",
+        f"{DECISIONS}.sessions",
+        "if claims.is_fenced(state, event.worker, event.applied_step):\n        return False",
+        "return True",
+    ),
+    Mutant(
+        "a step is applied without Prepared",
+        "elastane.runtime.protocol",
+        "return not self.changing and self.prepared_until > step",
+        "return not self.changing",
+    ),
+    Mutant(
+        "Prepared of another generation counts",
+        "elastane.runtime.protocol",
+        "if message.generation != self.generation or self.changing:",
+        "if self.changing:",
+    ),
+    Mutant(
+        "Ready is said while the optimizer is at work",
+        "elastane.runtime.protocol",
+        "        if self.applying:\n            return Outcome(abort=True)\n        return Outcome(send=",
+        "        return Outcome(send=",
+    ),
+    Mutant(
+        "what a leader loaded for an older ring is taken for the job's",
+        "elastane.runtime.protocol",
+        "self.holds_state = message.generation == self.fenced",
+        "self.holds_state = True",
+    ),
+    Mutant(
+        "a worker that was put out goes on",
+        "elastane.runtime.protocol",
+        "        if not message.resumed:\n            outcome = self.put_out()",
+        "        if not message.resumed:\n            outcome = Outcome()",
+    ),
+)
+
+
+# ---------------------------------------------------------------- in the process of one mutant
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module from its changed source."""
+
+    def __init__(self, name: str, path: str, mutant: Mutant) -> None:
+        super().__init__(name, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> object:  # type: ignore[override]
+        source = self._mutant.applied(Path(self.path).read_text())
+        return compile(source, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._mutant.module:
+            return None
+        file = str(self._mutant.path())
+        return spec_from_file_location(fullname, file, loader=_Loader(fullname, file, self._mutant))
+
+
+def hunt(mutant: Mutant, seeds_max: int) -> dict[str, object]:
+    """In a fresh process: plants the bug, runs seeds from 0 until a checker finds it."""
+    assert mutant.module not in sys.modules, "the module is there already, unchanged"
+    sys.meta_path.insert(0, _Finder(mutant))
+    from sim.simulation import simulate
+    from sim.world import SimulationError
+
+    assert find_spec(mutant.module) is not None
+    begun = time.monotonic()
+    for seed in range(seeds_max):
+        try:
+            simulate(seed)
+        except SimulationError as error:
+            text = str(error).partition("\n")[0].removeprefix(f"{error.checker}: ")
+            seconds = time.monotonic() - begun
+            return {"seeds": seed + 1, "checker": error.checker, "text": text, "seconds": seconds}
+    return {"seeds": seeds_max, "checker": "", "text": "", "seconds": time.monotonic() - begun}
+
+
+# ---------------------------------------------------------------- the table
+
+
+def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
+    """`hunt` in a process of its own. Raises RuntimeError when that one could not even begin."""
+    command = [sys.executable, "-m", "sim.mutants", "--one", mutant.name, "--seeds", str(seeds_max)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*SOURCES, str(TESTS)])}
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{mutant.name}: {done.stderr[-2000:]}")
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Only mutants whose name contains this.")] = "",
+    seeds: Annotated[int, typer.Option(help="Give a mutant up after so many seeds.")] = SEEDS_MAX,
+    one: Annotated[str, typer.Option(hidden=True)] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON for each mutant.")] = False,
+) -> None:
+    """Plants known bugs one at a time and shows in how many seeds the simulation finds each.
+
+    Exits with 1 when one is not found.
+    """
+    if one:
+        mutant = next(mutant for mutant in MUTANTS if mutant.name == one)
+        print(json.dumps(hunt(mutant, seeds)))
+        return
+    chosen = [mutant for mutant in MUTANTS if only in mutant.name]
+    if not chosen:
+        raise typer.BadParameter(f"no mutant has {only!r} in its name", param_hint="--only")
+    console = Console(stderr=as_json)
+    table = Table("planted bug", "seeds", "found by", "as", title="mutants")
+    found_count = 0
+    for mutant in chosen:
+        found = hunt_in_process(mutant, seeds)
+        found_count += bool(found["checker"])
+        if as_json:
+            print(json.dumps({"mutant": mutant.name, **found}), flush=True)
+        else:
+            console.print(f"{mutant.name}: {found['checker'] or 'NOT FOUND'} after {found['seeds']} seeds")
+        table.add_row(
+            mutant.name, str(found["seeds"]), str(found["checker"]) or "NOT FOUND", str(found["text"])
+        )
+    console.print(table)
+    console.print(f"{found_count} of {len(chosen)} found")
+    if found_count < len(chosen):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,313 @@
+"""Redis in virtual time: the master's own Lua scripts run on data of this model, in a real Lua 5.1.
+
+The server can crash before or after a write, come back as it was or as of its last fsync (so that it
+lost writes it had acknowledged), refuse, or be slow. A client's request can be lost, late or outlive
+the client's patience: then it may still arrive behind its repetition.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from lupa.lua51 import LuaError, LuaRuntime
+from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, ResponseError, TimeoutError
+
+from sim.network import Network
+from sim.process import Process
+from sim.world import World
+
+PLACE = "store"
+PATIENCE_SECONDS = 1.0
+FSYNC_SHARE = 0.2
+FSYNC_SECONDS = 1.0
+LOST_SECONDS_MAX = 2 * FSYNC_SECONDS
+"""What a power cut can cost, as with `appendfsync everysec`."""
+
+EntryId = tuple[int, int]
+
+
+@dataclass
+class StreamData:
+    """A Redis stream. last: the highest id there ever was."""
+
+    last: EntryId = (0, 0)
+    entries: list[tuple[EntryId, bytes]] = field(default_factory=list)
+
+
+class StoreServer:
+    """The server process and its disk.
+
+    appended: told (key, payload) of each stream entry. lost: told (key, payloads) of those that are gone.
+    """
+
+    def __init__(self, world: World, network: Network) -> None:
+        self.world, self.network = world, network
+        self.data: dict[bytes, Any] = {}
+        self.is_up = True
+        self.refuses_until = self.slow_until = 0.0
+        self.crash_next: str = ""
+        self.down_seconds = 0.0
+        self.appended: Callable[[bytes, bytes], None] = lambda key, payload: None
+        self._synced: dict[bytes, Any] = {}
+        self.lost: Callable[[bytes, list[bytes]], None] = lambda key, payloads: None
+        self._since_sync = 0
+        self._synced_at = self._wrote_at = 0.0
+
+    # ------------------------------------------------------------------ faults
+
+    def crash(self, down_seconds: float, *, lose: bool = False) -> None:
+        """SIGKILL and a restart. lose: its host lost power, and what was not fsynced is gone."""
+        if not self.is_up:
+            return
+        self.world.log(
+            f"STORE crashes for {down_seconds:.2f} s, loses {self._since_sync if lose else 0} writes"
+        )
+        self.is_up = False
+        if lose and self.world.now - self._wrote_at < FSYNC_SECONDS:
+            before, self.data = self.data, copy.deepcopy(self._synced)
+            for key, value in before.items():
+                if isinstance(value, StreamData):
+                    last = self.data[key].last if key in self.data else (0, 0)
+                    self.lost(key, [payload for entry, payload in value.entries if entry > last])
+            self._since_sync = 0
+        self.world.after(down_seconds, self._restart)
+
+    def _restart(self) -> None:
+        self.is_up = True
+        self.world.log("STORE is back")
+
+    # ------------------------------------------------------------------ requests
+
+    def perform(self, operation: Callable[[StoreServer], Any], *, writes: bool) -> Any:
+        """What a request that arrived gives; raises what the client will raise."""
+        if not self.is_up:
+            raise ConnectionError("connection refused")
+        if self.world.now < self.refuses_until:
+            raise self.world.rng.choice((BusyLoadingError("loading"), ReadOnlyError("read only")))
+        if writes and self.crash_next == "before":
+            self._crash_now()
+            raise ConnectionError("connection reset")
+        if writes and self.world.now - self._synced_at >= FSYNC_SECONDS:
+            self.sync()
+        result = operation(self)
+        if writes:
+            self._since_sync += 1
+            self._wrote_at = self.world.now
+            if self.world.rng.random() < FSYNC_SHARE:
+                self.sync()
+            if self.crash_next == "after":
+                self._crash_now()
+                raise ConnectionError("connection reset")
+        return result
+
+    def _crash_now(self) -> None:
+        self.world.log(f"STORE dies {self.crash_next} a write")
+        self.crash_next = ""
+        self.crash(self.down_seconds)
+
+    def sync(self) -> None:
+        """All that is there is on the disk."""
+        self._synced, self._since_sync, self._synced_at = copy.deepcopy(self.data), 0, self.world.now
+
+    def entries(self, key: bytes) -> list[tuple[EntryId, bytes]]:
+        """All of a stream."""
+        stream = self.data.get(key)
+        return stream.entries if stream is not None else []
+
+    # ------------------------------------------------------------------ commands
+
+    def call(self, name: bytes, *arguments: Any) -> Any:
+        """One command of a script; values as Lua sees them."""
+        words = [_bytes(argument) for argument in arguments]
+        return getattr(self, f"_{name.decode().lower()}")(*words)
+
+    def _hincrby(self, key: bytes, field_name: bytes, by: bytes) -> int:
+        table = self.data.setdefault(key, {})
+        value = int(table.get(field_name, b"0")) + int(by)
+        table[field_name] = b"%d" % value
+        return value
+
+    def _hget(self, key: bytes, field_name: bytes) -> bytes | bool:
+        return self.data.get(key, {}).get(field_name, False)
+
+    def _hmget(self, key: bytes, *names: bytes) -> Any:
+        table = self.data.get(key, {})
+        return _lua().table_from([table.get(name, False) for name in names])
+
+    def _hset(self, key: bytes, *pairs: bytes) -> int:
+        self.data.setdefault(key, {}).update(zip(pairs[::2], pairs[1::2], strict=True))
+        return len(pairs) // 2
+
+    def _set(self, key: bytes, value: bytes) -> bytes:
+        self.data[key] = value
+        return b"OK"
+
+    def _xadd(self, key: bytes, *words: bytes) -> bytes:
+        stream: StreamData = self.data.setdefault(key, StreamData())
+        kept = None
+        if words[0] == b"MAXLEN":
+            kept, words = int(words[2]), words[3:]
+        name, (_, payload) = words[0], words[1:]
+        if name == b"*":
+            now = int(self.world.now * 1000)
+            entry = (now, 0) if now > stream.last[0] else (stream.last[0], stream.last[1] + 1)
+        else:
+            entry = _entry_id(name)
+        if entry <= stream.last:
+            raise ResponseError(
+                "the ID specified in XADD is equal or smaller than the target stream top item"
+            )
+        stream.last = entry
+        stream.entries.append((entry, payload))
+        if kept is not None and len(stream.entries) > kept + 100:  # "~": when it is worth it
+            del stream.entries[: len(stream.entries) - kept]
+        self.appended(key, payload)
+        return _name(entry)
+
+    def _xtrim(self, key: bytes, how: bytes, threshold: bytes) -> int:
+        assert how == b"MINID"
+        stream = self.data.get(key)
+        if stream is None:
+            return 0
+        lowest, before = _entry_id(threshold), len(stream.entries)
+        stream.entries = [entry for entry in stream.entries if entry[0] >= lowest]
+        return before - len(stream.entries)
+
+
+class StoreClient:
+    """What the master uses of `redis.asyncio.Redis`, spoken by one process to the server."""
+
+    def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
+        self._server, self._network, self._process = server, network, process
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        async def run(*, keys: Sequence[str], args: Sequence[bytes | int | str] = ()) -> Any:
+            def operation(server: StoreServer) -> Any:
+                return _script(text, server, [_bytes(key) for key in keys], [_bytes(word) for word in args])
+
+            return await self._ask(operation, writes=True)
+
+        return run
+
+    async def get(self, key: str) -> bytes | None:
+        return await self._ask(lambda server: server.data.get(key.encode()))
+
+    async def hget(self, key: str, field_name: str) -> bytes | None:
+        return await self._ask(lambda server: server.data.get(key.encode(), {}).get(field_name.encode()))
+
+    async def smembers(self, key: str) -> set[bytes]:
+        return await self._ask(lambda server: set(server.data.get(key.encode(), ())))
+
+    async def sadd(self, key: str, member: str) -> int:
+        def operation(server: StoreServer) -> int:
+            server.data.setdefault(key.encode(), set()).add(member.encode())
+            return 1
+
+        return await self._ask(operation, writes=True)
+
+    async def srem(self, key: str, member: str) -> int:
+        def operation(server: StoreServer) -> int:
+            server.data.get(key.encode(), set()).discard(member.encode())
+            return 1
+
+        return await self._ask(operation, writes=True)
+
+    async def xrange(self, key: str, min: str = "-", count: int = 1000) -> Any:
+        low = (-1, 0) if min == "-" else _entry_id(min.removeprefix("(").encode())
+
+        def operation(server: StoreServer) -> Any:
+            beyond = min.startswith("(")
+            found = [e for e in server.entries(key.encode()) if e[0] > low or (e[0] == low and not beyond)]
+            return [(_name(entry), {b"field": payload}) for entry, payload in found[:count]]
+
+        return await self._ask(operation)
+
+    async def xrevrange(self, key: str, count: int = 1) -> Any:
+        def operation(server: StoreServer) -> Any:
+            found = server.entries(key.encode())[-count:]
+            return [(_name(entry), {b"field": payload}) for entry, payload in reversed(found)]
+
+        return await self._ask(operation)
+
+    async def aclose(self) -> None:
+        pass
+
+    async def _ask(self, operation: Callable[[StoreServer], Any], *, writes: bool = False) -> Any:
+        process, server, network = self._process, self._server, self._network
+        world, answer = process.world, process.create_future()
+
+        def settle(error: Exception | None, result: Any) -> None:
+            if not answer.done():
+                answer.set_exception(error) if error is not None else answer.set_result(result)
+
+        def arrive() -> None:
+            slow = world.rng.uniform(0.0, 1.5) if world.now < server.slow_until else 0.0
+            result, failure = None, None
+            try:
+                result = server.perform(operation, writes=writes)
+            except (ConnectionError, ResponseError, TimeoutError) as error:
+                failure = error
+            back = network.arrival(PLACE, process.name) + slow
+            process.call_at(back, settle, failure, result)
+
+        world.at(network.arrival(process.name, PLACE), arrive)
+        patience = process.call_later(
+            PATIENCE_SECONDS, settle, TimeoutError("timeout reading from the store"), None
+        )
+        try:
+            return await answer
+        finally:
+            patience.cancel()
+
+
+# ---------------------------------------------------------------- Lua
+
+_serving: list[StoreServer] = []
+
+
+@cache
+def _lua() -> Any:
+    runtime = LuaRuntime(encoding=None, unpack_returned_tuples=True)
+    globals_ = runtime.globals()
+    globals_[b"redis"] = runtime.table_from({b"call": lambda *words: _serving[-1].call(*words)})
+    return runtime
+
+
+@cache
+def _compiled(text: str) -> Any:
+    return _lua().execute(f"return function(KEYS, ARGV) {text}\nend".encode())
+
+
+def _script(text: str, server: StoreServer, keys: list[bytes], words: list[bytes]) -> Any:
+    runtime = _lua()
+    _serving.append(server)
+    try:
+        result = _compiled(text)(runtime.table_from(keys), runtime.table_from(words))
+    except LuaError as error:
+        raise ResponseError(str(error)) from error
+    finally:
+        _serving.pop()
+    if isinstance(result, bytes | int):
+        return result
+    return [int(value) for value in result.values()]
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, float):
+        value = int(value)
+    return str(value).encode()
+
+
+def _entry_id(name: bytes) -> EntryId:
+    number, _, part = name.partition(b"-")
+    return int(number), int(part or b"0")
+
+
+def _name(entry: EntryId) -> bytes:
+    return b"%d-%d" % entry

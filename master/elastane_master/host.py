@@ -97,7 +97,8 @@ class JobHost(LogListener):
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self.stopping = False
-        self._streams: set[Session] = set()
+        # In the order they began, so that a simulated run repeats.
+        self._streams: dict[Session, None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
@@ -194,7 +195,7 @@ class JobHost(LogListener):
             if previous is not None:
                 self.sessions[event.worker] = previous
             raise
-        self._streams.add(session)
+        self._streams[session] = None
         self.liveness.heard(session.worker, session.id, self.clock())
         self._plan(PLAN_SECONDS)
         if previous is not None:
@@ -230,7 +231,7 @@ class JobHost(LogListener):
 
     def stream_over(self, session: Session, reason: str) -> None:
         """Nothing can be sent down the stream any more."""
-        self._streams.discard(session)
+        self._streams.pop(session, None)
         self.close_session(session, reason)
 
     def _forget(self, session: Session) -> None:

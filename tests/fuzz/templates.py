@@ -30,7 +30,6 @@ def lease_tasks() -> shard_pb2.LeaseTasksRequest:
     request = shard_pb2.LeaseTasksRequest(
         job="job", dataset="tasks", worker_id="w0", max_tasks=1, request_id="r"
     )
-    request.completed.add(epoch=0, index=0, attempt=1)
     request.wait.FromMilliseconds(1)
     request.rng.python = b"state"
     return request

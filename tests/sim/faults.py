@@ -245,7 +245,7 @@ class Cluster:
             ("peers disconnected", self._disturb_group, 1),
             ("master killed", lambda: master(lambda m: m.kill()), 2),
             ("master's host gone", lambda: master(lambda m: m.kill(silent=True)), 0.5),
-            ("master stopped", lambda: master(lambda m: m.stop()), 1),
+            ("master stopped", lambda: master(self._stop), 1),
             ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
             ("master's clock set", lambda: master(self._set_clock), 0.5),
             ("second master", lambda: self._store_is_whole and self.start_master(), 2),
@@ -275,6 +275,12 @@ class Cluster:
         """Not while its memory is all there is: what was acknowledged would be lost with it."""
         if self.masters_alive and self._store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
+
+    def _stop(self, master: MasterModel) -> None:
+        """SIGTERM, and now and then to a master whose last writes take long."""
+        if self.world.rng.random() < 0.6:
+            self._slow()
+        master.stop()
 
     def _set_clock(self, master: MasterModel) -> None:
         """The time of day jumps under a running master."""

@@ -8,7 +8,7 @@ if all come back the generation does not change.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, datasets, life, ring
+from elastane_master.decisions import checkpoints, claims, datasets, life, quarantine, ring
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -272,6 +272,8 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
     turn.send(event.worker, Welcome(state.ring.generation, False))
     what = "to lease tasks" if event.role == "tasks" else "to train"
     turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
+    if event.role == "ring":
+        quarantine.receive(turn, state.workers[event.worker])
 
 
 def _admit(turn: Turn, worker: str) -> None:
@@ -281,7 +283,7 @@ def _admit(turn: Turn, worker: str) -> None:
         state.join_due = turn.now + state.settings.join_window_seconds
     members = ring.next_members(state)
     record = state.workers[worker]
-    if members and worker not in {member.worker for member in members}:
+    if record.held_until is None and members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
         turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)
     if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
@@ -290,11 +292,16 @@ def _admit(turn: Turn, worker: str) -> None:
 
 
 def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
-    """Forgets a worker; True if the ring needed it. counts: its dynamic tasks have failed an attempt."""
+    """Forgets a worker; True if the ring needed it.
+
+    counts: it died: its dynamic tasks have failed an attempt, and it is let in later if that goes on.
+    """
     state, ring_state, worker = turn.state, turn.state.ring, record.worker
     turn.touch()
     needed = ring_state.member(worker) is not None or _still_needed(turn, worker)
     del state.workers[worker]
+    if counts and record.role == "ring":
+        quarantine.died(state, worker, turn.now)
     ring_state.order = tuple(name for name in ring_state.order if name != worker)
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
     if worker in ring_state.names():

@@ -11,8 +11,9 @@ commit), so the rate of decisions does not depend on the latency of the store.
 
 A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
 same sequence number until an answer comes; the script stores it once. When the store turns out to
-have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
-a snapshot that makes the store whole again: memory is the truth while the master runs.
+have lost acknowledged writes (a replica was promoted, its host lost power, its file lost its end), the next
+write carries a snapshot that makes the store whole again, and the history and events of the lost writes, which
+are kept for a while (`retained`): memory is the truth while the master runs.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreErro
 from elastane_master.store.format import encode_batch, encode_snapshot
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
+from elastane_master.store.retained import NumberedEvent, Retained, RetainedWrites
 from elastane_master.store.scripts import WRITE
 
 logger = structlog.get_logger(__name__)
 
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
-NumberedEvent = tuple[int, bytes]
-"""An event's sequence number and its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,9 @@ class LogOptions:
     """Bounds and periods of a job's log.
 
     snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
-    without asking whether the job is still its own. batch_bytes_max: records in one write.
+    without asking whether the job is still its own. batch_bytes_max: records in one write. retained_seconds,
+    retained_bytes_max: history and events that were written are kept in memory for so long and so many bytes, for
+    a store that loses them.
     """
 
     snapshot_seconds: float = 1.0
@@ -57,6 +59,8 @@ class LogOptions:
     batch_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
+    retained_seconds: float = 30.0
+    retained_bytes_max: int = 32 * 2**20
 
 
 class LogListener:
@@ -89,19 +93,24 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """One call of the script: groups of records, or the snapshot that stands for them."""
+    """One call of the script: groups of records, or the snapshot that stands for them.
+
+    again: writes that the store has lost, whose history and events go before those of the groups.
+    """
 
     sequence: int
     mode: Literal["write", "replace", "check"]
     groups: Sequence[_Group] = ()
     snapshot: bytes = b""
+    again: Sequence[Retained] = ()
 
     def arguments(self, token: int, options: LogOptions) -> list[bytes | int | str]:
         """ARGV of the script."""
         records = tuple(record for group in self.groups for record in group.records)
         batch = encode_batch(records) if records and not self.snapshot else b""
-        history = [commit for group in self.groups for commit in group.history]
-        events = [part for group in self.groups for event in group.events for part in event]
+        told = [*self.again, *self.groups]
+        history = [commit for group in told for commit in group.history]
+        events = [part for group in told for event in group.events for part in event]
         bounds = (options.history_entries_max, options.events_max)
         return [
             token,
@@ -144,6 +153,7 @@ class JobLog:
         self._task: asyncio.Task[None] | None = None
         self._snapshot_source: SnapshotSource = bytes
         self._listener = LogListener()
+        self._retained = RetainedWrites(self._options.retained_seconds, self._options.retained_bytes_max)
 
     @classmethod
     async def open(
@@ -266,7 +276,7 @@ class JobLog:
     def _snapshot_due(self) -> bool:
         return self._dirty and time.monotonic() >= self._snapshot_at
 
-    def _take(self, *, replace: bool = False) -> _Write:
+    def _take(self, *, replace: bool = False, again: Sequence[Retained] = ()) -> _Write:
         """Takes the next write: one group, or with a snapshot all of them."""
         sequence = self._sequence + 1
         if not (replace or self._closing or self._snapshot_due()):
@@ -279,7 +289,7 @@ class JobLog:
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
         seconds = max(self._options.snapshot_seconds, 20 * (time.monotonic() - started))
         self._snapshot_at = started + seconds
-        return _Write(sequence, "replace" if replace else "write", groups, snapshot)
+        return _Write(sequence, "replace" if replace else "write", groups, snapshot, again)
 
     async def _write(self, write: _Write) -> None:
         self._writing = write.groups
@@ -290,6 +300,9 @@ class JobLog:
             await self._send(write)
         self._sequence = write.sequence
         self._writing = ()
+        history = [commit for group in (*write.again, *write.groups) for commit in group.history]
+        events = [event for group in (*write.again, *write.groups) for event in group.events]
+        self._retained.add(Retained(write.sequence, history, events, time.monotonic()))
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)
@@ -298,16 +311,22 @@ class JobLog:
         self._changed.announce()
 
     def _take_again(self, write: _Write, reply: str) -> _Write:
-        """The write that follows one the store refused because older ones are missing in it."""
-        stored = reply.partition(":")[2]
+        """The write that follows one the store refused because older ones are missing in it.
+
+        The state is given again whole; of history and events, which are only in the store, what is retained.
+        """
+        stored = int(reply.partition(":")[2])
+        again = self._retained.after(stored)
+        missing = self._sequence - stored - len(again)
         logger.error(
-            "the store lost acknowledged writes; it is given the whole state again",
+            "the store lost acknowledged writes; it is given them again",
             job=self.job,
             sequence=self._sequence,
             stored=stored,
+            without_history=missing,
         )
         self._groups.extendleft(reversed(write.groups))
-        return self._take(replace=True)
+        return self._take(replace=True, again=again)
 
     async def _check(self) -> None:
         """Asks whether the job is still ours and the store still whole."""

@@ -25,7 +25,7 @@ _WAIT_SECONDS = 60.0
 class Strike:
     """A fault that has struck. at: time.monotonic() of the moment.
 
-    changes_ring: a member is lost, so that only a step of the next ring shows recovery. hold_seconds: how long
+    changes_ring: a member is lost, so that only a step of the next ring shows recovery. newcomers: one of them must be in it. hold_seconds: how long
     it is kept up, None: until a step has been committed after it. may_rewind: all weights are lost, and history
     goes back to a checkpoint. may_forget: the store itself lost its last write. expects: kinds of events that must
     tell of it. check: called when it is over; says what is wrong, or nothing.
@@ -34,6 +34,7 @@ class Strike:
     at: float
     detail: str
     changes_ring: bool = False
+    newcomers: frozenset[str] = frozenset()
     hold_seconds: float | None = 0.0
     may_rewind: bool = False
     may_forget: bool = False
@@ -141,21 +142,20 @@ def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
                 victim.signal(signal.SIGTERM)
         for victim in victims:
             victim.wait(_WAIT_SECONDS)
-        before = c.watch.latest
-        newcomers = c.replenish()
-        c.watch.first(
-            lambda seen: seen.step > before.step and bool(set(newcomers) & set(seen.members)),  # noqa: B023
-            _WAIT_SECONDS,
-        )
+        newcomers = set(c.replenish())
+        c.watch.first(lambda seen: newcomers <= set(seen.members), _WAIT_SECONDS)  # noqa: B023
     yield Strike(at, "SIGTERM to all, and again", expects=("worker_draining",), may_rewind=True)
 
 
 @contextmanager
 def kill_all(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     at = time.monotonic()
-    _kill_workers(c)
-    c.replenish()
-    yield Strike(at, "kill -9 every worker", changes_ring=True, may_rewind=True, expects=("worker_lost",))
+    kill_workers(c)
+    newcomers = frozenset(c.replenish())
+    yield Strike(
+        at, "kill -9 every worker", changes_ring=True, newcomers=newcomers, may_rewind=True,
+        expects=("worker_lost",),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -234,7 +234,8 @@ def kill_both(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     yield Strike(at, "kill -9 master and store, start them", expects=("master_recovered",))
 
 
-def _kill_workers(c: ChaosCluster) -> None:
+def kill_workers(c: ChaosCluster) -> None:
+    """SIGKILL all there are, and wait for their ends."""
     names = c.running
     for name in names:
         c.workers[name].signal(signal.SIGKILL)

@@ -248,21 +248,21 @@ class _State:
         last_step = self.fixed.steps
 
         def recovered(seen: Seen) -> bool:
-            if seen.at <= strike.at:
+            if seen.at <= strike.at or (strike.changes_ring and seen.generation <= before.generation):
                 return False
-            if strike.changes_ring and seen.generation <= before.generation:
-                return False
-            return seen.step > at_strike or (strike.may_rewind and seen.step > 0 and rewound(seen))
+            if strike.newcomers:
+                # History may have gone back: any step of theirs is a new one.
+                return bool(strike.newcomers & set(seen.members)) and advanced(seen)
+            return seen.step > at_strike or (strike.may_rewind and advanced(seen))
 
-        def rewound(seen: Seen) -> bool:
-            low = lowest.get("step")
-            lowest["step"] = seen.step if low is None else min(low, seen.step)
-            return low is not None and seen.step > low
+        def advanced(seen: Seen) -> bool:
+            lowest[0] = min(lowest[0], seen.step)
+            return seen.step > lowest[0]
 
         def ended() -> bool:
             return cluster.watch.latest.phase in _OVER or cluster.watch.latest.step >= last_step
 
-        lowest: dict[str, int] = {}
+        lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as strike:
             at_strike = max((one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step)
             if strike.hold_seconds is None:
@@ -270,7 +270,7 @@ class _State:
             elif strike.hold_seconds:
                 time.sleep(max(0.0, strike.at + strike.hold_seconds - time.monotonic()))
             kept_seconds = time.monotonic() - strike.at
-        lowest.clear()
+        lowest[0] = self.fixed.steps
         seen = cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
         if seen is None and ended():
             return None

@@ -92,6 +92,11 @@ class StoreServer:
             file.truncate(size)
         return size
 
+    @property
+    def writes_fail(self) -> bool:
+        """Whether its last write to the append-only file failed."""
+        return b"aof_last_write_status:err" in self._ask(b"INFO persistence\r\n")
+
     def stop(self) -> None:
         """End it, whatever its state. Idempotent."""
         if self._process is not None:
@@ -99,9 +104,13 @@ class StoreServer:
             self._process.wait()
 
     def _answers(self) -> bool:
+        return self._ask(b"PING\r\n").startswith(b"+PONG")
+
+    def _ask(self, request: bytes) -> bytes:
+        """The beginning of the answer; empty when there is none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(64).startswith(b"+PONG")
+                connection.sendall(request)
+                return connection.recv(1 << 16)
         except OSError:
-            return False
+            return b""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import resource
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from elastane.agent.master_process import MasterStartError
 from elastane.chaos.cluster import ChaosCluster
-from elastane.chaos.faults import SILENT_SECONDS, Fault, Strike
+from elastane.chaos.faults import SILENT_SECONDS, Fault, Strike, kill_workers
 from elastane.client import MasterClient
 from elastane.errors import ElastaneError
 from elastane.state.checkpoint import list_checkpoints
@@ -99,16 +98,16 @@ def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    at = time.monotonic()
+    """Strikes when the store has met the end of its disk."""
     c.store_disk.fill()
-    size = c.store.log.stat().st_size
-
-    def noticed() -> str:
-        said = c.store.log.read_bytes()[size:].decode(errors="replace")
-        return "" if "No space left" in said else "the store did not notice that its disk was full"
-
     try:
-        yield Strike(at, "no byte left for the append-only file", hold_seconds=SILENT_SECONDS, check=noticed)
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while not (noticed := c.store.writes_fail) and time.monotonic() < deadline:
+            time.sleep(0.01)  # the server tells nobody
+        yield Strike(
+            time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0,
+            check=lambda: "" if noticed else "the store did not notice that its disk was full",
+        )  # fmt: skip
     finally:
         c.store_disk.free()
 
@@ -138,10 +137,7 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     for _ in range(2):
         c.client.checkpoint_job(c.job, wait_seconds=_WAIT_SECONDS)
     at = time.monotonic()
-    for name in (names := c.running):
-        c.workers[name].signal(signal.SIGKILL)
-    for name in names:
-        c.workers[name].wait(_WAIT_SECONDS)
+    kill_workers(c)
     newest = [checkpoint for checkpoint in list_checkpoints(url) if checkpoint.complete][-1]
     folder = Path(url) / newest.name
     shard, manifest = sorted(folder.glob("shard-*"))[0], folder / "manifest.json"
@@ -154,9 +150,10 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
         shard.unlink()
     else:
         manifest.write_bytes(manifest.read_bytes()[:-20])
-    c.replenish()
+    newcomers = frozenset(c.replenish())
     yield Strike(
-        at, f"in {newest.name} {how}; kill -9 every worker", changes_ring=True, may_rewind=True,
+        at, f"in {newest.name} {how}; kill -9 every worker", changes_ring=True, newcomers=newcomers,
+        may_rewind=True,
         expects=("checkpoint_rejected", "checkpoint_loaded"),
     )  # fmt: skip
 

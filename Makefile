@@ -1,6 +1,7 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -9,18 +10,23 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
+CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 
-.PHONY: demo test fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test chaos fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
+chaos: $(VENV)/.installed
+	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
 # Taken up where it was when run again; SEED=n runs one case alone.
 fuzz-parity: $(VENV)/.installed

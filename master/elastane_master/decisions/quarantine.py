@@ -74,7 +74,8 @@ def lift(state: JobState, members: tuple[str, ...]) -> None:
 def next_deadline(state: JobState) -> float | None:
     """When the first of them has waited long enough."""
     return min(
-        (record.held_until for record in state.workers.values() if record.held_until is not None), default=None
+        (record.held_until for record in state.workers.values() if record.held_until is not None),
+        default=None,
     )
 
 

@@ -22,6 +22,9 @@ from elastane_master.decisions.signatures import completed, require_equal, requi
 from elastane_master.decisions.state import OVER, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
+GENERATIONS_AHEAD_MAX = 1000
+"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
+
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
     """Hello: a newcomer, or a member that returns after the master's restart."""
@@ -37,9 +40,12 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         return
     if event.role == "ring":
         _check_signature(turn, event)
+    behind = _take_over_generation(turn, event)
     turn.touch()
     if record is not None and record.awaited and _is_same(record, event):
         _returned(turn, record, event)
+        if behind and state.ring.stage != "none":
+            ring.reform(turn, behind)
         return
     was_needed = False
     was_awaited = record is not None and record.awaited
@@ -224,6 +230,30 @@ def _check_signature(turn: Turn, event: WorkerJoined) -> None:
         raise Rejection("invalid_argument", "a negative number of steps or epochs", worker=event.worker)
     turn.queues.create_lockstep(state.settings, event.signature)
     state.signature = event.signature
+
+
+def _take_over_generation(turn: Turn, event: WorkerJoined) -> str:
+    """The worker knows of a newer ring than the store: that one has forgotten what had been acknowledged.
+
+    Its number must not be given to another ring, nor may what is said in it be taken for the store's ring.
+    Returns the reason for forming the ring anew, or nothing.
+    """
+    ring_state = turn.state.ring
+    known = ring_state.generation
+    if event.role != "ring" or event.generation <= known:
+        return ""
+    if event.generation > known + GENERATIONS_AHEAD_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} speaks of generation {event.generation}, the ring is at {known}",
+            hint="is it a worker of another job of that name?",
+            generation=known,
+        )
+    why = f"{event.worker} knows of generation {event.generation}, the store only of {known}"
+    turn.touch()
+    turn.note("store_behind", f"{why}: the store has lost what was acknowledged", event.worker)
+    ring_state.generation = event.generation + 1
+    return why
 
 
 def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:

@@ -105,8 +105,8 @@ class JobState(msgspec.Struct):
     join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
     restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
     which each member's script ended. failures, failed_step, failed_generation: script errors in a row
-    at one step. requests: operators' request ids that took effect, oldest first. deaths: when ring workers died,
-    by worker id (quarantine.py).
+    at one step. requests: operators' request ids that took effect, oldest first. deaths: when ring workers
+    died, by worker id (quarantine.py).
     """
 
     name: str

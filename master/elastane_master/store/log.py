@@ -12,8 +12,8 @@ commit), so the rate of decisions does not depend on the latency of the store.
 A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
 same sequence number until an answer comes; the script stores it once. When the store turns out to
 have lost acknowledged writes (a replica was promoted, its host lost power, its file lost its end), the next
-write carries a snapshot that makes the store whole again, and the history and events of the lost writes, which
-are kept for a while (`retained`): memory is the truth while the master runs.
+write carries a snapshot that makes the store whole again, and the history and events of the lost writes,
+which are kept for a while (`retained`): memory is the truth while the master runs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class LogOptions:
 
     snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
     without asking whether the job is still its own. batch_bytes_max: records in one write. retained_seconds,
-    retained_bytes_max: history and events that were written are kept in memory for so long and so many bytes, for
-    a store that loses them.
+    retained_bytes_max: history and events that were written are kept in memory for so long and so many bytes,
+    for a store that loses them.
     """
 
     snapshot_seconds: float = 1.0
@@ -108,7 +108,7 @@ class _Write:
         """ARGV of the script."""
         records = tuple(record for group in self.groups for record in group.records)
         batch = encode_batch(records) if records and not self.snapshot else b""
-        told = [*self.again, *self.groups]
+        told: list[Retained | _Group] = [*self.again, *self.groups]
         history = [commit for group in told for commit in group.history]
         events = [part for group in told for event in group.events for part in event]
         bounds = (options.history_entries_max, options.events_max)
@@ -300,8 +300,9 @@ class JobLog:
             await self._send(write)
         self._sequence = write.sequence
         self._writing = ()
-        history = [commit for group in (*write.again, *write.groups) for commit in group.history]
-        events = [event for group in (*write.again, *write.groups) for event in group.events]
+        told: list[Retained | _Group] = [*write.again, *write.groups]
+        history = [commit for group in told for commit in group.history]
+        events = [event for group in told for event in group.events]
         self._retained.add(Retained(write.sequence, history, events, time.monotonic()))
         for group in write.groups:
             self.durable = group.end

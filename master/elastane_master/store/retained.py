@@ -49,7 +49,7 @@ class RetainedWrites:
             self._bytes -= self._writes.popleft().bytes
 
     def after(self, sequence: int) -> list[Retained]:
-        """Those that a store has lost whose last write is `sequence`, oldest first; they are not kept any more."""
+        """Those that a store has lost whose last write is `sequence`, oldest first; they are kept no more."""
         lost = [write for write in self._writes if write.sequence > sequence]
         self._writes = deque(write for write in self._writes if write.sequence <= sequence)
         self._bytes = sum(write.bytes for write in self._writes)

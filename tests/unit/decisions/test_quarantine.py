@@ -151,6 +151,8 @@ def test_memory_is_bounded() -> None:
     assert len(state.deaths["again"]) < 100
 
 
-@pytest.mark.parametrize(("deaths", "seconds"), [(0, 0), (2, 0), (3, 2), (4, 4), (8, 64), (9, 120), (10**6, 120)])
+@pytest.mark.parametrize(
+    ("deaths", "seconds"), [(0, 0), (2, 0), (3, 2), (4, 4), (8, 64), (9, 120), (10**6, 120)]
+)
 def test_delays_double_up_to_a_bound(deaths: int, seconds: float) -> None:
     assert quarantine.delay_seconds(deaths) == seconds

@@ -23,12 +23,13 @@ _WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that has struck. at: time.monotonic() of the moment.
+    """A fault that has struck.
 
-    changes_ring: a member is lost, so that only a step of the next ring shows recovery. newcomers: one of them must be in it. hold_seconds: how long
-    it is kept up, None: until a step has been committed after it. may_rewind: all weights are lost, and history
-    goes back to a checkpoint. may_forget: the store itself lost its last write. expects: kinds of events that must
-    tell of it. check: called when it is over; says what is wrong, or nothing.
+    at: time.monotonic() of the moment. changes_ring: a member is lost, so that only a step of the next ring
+    shows recovery. newcomers: one of them must be in it. hold_seconds: how long it is kept up, None: until a
+    step has been committed after it. may_rewind: all weights are lost, and history goes back to a checkpoint.
+    may_forget: the store itself lost its last write. expects: kinds of events that must tell of it.
+    check: called when it is over; says what is wrong, or nothing.
     """
 
     at: float
@@ -88,7 +89,11 @@ def stop_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     victim.signal(signal.SIGSTOP)
     try:
         yield Strike(
-            at, f"SIGSTOP {victim.name}", changes_ring=True, hold_seconds=SILENT_SECONDS, expects=("worker_lost",)
+            at,
+            f"SIGSTOP {victim.name}",
+            changes_ring=True,
+            hold_seconds=SILENT_SECONDS,
+            expects=("worker_lost",),
         )
     finally:
         victim.signal(signal.SIGCONT)
@@ -131,7 +136,7 @@ def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """All at once, then all but one of those that came after them, twice each: the second ends a worker at once."""
+    """All at once, then all but one of those that came after them, twice each: the second ends it."""
     at = time.monotonic()
     for wave in range(2):
         victims = [c.workers[name] for name in (c.running if wave == 0 else c.members()[:-1])]
@@ -169,10 +174,12 @@ def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
             c.workers[victim].signal(signal.SIGKILL)
             c.workers[victim].wait(_WAIT_SECONDS)
             deaths += 1
+        started = time.monotonic()
         c.spawn(victim)
-        c.watch.forget()
         c.watch.first(
-            lambda seen: victim in seen.members, _WAIT_SECONDS, lambda: _noted(c, "worker_quarantined", victim)
+            lambda seen: seen.at > started and victim in seen.members,  # noqa: B023
+            _WAIT_SECONDS,
+            lambda: _noted(c, "worker_quarantined", victim),
         )
     yield Strike(at, f"{victim} died {deaths} times", expects=("worker_lost", "worker_quarantined"))
 
@@ -250,7 +257,9 @@ def _noted(c: ChaosCluster, kind: str, worker: str) -> bool:
 PROCESS_FAULTS = (
     Fault("kill-worker", "a worker gets SIGKILL", kill_worker),
     Fault("oom-worker", "a worker outgrows its memory cgroup", oom_worker, lambda c: c.cage.missing),
-    Fault("stop-worker", "a worker is stopped for longer than the heartbeat timeout, then wakes", stop_worker),
+    Fault(
+        "stop-worker", "a worker is stopped for longer than the heartbeat timeout, then wakes", stop_worker
+    ),
     Fault("stuck-trainer", "a worker's script hangs while its heartbeats go on", stuck_trainer),
     Fault("slow-worker", "a worker computes very slowly", slow_worker),
     Fault("spot-notice", "a worker gets SIGTERM", spot_notice),

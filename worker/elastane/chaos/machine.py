@@ -68,7 +68,7 @@ class SmallDisk:
 
 
 class MemoryCage:
-    """A memory cgroup with a limit: who allocates more in it is killed by the kernel. missing: why there is none."""
+    """A memory cgroup with a limit: the kernel kills who allocates more in it. missing: why there is none."""
 
     def __init__(self, name: str, mebibytes: int) -> None:
         self.missing = ""

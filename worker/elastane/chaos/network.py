@@ -1,10 +1,11 @@
 """Networks that can be broken: a relay between a worker and its master, and a namespace at the end of a link.
 
-    Relay       TCP connections through this process. Works for everybody; only what goes to the master is
-                touched, the workers among each other are not.
-    Namespace   a network namespace whose only way out is a pair of TUN devices, with this process carrying the packets
-                between them. So loss, delay and partition, of one direction too, hit everything that
-                a node sends, as on a real network, and the kernel needs no netem for it. Needs root.
+Relay       TCP connections through this process. Works for everybody; only what goes to the master is
+            touched, the workers among each other are not.
+Namespace   a network namespace whose only way out is a pair of TUN devices, with this process
+            carrying the packets between them. So loss, delay and partition, of one direction too, hit
+            everything that a node sends, as on a real network, and the kernel needs no netem for it. Needs
+            root.
 """
 
 from __future__ import annotations
@@ -239,7 +240,9 @@ class Namespace:
                     data = os.read(tun, 65536)
                     if not path.cut and self._rng.random() >= path.loss:
                         number += 1
-                        delay = path.delay_seconds * self._rng.uniform(0.5, 1.5) if path.delay_seconds else 0.0
+                        delay = (
+                            path.delay_seconds * self._rng.uniform(0.5, 1.5) if path.delay_seconds else 0.0
+                        )
                         heapq.heappush(waiting, _Packet(now + delay, number, sink, data))
                 while waiting and waiting[0].due <= time.monotonic():
                     packet = heapq.heappop(waiting)

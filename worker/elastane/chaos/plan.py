@@ -58,8 +58,9 @@ class Injection:
     """One fault that struck.
 
     run: number of the run it struck in; step: of the job then. kept_seconds: how long it was kept up.
-    recovery_seconds: from the strike to the next step that was committed after it, of the next ring where the fault
-    costs the ring a member; None when none came. problems: promises that did not hold; empty if all did.
+    recovery_seconds: from the strike to the next step that was committed after it, of the next ring where
+    the fault costs the ring a member; None when none came. problems: promises that did not hold; empty if all
+    did.
     """
 
     fault: str
@@ -73,7 +74,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run from its first step to its last. differing: parts of the result that differ from the fixed run."""
+    """One run from its first step to its last. differing: parts of the result unlike the fixed run's."""
 
     run: int
     steps: int

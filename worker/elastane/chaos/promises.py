@@ -1,10 +1,10 @@
 """What must hold after every fault, whatever it was. Knows nothing of how the job is made.
 
-    same bits     what every worker traced of every step it applied is what the fixed run traced
-    nothing lost  what was committed before the fault is still there after it, in the same order
-    nothing twice the audit of the history as it stands is clean
-    monotone      neither the step nor the ring's generation goes back
-    told          the events that must tell of the fault are there
+same bits     what every worker traced of every step it applied is what the fixed run traced
+nothing lost  what was committed before the fault is still there after it, in the same order
+nothing twice the audit of the history as it stands is clean
+monotone      neither the step nor the ring's generation goes back
+told          the events that must tell of the fault are there
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from elastane.chaos.watch import Seen
 from elastane.client import MasterClient
 from elastane_proto.v1 import shard_pb2
 
+_FORGOTTEN_MAX: Final = 20
 COMPARED: Final = ("weights", "optimizer", "buffers", "extras")
 #: Datasets of the fault poison-task: one task of each is meant to be lost.
 POISON_PREFIX: Final = "poison-"
@@ -28,7 +29,7 @@ Digests = Mapping[int, Mapping[str, Any]]
 
 
 def read_applied(file: Path, start: int = 0) -> tuple[list[Mapping[str, Any]], int]:
-    """The "applied" records from byte `start` of a trace on, and where to go on. Unfinished lines are left."""
+    """The "applied" records from byte `start` of a trace on, and where to go on; whole lines only."""
     if not file.exists():
         return [], 0
     if file.stat().st_size < start:
@@ -71,13 +72,17 @@ class Promises:
         self._next_event = 0
         self.steps_compared: set[int] = set()
 
-    def broken(self, client: MasterClient, job: str, strike: Strike, before: Seen, seen: Sequence[Seen]) -> list[str]:
+    def broken(
+        self, client: MasterClient, job: str, strike: Strike, before: Seen, seen: Sequence[Seen]
+    ) -> list[str]:
         """Promises that do not hold after `strike`; seen: all that was seen of the job since `before`."""
         problems = list(self.trace_problems())
         problems += self._history_problems(client, job, strike)
         problems += _monotone(strike, before, seen)
         kinds = set()
-        for event in client.events(job, since=self._next_event):
+        # A store that forgot its last events gives their numbers to others.
+        since = max(0, self._next_event - _FORGOTTEN_MAX) if strike.may_forget else self._next_event
+        for event in client.events(job, since=since):
             kinds.add(event.kind)
             self._next_event = event.sequence + 1
         problems += [f"no event {kind} tells of it" for kind in strike.expects if kind not in kinds]

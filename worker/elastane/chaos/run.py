@@ -1,6 +1,6 @@
 """Reference, rounds, verdict.
 
-    fixed run (stock DDP, traced) ─▶ run 1: fault, check, fault, check ... end, compare ─▶ run 2 ... until the time is up
+    fixed run (stock DDP, traced) ─▶ run 1: fault, check, fault, check ... end, compare ─▶ run 2 ...
 
 A run is the script from its first step to its last on a cluster of its own. Faults strike one after the other
 while it trains; the next one waits until the ring is whole again. At the end of each run all of its
@@ -60,8 +60,8 @@ class Chaos:
     """One call of `elastane chaos`.
 
     folder: everything of it. faults: names. minutes: no fault strikes later, and no run begins. workers: of
-    the ring at most. pace_seconds: what a mini-batch costs besides, on the elastic side. runs_max, faults_max: end
-    earlier. launch: how processes of workers are made. with_namespace: see ChaosCluster.
+    the ring at most. pace_seconds: what a mini-batch costs besides, on the elastic side. runs_max,
+    faults_max: end earlier. launch: how processes of workers are made. with_namespace: see ChaosCluster.
     """
 
     folder: Path
@@ -79,7 +79,7 @@ class Chaos:
     watcher: Watcher = field(default_factory=Watcher)
 
     def run(self) -> ChaosResult:
-        """Raises ChaosFailed when a run does not end, FaultsError when the machine allows none of the faults."""
+        """Raises ChaosFailed when a run does not end, FaultsError when the machine allows no fault."""
         started = time.monotonic()
         self.watcher.stage(f"fixed run: stock DDP with {self.ests} processes")
         fixed, digests = self._fixed_run()
@@ -207,9 +207,7 @@ class _State:
     def _strike(self, cluster: ChaosCluster, number: int) -> Promises:
         assert self.deck is not None
         job = cluster.wait_for(lambda job: job.steps_per_epoch > 0 and job.step >= 1, what="the first step")
-        promises = Promises(
-            self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch
-        )
+        promises = Promises(self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch)
         while not self.over:
             before = self._whole(cluster)
             if before is None:
@@ -225,21 +223,30 @@ class _State:
 
     def _whole(self, cluster: ChaosCluster) -> Seen | None:
         """Until the ring is whole and has made a few steps in peace; None when too few steps are left."""
-        cluster.replenish()
         first = cluster.watch.latest
         last_step = self.fixed.steps - STEPS_LEFT_MIN
+        deadline = time.monotonic() + _WHOLE_SECONDS_MAX
 
         def ready(seen: Seen) -> bool:
             whole = len(seen.members) >= self.chaos.workers
             return (whole and seen.step >= first.step + STEPS_BETWEEN) or seen.step > last_step
 
-        cluster.watch.forget()
-        seen = cluster.watch.first(ready, _WHOLE_SECONDS_MAX) or cluster.watch.latest
+        while True:
+            cluster.replenish()  # also those who end a while after the fault
+            cluster.watch.forget()
+            seen = cluster.watch.first(
+                ready, deadline - time.monotonic(), lambda: len(cluster.running) < cluster.processes
+            )
+            if seen is not None or time.monotonic() >= deadline:
+                break
+        seen = seen or cluster.watch.latest
         if seen.phase in _OVER or seen.step > last_step:
             return None
         return seen
 
-    def _inject(self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int) -> Injection | None:
+    def _inject(
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+    ) -> Injection | None:
         """Strike once and look at what must hold; None when the run was over before that could be seen."""
         rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")
         promises.skip_events(cluster.client, cluster.job)
@@ -264,7 +271,9 @@ class _State:
 
         lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as strike:
-            at_strike = max((one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step)
+            at_strike = max(
+                (one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step
+            )
             if strike.hold_seconds is None:
                 cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
             elif strike.hold_seconds:
@@ -317,4 +326,3 @@ class _State:
             )
         )
         return problems
-

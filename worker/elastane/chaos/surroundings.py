@@ -32,7 +32,9 @@ def reset_connection(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     victim = c.pick(rng)
     at = time.monotonic()
     c.relays[victim].reset()
-    yield Strike(at, f"connections of {victim} to the master reset", changes_ring=True, expects=("worker_lost",))
+    yield Strike(
+        at, f"connections of {victim} to the master reset", changes_ring=True, expects=("worker_lost",)
+    )
 
 
 @contextmanager
@@ -314,7 +316,8 @@ SURROUNDING_FAULTS = (
     Fault("damaged-checkpoint", "the newest checkpoint is damaged, then every worker gets SIGKILL",
           damaged_checkpoint),
     Fault("cut-store-file", "the store gets SIGKILL and its file loses its end", cut_store_file),
-    Fault("cut-store-file-kill-master", "the same while the master is dead too", cut_store_file_and_kill_master),
+    Fault("cut-store-file-kill-master", "the same while the master is dead too",
+          cut_store_file_and_kill_master),
     Fault("stolen-port", "the master dies and its port is taken", stolen_port),
     Fault("descriptors-used-up", "the master has no file descriptors left for new connections",
           descriptors_used_up),

@@ -26,7 +26,7 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The job at one moment. at: time.monotonic(); step: the next to commit; members: worker ids of the ring."""
+    """The job at one moment. at: time.monotonic(); step: the next to commit; members: ids of the ring's."""
 
     at: float
     step: int
@@ -79,9 +79,12 @@ class JobWatch:
             return list(self._seen)
 
     def first(
-        self, condition: Callable[[Seen], bool], timeout_seconds: float, unless: Callable[[], bool] | None = None
+        self,
+        condition: Callable[[Seen], bool],
+        timeout_seconds: float,
+        unless: Callable[[], bool] | None = None,
     ) -> Seen | None:
-        """The first that meets `condition`, of those since `forget` and those to come; None after the timeout.
+        """The first that meets `condition`, of those since `forget` and those to come; None after a timeout.
 
         unless: gives up as soon as it holds; looked at whenever something was seen, and each half second.
         """

@@ -22,13 +22,13 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosResult]:
     with fork_servers() as servers:
         yield Chaos(
             folder=tmp_path_factory.mktemp("c"),
-            script=[*BUILT_IN_SCRIPT, "--epochs", "25"],
+            script=[*BUILT_IN_SCRIPT, "--epochs", "14"],
             faults=list(FAULTS),
             ests=3,
             workers=3,
             minutes=15.0,
             seed="1",
-            pace_seconds=0.05,
+            pace_seconds=0.1,
             faults_max=len(FAULTS),
             launch=servers.launch,
         ).run()

@@ -1,4 +1,4 @@
-"""The checks after a fault find what they are there for: in traces, histories, steps and events that are wrong."""
+"""The checks after a fault find what they are there for, in traces, histories, steps and events."""
 
 from __future__ import annotations
 

@@ -13,24 +13,25 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from elastane.agent.cluster import LocalCluster
+from elastane.agent.cluster import OVER, LocalCluster
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.agent.process import ChildProcess
 from elastane.chaos.machine import FalseClock, MemoryCage, SmallDisk, has_ip
 from elastane.chaos.network import Namespace, NetworkError, Relay
 from elastane.chaos.store_server import StoreServer
-from elastane.chaos.watch import JobWatch
+from elastane.chaos.watch import JobWatch, Seen
 from elastane.runtime.rehearsal import Rehearsal, give_order
 from elastane_proto.v1 import job_pb2
 
 STORE_DISK_MEBIBYTES = 64
 CHECKPOINT_DISK_MEBIBYTES = 64
 CAGE_MEBIBYTES = 96
+WAIT_SECONDS = 60.0
 
 
 class ChaosCluster(LocalCluster):
@@ -98,6 +99,25 @@ class ChaosCluster(LocalCluster):
         self.cage.close()
         self.store_disk.close()
         self.checkpoint_disk.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has come to its end."""
+        return self.watch.latest.phase in OVER
+
+    def until(
+        self,
+        condition: Callable[[Seen], bool],
+        timeout_seconds: float = WAIT_SECONDS,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> Seen | None:
+        """The first sight of the job from now on that meets `condition`; None at its end or too late."""
+        started = time.monotonic()
+        return self.watch.first(
+            lambda seen: seen.at > started and condition(seen),
+            timeout_seconds,
+            lambda: self.is_over or unless(),
+        )
 
     # ------------------------------------------------------------------ workers
 
@@ -174,8 +194,3 @@ class ChaosCluster(LocalCluster):
             else:
                 self.namespace_missing = ""
                 return
-
-
-def temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A short path: a small disk in it must be unmounted before it is removed."""
-    return tempfile.TemporaryDirectory(prefix="elastane-chaos-")

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
-from elastane.chaos.cluster import ChaosCluster
+from elastane.chaos.cluster import WAIT_SECONDS, ChaosCluster
 
 #: Longer than the heartbeat timeout of the chaos job, 3 s.
 SILENT_SECONDS = 4.5
-_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     victim.signal(signal.SIGTERM)
 
     def left_well() -> str:
-        status = victim.wait(_WAIT_SECONDS)
+        status = victim.wait(WAIT_SECONDS)
         return "" if status is not None and status.returncode == 0 else f"{victim.name}: {status}"
 
     yield Strike(at, f"SIGTERM {victim.name}", expects=("worker_draining",), check=left_well)
@@ -146,9 +145,9 @@ def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
             for victim in victims:
                 victim.signal(signal.SIGTERM)
         for victim in victims:
-            victim.wait(_WAIT_SECONDS)
+            victim.wait(WAIT_SECONDS)
         newcomers = set(c.replenish())
-        c.watch.first(lambda seen: newcomers <= set(seen.members), _WAIT_SECONDS)  # noqa: B023
+        c.until(lambda seen: newcomers <= set(seen.members))  # noqa: B023
     yield Strike(at, "SIGTERM to all, and again", expects=("worker_draining",), may_rewind=True)
 
 
@@ -168,19 +167,18 @@ def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     """One worker dies as soon as it is in the ring, until the master holds it back."""
     victim = c.pick(rng)
     at = time.monotonic()
-    deaths = 0
-    while deaths < 6 and not _noted(c, "worker_quarantined", victim):
+    deaths, before = 0, _quarantines(c, victim)
+
+    def held_back() -> bool:
+        return _quarantines(c, victim) > before
+
+    while deaths < 6 and not held_back() and not c.is_over:
         if c.workers[victim].status is None:
             c.workers[victim].signal(signal.SIGKILL)
-            c.workers[victim].wait(_WAIT_SECONDS)
+            c.workers[victim].wait(WAIT_SECONDS)
             deaths += 1
-        started = time.monotonic()
         c.spawn(victim)
-        c.watch.first(
-            lambda seen: seen.at > started and victim in seen.members,  # noqa: B023
-            _WAIT_SECONDS,
-            lambda: _noted(c, "worker_quarantined", victim),
-        )
+        c.until(lambda seen: victim in seen.members, unless=held_back)
     yield Strike(at, f"{victim} died {deaths} times", expects=("worker_lost", "worker_quarantined"))
 
 
@@ -247,11 +245,13 @@ def kill_workers(c: ChaosCluster) -> None:
     for name in names:
         c.workers[name].signal(signal.SIGKILL)
     for name in names:
-        c.workers[name].wait(_WAIT_SECONDS)
+        c.workers[name].wait(WAIT_SECONDS)
 
 
-def _noted(c: ChaosCluster, kind: str, worker: str) -> bool:
-    return any(event.kind == kind and event.worker_id == worker for event in c.client.events(c.job))
+def _quarantines(c: ChaosCluster, worker: str) -> int:
+    """How often the master has held the worker back so far."""
+    events = c.client.events(c.job)
+    return sum(event.kind == "worker_quarantined" and event.worker_id == worker for event in events)
 
 
 PROCESS_FAULTS = (

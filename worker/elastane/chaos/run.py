@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from elastane.agent.cluster import ClusterError
+from elastane.agent.cluster import OVER, ClusterError
 from elastane.agent.process import ChildProcess
 from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.chaos import job as built_in
@@ -37,8 +37,7 @@ STEPS_LEFT_MIN: Final = 12
 #: Between two faults at least so many steps are committed in peace.
 STEPS_BETWEEN: Final = 3
 _RECOVERY_SECONDS_MAX: Final = 120.0
-_WHOLE_SECONDS_MAX: Final = 60.0
-_OVER: Final = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_FAILED, job_pb2.JOB_PHASE_CANCELLED)
+_WHOLE_SECONDS_MAX: Final = 20.0
 
 
 class ChaosFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
@@ -239,8 +238,8 @@ class _State:
             )
             if seen is not None or time.monotonic() >= deadline:
                 break
-        seen = seen or cluster.watch.latest
-        if seen.phase in _OVER or seen.step > last_step:
+        seen = seen or cluster.watch.latest  # a worker that stands by for long need not be waited for
+        if seen.phase in OVER or seen.step > last_step:
             return None
         return seen
 
@@ -248,6 +247,16 @@ class _State:
         self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
     ) -> Injection | None:
         """Strike once and look at what must hold; None when the run was over before that could be seen."""
+        try:
+            return self._struck(cluster, promises, fault, number)
+        except ElastaneError:
+            if cluster.is_over:
+                return None  # nothing can be asked of a job that is over
+            raise
+
+    def _struck(
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+    ) -> Injection | None:
         rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")
         promises.skip_events(cluster.client, cluster.job)
         cluster.watch.forget()
@@ -267,7 +276,7 @@ class _State:
             return seen.step > lowest[0]
 
         def ended() -> bool:
-            return cluster.watch.latest.phase in _OVER or cluster.watch.latest.step >= last_step
+            return cluster.is_over or cluster.watch.latest.step >= last_step
 
         lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as strike:
@@ -301,7 +310,7 @@ class _State:
         """Let the run come to its end, and compare all of its result."""
         cluster.hurry()
         cluster.replenish()
-        over = cluster.watch.first(lambda seen: seen.phase in _OVER, 600.0, lambda: not cluster.running)
+        over = cluster.watch.first(lambda seen: seen.phase in OVER, 600.0, lambda: not cluster.running)
         job = cluster.wait_for_end(timeout_seconds=120.0)
         if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
             phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from elastane.agent.master_process import MasterStartError
-from elastane.chaos.cluster import ChaosCluster
+from elastane.chaos.cluster import WAIT_SECONDS, ChaosCluster
 from elastane.chaos.faults import SILENT_SECONDS, Fault, Strike, kill_workers
 from elastane.client import MasterClient
 from elastane.errors import ElastaneError
@@ -22,7 +22,6 @@ from elastane_proto.v1 import shard_pb2
 _CONNECTIONS = 100
 _DESCRIPTORS_LEFT = 8
 _JUMP_SECONDS = 7200
-_WAIT_SECONDS = 60.0
 
 # ---------------------------------------------------------------------- network
 
@@ -70,22 +69,29 @@ def one_way_in(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 def _cut(c: ChaosCluster, rng: random.Random, *, outward: bool, inward: bool) -> Iterator[Strike]:
     assert c.namespace is not None
-    victim = c.pick(rng, far=True)
+    victim = _far_member(c, rng)
     what = " and ".join(word for word, cut in (("from", outward), ("to", inward)) if cut)
     at = time.monotonic()
     c.namespace.outward.cut, c.namespace.inward.cut = outward, inward
     try:
         yield Strike(
-            at, f"no packet {what} {victim}", changes_ring=c.is_far(victim), hold_seconds=None,
-            expects=("worker_lost",) if c.is_far(victim) else (),
+            at, f"no packet {what} {victim}", changes_ring=True, hold_seconds=None, expects=("worker_lost",),
         )  # fmt: skip
     finally:
         c.namespace.heal()
 
 
+def _far_member(c: ChaosCluster, rng: random.Random) -> str:
+    """The worker behind the link, once it is in the ring (it may stand by, or still start)."""
+    c.replenish()
+    c.until(lambda seen: any(c.is_far(name) for name in c.members()))
+    return c.pick(rng, far=True)
+
+
 @contextmanager
 def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     assert c.namespace is not None
+    _far_member(c, rng)
     at = time.monotonic()
     for direction in (c.namespace.outward, c.namespace.inward):
         direction.delay_seconds, direction.loss = 0.01, 0.02
@@ -103,7 +109,7 @@ def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     """Strikes when the store has met the end of its disk."""
     c.store_disk.fill()
     try:
-        deadline = time.monotonic() + _WAIT_SECONDS
+        deadline = time.monotonic() + WAIT_SECONDS
         while not (noticed := c.store.writes_fail) and time.monotonic() < deadline:
             time.sleep(0.01)  # the server tells nobody
         yield Strike(
@@ -121,7 +127,7 @@ def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike
     try:
         said = ""
         try:
-            c.client.checkpoint_job(c.job, wait_seconds=_WAIT_SECONDS)
+            c.client.checkpoint_job(c.job, wait_seconds=WAIT_SECONDS)
         except ElastaneError as error:
             said = str(error)
         yield Strike(
@@ -137,7 +143,7 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     """The newest of two checkpoints is damaged, and all who hold the weights die."""
     url = str(c.checkpoint_disk.folder)
     for _ in range(2):
-        c.client.checkpoint_job(c.job, wait_seconds=_WAIT_SECONDS)
+        c.client.checkpoint_job(c.job, wait_seconds=WAIT_SECONDS)
     at = time.monotonic()
     kill_workers(c)
     newest = [checkpoint for checkpoint in list_checkpoints(url) if checkpoint.complete][-1]
@@ -228,7 +234,7 @@ def descriptors_used_up(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]
 
         def answers_again() -> str:
             try:
-                with MasterClient(c.master.address, timeout_seconds=_WAIT_SECONDS) as client:
+                with MasterClient(c.master.address, timeout_seconds=WAIT_SECONDS) as client:
                     client.get_job(c.job)
             except ElastaneError as error:
                 return f"no new connection once there were descriptors again: {error}"

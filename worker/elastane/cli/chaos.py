@@ -33,7 +33,8 @@ HELP = "\n\n".join(
         "Runs the script (without one: a small job of its own) once under stock DDP, then elastically with a "
         "master and a store of its own, and strikes with one real fault after the other: SIGKILL, SIGSTOP, "
         "full disks, cut networks, false clocks ... After every fault the bits of each step are compared "
-        "with the fixed run's and the committed history is audited; at the end of each run all of the result is.",
+        "with the fixed run's and the committed history is audited; at the end of each run all of the "
+        "result is.",
         "Root can strike with more: network namespaces, small disks, memory cgroups. What the machine does "
         "not allow is left out and named. Nothing outside the job is touched.",
         "Examples:",
@@ -83,7 +84,7 @@ def chaos(
         float | None,
         _option(
             "--pace", "SECONDS", "What each mini-batch costs besides, so that a short script lasts longer.",
-            min=0.0, show_default="0.05, for the small job; 0 for a script",
+            min=0.0, show_default="0.1, for the small job; 0 for a script",
         ),
     ] = None,
     module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
@@ -137,7 +138,7 @@ def chaos(
             result = Chaos(
                 folder=folder.absolute(), script=command, faults=names, ests=ests, workers=workers,
                 minutes=minutes, seed=str(number), watcher=watcher,
-                pace_seconds=pace if pace is not None else 0.0 if script else 0.05,
+                pace_seconds=pace if pace is not None else 0.0 if script else 0.1,
             ).run()  # fmt: skip
             kept = keep is not None or not result.ok
         except FaultsError as error:

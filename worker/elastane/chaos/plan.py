@@ -151,6 +151,7 @@ class ChaosResult:
                     "kept_seconds": round(one.kept_seconds, 2),
                     "median_seconds": None if one.median_seconds is None else round(one.median_seconds, 3),
                     "range_seconds": [round(s, 3) for s in (one.seconds[:1] + one.seconds[-1:])],
+                    "recovery_seconds": [round(s, 3) for s in one.seconds],
                     "last": one.last,
                     "problems": list(one.problems),
                 }

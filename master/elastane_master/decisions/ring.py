@@ -428,6 +428,8 @@ def _explain_places(turn: Turn) -> None:
             record.reason = f"hosts ESTs {member.start} to {member.end - 1}"
         elif record.draining:
             record.reason = f"leaves: {record.drain_reason}"
+        elif record.held_until is not None:
+            continue  # it says so itself
         elif not state.ring.members:
             record.reason = "waits for more workers"
         else:

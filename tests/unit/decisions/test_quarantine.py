@@ -50,6 +50,8 @@ def test_first_deaths_are_free_and_the_next_one_is_not() -> None:
     assert note.worker == "c"
     assert "died 3 times within 10 min: stands by for 2 s" in note.reason
     assert driver.state.workers["c"].reason in note.reason
+    driver.lose("b")
+    assert "stands by for 2 s" in driver.state.workers["c"].reason
 
 
 def test_it_is_let_in_when_its_time_is_over_and_the_next_delay_is_longer() -> None:

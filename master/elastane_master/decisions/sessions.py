@@ -44,8 +44,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     turn.touch()
     if record is not None and record.awaited and _is_same(record, event):
         _returned(turn, record, event)
-        if behind and state.ring.stage != "none":
-            ring.reform(turn, behind)
+        _form_anew(turn, behind)
         return
     was_needed = False
     was_awaited = record is not None and record.awaited
@@ -61,6 +60,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _settle(turn)
     if event.role == "ring":
         _admit(turn, event.worker)
+    _form_anew(turn, behind)
 
 
 def stream_lost(turn: Turn, event: StreamLost) -> None:
@@ -254,6 +254,12 @@ def _take_over_generation(turn: Turn, event: WorkerJoined) -> str:
     turn.note("store_behind", f"{why}: the store has lost what was acknowledged", event.worker)
     ring_state.generation = event.generation + 1
     return why
+
+
+def _form_anew(turn: Turn, reason: str) -> None:
+    """The ring's number was taken over, so nobody trains in it any more; nothing without a reason."""
+    if reason and turn.state.ring.stage != "none":
+        ring.reform(turn, reason)
 
 
 def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:

@@ -241,6 +241,16 @@ def test_number_of_a_forgotten_ring_is_not_given_to_another() -> None:
     assert job.state.ring.stage in ("running", "loading")
 
 
+def test_a_newcomer_can_know_of_a_forgotten_ring_too() -> None:
+    job = running("a", "b")
+    job.steps(0, 2)
+    job.rejoin("c", 4, 2, session="c-1")
+    assert job.noted("store_behind") and job.generation == 6
+    assert set(job.take(effects.Prepare)) == {"a", "b", "c"}
+    job.all_ready(2)
+    assert job.state.ring.stage == "running"
+
+
 def test_report_of_a_forgotten_ring_is_not_taken_for_one_of_the_stored_ring() -> None:
     job = running("a", "b", "c")
     job.steps(0, 2)

@@ -251,8 +251,7 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     members = set(c.members())
     told = sum(1 for _ in c.client.events(c.job))
     at = time.monotonic()
-    jump = rng.choice((1, -1)) * _JUMP_SECONDS
-    c.clock.set(jump)
+    c.clock.set(_JUMP_SECONDS)
 
     def blamed() -> str:
         """A jump that counted would pass every deadline at once."""
@@ -262,7 +261,10 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
     try:
         yield Strike(
-            at, f"the master's wall clock is set {jump:+d} s and back", hold_seconds=3.0, check=blamed
+            at,
+            f"the master's wall clock is set {_JUMP_SECONDS} s forth and back",
+            hold_seconds=3.0,
+            check=blamed,
         )
     finally:
         c.clock.set(0)
@@ -334,7 +336,7 @@ SURROUNDING_FAULTS = (
     Fault("stolen-port", "the master dies and its port is taken", stolen_port),
     Fault("descriptors-used-up", "the master has no file descriptors left for new connections",
           descriptors_used_up),
-    Fault("clock-jump", "the master's wall clock is set two hours forth or back", clock_jump,
+    Fault("clock-jump", "the master's wall clock is set two hours forth, then back", clock_jump,
           lambda c: c.clock.missing),
     Fault("poison-task", "a dynamic task fails whoever takes it", poison_task),
 )  # fmt: skip

@@ -4,6 +4,7 @@
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
+# make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -12,6 +13,7 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
+CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
@@ -20,13 +22,17 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test chaos sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest
+
+# SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
+chaos: $(VENV)/.installed
+	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
 # Taken up where it was when run again; SEED=n runs one case alone.
 fuzz-parity: $(VENV)/.installed

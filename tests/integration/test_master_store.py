@@ -344,3 +344,34 @@ async def test_a_store_that_wants_a_password_says_so_at_once(store: Store) -> No
         await with_password.close(stop_embedded=False)
     finally:
         await store.redis.config_set("requirepass", "")
+
+
+@pytest.mark.parametrize("bytes_cut", [1, 30, 3000])
+async def test_history_and_events_of_a_store_that_lost_its_end_are_written_again(
+    tmp_path: Path, bytes_cut: int
+) -> None:
+    """kill -9, the last bytes of the append-only file gone, started again: memory has it all."""
+
+    class Listener(LogListener):
+        async def revive(self) -> None:
+            await store.revive()
+
+    async with private_store(tmp_path) as store:
+        ledger = await open_ledger(store, options=NO_SNAPSHOTS, listener=Listener())
+        for number, record in enumerate(numbered(40), start=1):
+            ledger.records.append(record)
+            await ledger.log.append(record, [b"history of " + record], [(number, b"event of " + record)])
+        pid = store.embedded.server_pid()
+        os.kill(pid, signal.SIGKILL)
+        store.embedded._process.wait(10)
+        file = next((store.embedded.folder / "appendonlydir").glob("*.incr.aof"))
+        os.truncate(file, file.stat().st_size - bytes_cut)
+        await store.revive()
+        assert await store.redis.xlen(KEYS.history) < 40  # some were lost
+        await ledger.append(b"after")
+        history = JobHistory(store.redis, "j")
+        commits, _ = await history.commits("", 1000)
+        assert commits == [b"history of " + record for record in [*numbered(40), b"after"]]
+        told = await history.events(1, 1000)
+        assert told == [(n, b"event of " + r) for n, r in enumerate(numbered(40), start=1)]
+        assert (await open_ledger(store)).records == [*numbered(40), b"after"]

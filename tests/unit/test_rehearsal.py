@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from elastane.errors import RefusedError
-from elastane.runtime.rehearsal import VARIABLE, Gate, Rehearsal
+from elastane.runtime.rehearsal import VARIABLE, Gate, Rehearsal, give_order
 
 # Says where it is before each point, so that the test knows how far it came.
 WORKER = """
@@ -96,3 +96,19 @@ def test_the_variable_there_and_back() -> None:
     for text in ("", "7", "[]", '{"kill": "lunch:2"}', '{"kill": "forward"}', '{"what": "?"}', "{"):
         with pytest.raises(RefusedError, match=VARIABLE):
             Rehearsal.parse(text)
+
+
+def test_orders_are_obeyed_while_they_stand(tmp_path: Path) -> None:
+    orders = tmp_path / "w1"
+    give_order(orders, "hang")
+    process = start(Rehearsal(orders=str(orders)))
+    read_until(process, "forward 0")
+    assert process.poll() is None
+    give_order(orders, "slow 0.01")
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"
+    assert process.returncode == 0
+
+
+def test_orders_that_do_not_exist_are_none(tmp_path: Path) -> None:
+    process = start(Rehearsal(orders=str(tmp_path / "nobody")))
+    assert process.communicate(timeout=60)[0].splitlines()[-1] == "end"

@@ -24,6 +24,9 @@ from elastane_master.decisions.turn import Turn
 def report_step(turn: Turn, event: StepReported) -> None:
     """A member has done its ESTs of a step; the last one's report prepares it."""
     state, steps = turn.state, turn.state.steps
+    if _reports_forgotten_ring(turn, event):
+        ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
+        return
     member = _reporting_member(turn, event)
     if member is None:
         return
@@ -208,13 +211,27 @@ def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
     return ring_state.member(event.worker)
 
 
+def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
+    """Whether a member trains where, by the store, the ring has not formed: it lost the acknowledged Go."""
+    ring_state = turn.state.ring
+    return (
+        ring_state.stage in ("preparing", "loading")
+        and event.generation == ring_state.generation
+        and not ring_state.put_off
+        and turn.attending(event.worker, event.session) is not None
+        and ring_state.member(event.worker) is not None
+    )
+
+
 def _check_report(turn: Turn, event: StepReported, member: Member) -> None:
     current, total = turn.state.steps.current, turn.state.total_steps
     if event.step != current or (total and event.step >= total):
+        # Not a fault of the worker's where a store forgot what this master's predecessor had acknowledged: it
+        # must be free to join anew.
         raise Rejection(
-            "invalid_argument",
+            "stale",
             f"{event.worker} reports step {event.step}, the ring is at step {current}",
-            hint="a step starts only after the one before it was prepared",
+            hint="a step starts only after the one before it was prepared; join anew",
             step=event.step,
             expected=current,
         )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, ring, sessions
+from elastane_master.decisions import checkpoints, datasets, quarantine, ring, sessions
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -31,6 +31,8 @@ def tick(turn: Turn) -> None:
     state, ring_state = turn.state, turn.state.ring
     if state.grace_until is not None and turn.now >= state.grace_until:
         sessions.grace_over(turn)
+    if quarantine.release(turn):
+        ring.form_if_due(turn)
     if not state.awaited():
         if ring_state.rebuild_due is not None and turn.now >= ring_state.rebuild_due:
             _rebuild(turn)
@@ -53,7 +55,11 @@ def tick(turn: Turn) -> None:
 def next_deadline(turn: Turn) -> float | None:
     """When the next Tick is needed, None if nothing is waited for."""
     state, ring_state = turn.state, turn.state.ring
-    deadlines: list[float | None] = [state.grace_until, datasets.next_deadline(turn.queues.dynamic)]
+    deadlines: list[float | None] = [
+        state.grace_until,
+        datasets.next_deadline(turn.queues.dynamic),
+        quarantine.next_deadline(state),
+    ]
     if state.checkpoints.in_flight is not None:
         deadlines.append(state.checkpoints.in_flight.since + state.settings.idle_max_seconds)
     if not state.awaited():

@@ -12,7 +12,7 @@ decided anew, with the next generation.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, life
+from elastane_master.decisions import checkpoints, claims, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, Load, Member, Prepare, Prepared
@@ -28,9 +28,12 @@ BREAK_DOUBLINGS_MAX = 6
 def next_members(
     state: JobState, *, planned: bool = False, without_newcomers: bool = False
 ) -> tuple[Member, ...]:
-    """The ring as it should be now; planned: at a step boundary."""
+    """The ring as it should be now; planned: at a step boundary.
+
+    Workers in quarantine are left out of it, unless there is none without them or they alone hold the state.
+    """
     order = {worker: place for place, worker in enumerate(state.ring.order)}
-    candidates = [
+    everybody = [
         Candidate(
             record.worker,
             record.store_address,
@@ -42,6 +45,18 @@ def next_members(
         for record in state.ring_workers()
         if not record.drain_sent and not (without_newcomers and record.worker not in order)
     ]
+    held = quarantine.held(state)
+    free = [candidate for candidate in everybody if candidate.worker not in held]
+    members = _chosen(state, free, planned=planned)
+    chosen = {member.worker for member in members}
+    has_state = any(candidate.step >= 0 for candidate in free if candidate.worker in chosen)
+    alone = any(candidate.step >= 0 for candidate in everybody) and not has_state
+    if held and (not members or alone):
+        return _chosen(state, everybody, planned=planned)
+    return members
+
+
+def _chosen(state: JobState, candidates: list[Candidate], *, planned: bool) -> tuple[Member, ...]:
     return choose_members(
         candidates,
         ests=state.settings.ests,
@@ -92,6 +107,7 @@ def announce(
     ring.planned, ring.planned_from = planned, told
     ring.members, ring.gone = members, ()
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
+    quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
     ring.rebuild_due, ring.put_off = None, ""
     state.join_due = None
@@ -412,6 +428,8 @@ def _explain_places(turn: Turn) -> None:
             record.reason = f"hosts ESTs {member.start} to {member.end - 1}"
         elif record.draining:
             record.reason = f"leaves: {record.drain_reason}"
+        elif record.held_until is not None:
+            continue  # it says so itself
         elif not state.ring.members:
             record.reason = "waits for more workers"
         else:

@@ -8,7 +8,7 @@ if all come back the generation does not change.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, datasets, life, ring
+from elastane_master.decisions import checkpoints, claims, datasets, life, quarantine, ring
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -21,6 +21,9 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import OVER, WorkerRecord
 from elastane_master.decisions.turn import Turn
+
+GENERATIONS_AHEAD_MAX = 1000
+"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
 
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
@@ -37,9 +40,11 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         return
     if event.role == "ring":
         _check_signature(turn, event)
+    behind = _take_over_generation(turn, event)
     turn.touch()
     if record is not None and record.awaited and _is_same(record, event):
         _returned(turn, record, event)
+        _form_anew(turn, behind)
         return
     was_needed = False
     was_awaited = record is not None and record.awaited
@@ -55,6 +60,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _settle(turn)
     if event.role == "ring":
         _admit(turn, event.worker)
+    _form_anew(turn, behind)
 
 
 def stream_lost(turn: Turn, event: StreamLost) -> None:
@@ -226,6 +232,36 @@ def _check_signature(turn: Turn, event: WorkerJoined) -> None:
     state.signature = event.signature
 
 
+def _take_over_generation(turn: Turn, event: WorkerJoined) -> str:
+    """The worker knows of a newer ring than the store: that one has forgotten what had been acknowledged.
+
+    Its number must not be given to another ring, nor may what is said in it be taken for the store's ring.
+    Returns the reason for forming the ring anew, or nothing.
+    """
+    ring_state = turn.state.ring
+    known = ring_state.generation
+    if event.role != "ring" or event.generation <= known:
+        return ""
+    if event.generation > known + GENERATIONS_AHEAD_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} speaks of generation {event.generation}, the ring is at {known}",
+            hint="is it a worker of another job of that name?",
+            generation=known,
+        )
+    why = f"{event.worker} knows of generation {event.generation}, the store only of {known}"
+    turn.touch()
+    turn.note("store_behind", f"{why}: the store has lost what was acknowledged", event.worker)
+    ring_state.generation = event.generation + 1
+    return why
+
+
+def _form_anew(turn: Turn, reason: str) -> None:
+    """The ring's number was taken over, so nobody trains in it any more; nothing without a reason."""
+    if reason and turn.state.ring.stage != "none":
+        ring.reform(turn, reason)
+
+
 def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
     """Whether an awaited worker's Hello comes from the same process, so that it is still in the ring."""
     return (record.role, record.host, record.pid, record.store_address) == (
@@ -272,6 +308,8 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
     turn.send(event.worker, Welcome(state.ring.generation, False))
     what = "to lease tasks" if event.role == "tasks" else "to train"
     turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
+    if event.role == "ring":
+        quarantine.receive(turn, state.workers[event.worker])
 
 
 def _admit(turn: Turn, worker: str) -> None:
@@ -281,7 +319,7 @@ def _admit(turn: Turn, worker: str) -> None:
         state.join_due = turn.now + state.settings.join_window_seconds
     members = ring.next_members(state)
     record = state.workers[worker]
-    if members and worker not in {member.worker for member in members}:
+    if record.held_until is None and members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
         turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)
     if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
@@ -290,11 +328,16 @@ def _admit(turn: Turn, worker: str) -> None:
 
 
 def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
-    """Forgets a worker; True if the ring needed it. counts: its dynamic tasks have failed an attempt."""
+    """Forgets a worker; True if the ring needed it.
+
+    counts: it died: its dynamic tasks have failed an attempt, and it is let in later if that goes on.
+    """
     state, ring_state, worker = turn.state, turn.state.ring, record.worker
     turn.touch()
     needed = ring_state.member(worker) is not None or _still_needed(turn, worker)
     del state.workers[worker]
+    if counts and record.role == "ring":
+        quarantine.died(state, worker, turn.now)
     ring_state.order = tuple(name for name in ring_state.order if name != worker)
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
     if worker in ring_state.names():

@@ -30,7 +30,8 @@ class WorkerRecord(msgspec.Struct):
     joined_order: grows with each joining. applied_step, holds_state: its weights, as far as they are believed
     (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
     trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
-    went into user code between two steps; None inside a step.
+    went into user code between two steps; None inside a step. held_until: it died too often and stands by
+    until then (quarantine.py).
     """
 
     worker: str
@@ -52,6 +53,7 @@ class WorkerRecord(msgspec.Struct):
     drain_sent: bool = False
     awaited: bool = False
     reason: str = ""
+    held_until: float | None = None
 
 
 class RingState(msgspec.Struct):
@@ -104,7 +106,8 @@ class JobState(msgspec.Struct):
     join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
     restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
     which each member's script ended. failures, failed_step, failed_generation: script errors in a row
-    at one step. requests: operators' request ids that took effect, oldest first.
+    at one step. requests: operators' request ids that took effect, oldest first. deaths: when ring workers
+    died, by worker id (quarantine.py).
     """
 
     name: str
@@ -133,6 +136,7 @@ class JobState(msgspec.Struct):
     failed_step: int = -1
     failed_generation: int = -1
     requests: dict[str, str] = {}
+    deaths: dict[str, tuple[float, ...]] = {}
 
     @property
     def total_steps(self) -> int:

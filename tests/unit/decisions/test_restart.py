@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
@@ -185,3 +186,112 @@ def test_the_hello_of_a_returning_member_says_what_it_applied() -> None:
     come_back(job, "a", 1, 3)
     come_back(job, "b", 1, 3)
     assert [commit.step for commit in job.commits] == [0, 1, 2]
+
+
+# ------------------------------------------------- a store that forgot what was acknowledged
+
+
+def forgetful(job: JobDriver, stored: bytes) -> JobDriver:
+    """A new master from an older snapshot than what its predecessor had acknowledged."""
+    job.machine = JobMachine.restore(stored)
+    job.do(events.MasterStarted("master-2"))
+    job.take()
+    return job
+
+
+def test_forgotten_steps_make_no_refusal_for_good() -> None:
+    job = running("a", "b")
+    job.steps(0, 3)
+    stored = job.machine.snapshot()
+    job.steps(3, 5)
+    forgetful(job, stored)
+    come_back(job, "a", 1, 5)
+    come_back(job, "b", 1, 5)
+    before = job.machine.snapshot()
+    with pytest.raises(events.Rejection) as refused:
+        job.report("a", 5)
+    assert refused.value.reason == "stale"  # the worker may join anew; invalid_argument would end it
+    assert job.machine.snapshot() == before
+    job.lose("a")
+    come_back(job, "a", 0, 5)
+    assert job.state.ring.stage == "preparing"
+    for worker in ("a", "b", "a", "b"):  # all who are there are asked before history is given up
+        job.ready(worker, 5, holds=True)
+    # Nobody's weights have contexts in the store: the leader loads, and history is done again from there.
+    assert set(job.take(effects.Load)) == {job.members[0]}
+
+
+def test_number_of_a_forgotten_ring_is_not_given_to_another() -> None:
+    job = running("a", "b", "c")
+    job.steps(0, 2)
+    stored = job.machine.snapshot()
+    job.lose("c")
+    assert job.generation == 2
+    job.all_ready(2)
+    job.step(2)
+    forgetful(job, stored)
+    assert job.generation == 1
+    come_back(job, "a", 2, 3)
+    assert job.noted("store_behind")
+    come_back(job, "b", 2, 3)
+    job.tick_due()  # c does not come back
+    assert job.generation > 3
+    assert all(message.generation > 3 for message in job.take(effects.Prepare).values())
+    job.all_ready(3)
+    assert job.state.ring.stage in ("running", "loading")
+
+
+def test_a_newcomer_can_know_of_a_forgotten_ring_too() -> None:
+    job = running("a", "b")
+    job.steps(0, 2)
+    job.rejoin("c", 4, 2, session="c-1")
+    assert job.noted("store_behind") and job.generation == 6
+    assert set(job.take(effects.Prepare)) == {"a", "b", "c"}
+    job.all_ready(2)
+    assert job.state.ring.stage == "running"
+
+
+def test_report_of_a_forgotten_ring_is_not_taken_for_one_of_the_stored_ring() -> None:
+    job = running("a", "b", "c")
+    job.steps(0, 2)
+    stored = job.machine.snapshot()
+    job.lose("c")
+    job.all_ready(2)
+    forgetful(job, stored)
+    come_back(job, "a", 2, 2)
+    session = job.session("a")
+    tasks = (events.StepTask(0, 4, 6),)
+    decision = job.do(events.StepReported("a", session, 2, 2, 0, job.deltas(3, 0, 2), tasks))
+    assert not decision.durable, "generation 2 is nobody's any more"
+
+
+@pytest.mark.parametrize("stage", ["preparing", "loading"])
+def test_ring_whose_go_was_forgotten_is_formed_anew_at_once(stage: str) -> None:
+    job = JobDriver(settings(4))
+    job.join("a")
+    job.join("b")
+    job.tick_due()
+    job.ready("a")
+    if stage == "loading":
+        job.ready("b")
+    assert job.state.ring.stage == stage
+    stored = job.machine.snapshot()
+    if stage == "preparing":
+        job.ready("b")
+    job.loaded("a")
+    forgetful(job, stored)
+    come_back(job, "a", 1, 0)
+    come_back(job, "b", 1, 0)
+    tasks = (events.StepTask(0, 0, 2), events.StepTask(1, 0, 2))
+    job.do(events.StepReported("a", job.session("a"), 1, 0, 0, job.deltas(1, 0, 2), tasks))
+    assert job.generation == 2 and "forgotten" in job.state.ring.reason
+    assert set(job.take(effects.Prepare)) == {"a", "b"}
+
+
+def test_generation_from_another_world_is_refused() -> None:
+    job = running("a", "b")
+    before = job.machine.snapshot()
+    with pytest.raises(events.Rejection) as refused:
+        job.rejoin("c", 2**62, 0, session="c-1")
+    assert refused.value.reason == "invalid_argument"
+    assert job.machine.snapshot() == before

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from elastane.agent.guard import stop_store
@@ -38,6 +38,7 @@ class EmbeddedMaster:
 
     state_dir: its folder; made if absent. arguments: further options of `python -m elastane_master`.
     on_exit: called from a thread of the master's process when it ended without being asked to.
+    environment: further variables of the process.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class EmbeddedMaster:
         arguments: Sequence[str] = (),
         on_exit: Callable[[ExitStatus], None] | None = None,
         start_timeout_seconds: float = 60.0,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.state_dir = state_dir.absolute()
         self._host = host
@@ -56,6 +58,7 @@ class EmbeddedMaster:
         self._arguments = list(arguments)
         self._on_exit = on_exit
         self._start_timeout_seconds = start_timeout_seconds
+        self._environment = dict(environment or {})
         self._process: ChildProcess | None = None
         self._stopping = False
         self._guard: subprocess.Popen[bytes] | None = None
@@ -99,7 +102,7 @@ class EmbeddedMaster:
             log=self.log_path,
             on_exit=self._exited,
             death_signal=signal.SIGTERM,
-            environment={**os.environ, "PYTHONUNBUFFERED": "1"},
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
         )
         process.start()
         self._process = process

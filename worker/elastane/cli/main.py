@@ -20,6 +20,7 @@ import typer
 GROUPS: Final = (
     "elastane.cli.run",
     "elastane.cli.verify",
+    "elastane.cli.chaos",
     "elastane.cli.master",
     "elastane.cli.jobs",
     "elastane.cli.operate",

@@ -2,13 +2,16 @@
 
 `elastane verify` and the tests put a script through changes of the ring at planned steps. The script
 needs nothing for it: when ELASTANE_REHEARSAL is set, the worker takes part by itself (see `install`).
-Three things can be asked of a worker, the last two at the points of `probes`:
+Four things can be asked of a worker, all but the first at the points of `probes`:
 
     enter   a file. The worker waits as it starts (in `elastane.init`) while somebody holds a lock on it:
             newcomers can be started ahead of the step in which they are to come.
     gates   a folder. In step s, once the step is reported, the worker waits while somebody holds a lock
             on the file gates/s, if there is one. So a change can be made while a known step runs,
             however fast the machine is.
+    orders  a file. At the start of each mini-batch the worker does what its text says, as long as it says so:
+            "slow SECONDS" waits so long, "hang" waits for another text, "eat" takes memory until the
+            kernel ends the process. Written by `elastane chaos` while the job runs (see `give_order`).
     kill    "point:step". The process kills itself with SIGKILL at that point of that step, or at its
             first visit to the point after that step.
 
@@ -23,6 +26,7 @@ import fcntl
 import json
 import os
 import signal
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -31,17 +35,23 @@ from elastane.errors import RefusedError
 from elastane.runtime import probes
 
 VARIABLE: Final = "ELASTANE_REHEARSAL"
+_HANG_LOOK_SECONDS: Final = 0.05
+_EAT_BYTES: Final = 16 << 20
 #: In the order of a step; the last two come with a change of the ring.
 POINTS: Final = ("forward", "all_reduce", "prepared", "applied", "hand_over", "formed")
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What is asked of one worker; empty: nothing. enter: a file; gates: a folder; kill: "point:step"."""
+    """What is asked of one worker; empty: nothing.
+
+    enter, orders: files; gates: a folder; kill: "point:step".
+    """
 
     enter: str = ""
     gates: str = ""
     kill: str = ""
+    orders: str = ""
 
     def __post_init__(self) -> None:
         point, _, step = self.kill.partition(":")
@@ -71,6 +81,8 @@ class Rehearsal:
             os.kill(os.getpid(), signal.SIGKILL)
         if point == "all_reduce" and self.gates:
             _wait_for(Path(self.gates) / str(step))
+        if point == "forward" and self.orders:
+            _obey(Path(self.orders))
 
 
 class Gate:
@@ -84,6 +96,13 @@ class Gate:
     def open(self) -> None:
         """Let the workers go on; a second call does nothing."""
         self._file.close()
+
+
+def give_order(file: Path, text: str) -> None:
+    """Write a worker's `orders`: whole, so that it never reads half of them. Empty: as if there were none."""
+    beside = file.with_name(f".{file.name}.new")
+    beside.write_text(text)
+    beside.replace(file)
 
 
 def install() -> None:
@@ -101,3 +120,25 @@ def _wait_for(gate: Path) -> None:
     if gate.exists():
         with gate.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def _obey(orders: Path) -> None:
+    """Do what the file says now."""
+    text = _read(orders)
+    verb, _, argument = text.partition(" ")
+    if verb == "slow":
+        time.sleep(float(argument))
+    elif verb == "hang":
+        while _read(orders) == text:
+            time.sleep(_HANG_LOOK_SECONDS)
+    elif verb == "eat":
+        hoard = []
+        while True:
+            hoard.append(b"\xff" * _EAT_BYTES)  # written to, so that the kernel must give it
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return ""

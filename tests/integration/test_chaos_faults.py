@@ -1,0 +1,113 @@
+"""Every fault of `elastane chaos`, struck once by its engine; one test for each row of docs/reliability.md.
+
+All faults share one job (two, if its steps run out): each test looks at what came of its own. What must hold
+after every fault (bits, history, audit, events) is in `elastane.chaos.promises`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from elastane.chaos.plan import ChaosResult, Injection
+from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+from integration.forkserver import fork_servers
+
+
+@pytest.fixture(scope="module")
+def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosResult]:
+    with fork_servers() as servers:
+        yield Chaos(
+            folder=tmp_path_factory.mktemp("c"),
+            script=[*BUILT_IN_SCRIPT, "--epochs", "14"],
+            faults=list(FAULTS),
+            ests=3,
+            workers=3,
+            minutes=15.0,
+            seed="1",
+            pace_seconds=0.1,
+            faults_max=len(FAULTS),
+            launch=servers.launch,
+        ).run()
+
+
+def struck_by(result: ChaosResult, name: str) -> Injection:
+    """What came of a fault; skips where the machine does not allow it."""
+    if name in result.left_out:
+        pytest.skip(result.left_out[name])
+    (injection,) = [one for one in result.injections if one.fault == name]
+    assert injection.problems == ()
+    assert injection.recovery_seconds is not None
+    return injection
+
+
+@pytest.mark.timeout(900)
+def test_result_is_that_of_the_fixed_run(struck: ChaosResult) -> None:
+    assert struck.ok, struck.as_json()
+    assert {one.fault for one in struck.injections} | set(struck.left_out) == set(FAULTS)
+    for run in struck.runs:
+        assert (run.differing, run.violations, run.lost, run.repeated) == ((), (), 0, 0)
+        assert run.traced_steps >= run.steps
+    assert len(struck.fingerprint) >= 4
+
+
+def test_worker_killed(struck: ChaosResult) -> None:
+    struck_by(struck, "kill-worker")
+
+
+def test_worker_killed_for_its_memory(struck: ChaosResult) -> None:
+    struck_by(struck, "oom-worker")
+
+
+@pytest.mark.parametrize("name", ["stop-worker", "half-open"])
+def test_silent_node(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+def test_stuck_trainer(struck: ChaosResult) -> None:
+    struck_by(struck, "stuck-trainer")
+
+
+@pytest.mark.parametrize("name", ["spot-notice", "term-storm"])
+def test_spot_notice(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+@pytest.mark.parametrize("name", ["kill-all", "damaged-checkpoint"])
+def test_all_workers_gone(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+@pytest.mark.parametrize("name", ["kill-master", "upgrade-master", "stolen-port", "stop-master"])
+def test_master_killed(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["kill-store", "stop-store", "full-store-disk", "cut-store-file", "cut-store-file-kill-master"]
+)
+def test_store_killed(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+def test_master_and_store_killed(struck: ChaosResult) -> None:
+    struck_by(struck, "kill-both")
+
+
+@pytest.mark.parametrize(
+    "name", ["partition", "one-way-out", "one-way-in", "reset-connection", "slow-network"]
+)
+def test_partition(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)
+
+
+def test_poison_task(struck: ChaosResult) -> None:
+    struck_by(struck, "poison-task")
+
+
+@pytest.mark.parametrize(
+    "name", ["slow-worker", "flapping-worker", "full-checkpoint-disk", "descriptors-used-up", "clock-jump"]
+)
+def test_surroundings(struck: ChaosResult, name: str) -> None:
+    struck_by(struck, name)

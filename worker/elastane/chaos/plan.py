@@ -1,0 +1,186 @@
+"""Pure: which fault strikes next, from a seed; and what came of all that struck.
+
+Faults are dealt like cards: every one that the machine allows once, in random order, then all again.
+So a long run has struck with each equally often, and a short one repeats none.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from elastane.errors import ElastaneError
+
+
+class FaultsError(ElastaneError):
+    """No such fault, or none that this machine allows."""
+
+
+def choose(text: str, known: Sequence[str]) -> list[str]:
+    """The faults named in "a,b", or all for an empty text. Raises FaultsError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise FaultsError(f"there is no fault {unknown[0]!r}", hint=f"known: {', '.join(known)}")
+    return list(dict.fromkeys(names)) or list(known)
+
+
+class Deck:
+    """The order in which faults strike. Equal seeds and names give equal orders."""
+
+    def __init__(self, seed: str, names: Sequence[str]) -> None:
+        if not names:
+            raise FaultsError("no fault is left that this machine allows", hint="see `elastane chaos --list`")
+        self._rng = random.Random(seed)
+        self._names = list(names)
+        self._cards = self._deal()
+        self._back: list[str] = []
+
+    def draw(self) -> str:
+        """The next fault."""
+        return self._back.pop() if self._back else next(self._cards)
+
+    def put_back(self, name: str) -> None:
+        """It could not strike (the run was over): it is the next."""
+        self._back.append(name)
+
+    def _deal(self) -> Iterator[str]:
+        while True:
+            cards = self._names.copy()
+            self._rng.shuffle(cards)
+            yield from cards
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """One fault that struck.
+
+    run: number of the run it struck in; step: of the job then. kept_seconds: how long it was kept up.
+    recovery_seconds: from the strike to the next step that was committed after it, of the next ring where
+    the fault costs the ring a member; None when none came. problems: promises that did not hold; empty if all
+    did.
+    """
+
+    fault: str
+    run: int
+    step: int
+    detail: str
+    kept_seconds: float
+    recovery_seconds: float | None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run from its first step to its last. differing: parts of the result unlike the fixed run's."""
+
+    run: int
+    steps: int
+    entries: int
+    lost: int
+    repeated: int
+    differing: tuple[str, ...]
+    violations: tuple[str, ...]
+    traced_steps: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return not self.differing and not self.violations and self.lost == 0 and self.repeated == 0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSummary:
+    """All strikes of one fault. seconds: of those that recovered, ascending."""
+
+    fault: str
+    times: int
+    seconds: tuple[float, ...]
+    kept_seconds: float
+    problems: tuple[str, ...]
+    last: str
+
+    @property
+    def median_seconds(self) -> float | None:
+        return statistics.median(self.seconds) if self.seconds else None
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosResult:
+    """Everything found. left_out: faults that this machine does not allow, each with the reason."""
+
+    seed: str
+    ests: int
+    steps: int
+    seconds: float
+    injections: tuple[Injection, ...]
+    runs: tuple[RunSummary, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return all(run.ok for run in self.runs) and not any(one.problems for one in self.injections)
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.ok else 1
+
+    def by_fault(self) -> list[FaultSummary]:
+        """One line for each fault that struck, in the order of the first strikes."""
+        names = dict.fromkeys(one.fault for one in self.injections)
+        return [self._summary(name) for name in names]
+
+    def as_json(self) -> dict[str, object]:
+        return {
+            "ok": self.ok,
+            "exit_code": self.exit_code,
+            "seed": self.seed,
+            "ests": self.ests,
+            "steps": self.steps,
+            "seconds": round(self.seconds, 1),
+            "sha256": dict(self.fingerprint),
+            "lost": sum(run.lost for run in self.runs),
+            "repeated": sum(run.repeated for run in self.runs),
+            "faults": [
+                {
+                    "fault": one.fault,
+                    "times": one.times,
+                    "kept_seconds": round(one.kept_seconds, 2),
+                    "median_seconds": None if one.median_seconds is None else round(one.median_seconds, 3),
+                    "range_seconds": [round(s, 3) for s in (one.seconds[:1] + one.seconds[-1:])],
+                    "recovery_seconds": [round(s, 3) for s in one.seconds],
+                    "last": one.last,
+                    "problems": list(one.problems),
+                }
+                for one in self.by_fault()
+            ],
+            "runs": [
+                {
+                    "run": run.run,
+                    "steps": run.steps,
+                    "entries": run.entries,
+                    "lost": run.lost,
+                    "repeated": run.repeated,
+                    "differing": list(run.differing),
+                    "violations": list(run.violations),
+                    "traced_steps": run.traced_steps,
+                    "seconds": round(run.seconds, 1),
+                }
+                for run in self.runs
+            ],
+            "left_out": dict(self.left_out),
+        }
+
+    def _summary(self, name: str) -> FaultSummary:
+        found = [one for one in self.injections if one.fault == name]
+        return FaultSummary(
+            name,
+            len(found),
+            tuple(sorted(one.recovery_seconds for one in found if one.recovery_seconds is not None)),
+            statistics.median(one.kept_seconds for one in found),
+            tuple(problem for one in found for problem in one.problems),
+            found[-1].detail,
+        )

@@ -1,0 +1,138 @@
+"""What must hold after every fault, whatever it was. Knows nothing of how the job is made.
+
+same bits     what every worker traced of every step it applied is what the fixed run traced
+nothing lost  what was committed before the fault is still there after it, in the same order
+nothing twice the audit of the history as it stands is clean
+monotone      neither the step nor the ring's generation goes back
+told          the events that must tell of the fault are there
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from elastane.audit import audit
+from elastane.chaos.faults import Strike
+from elastane.chaos.watch import Seen
+from elastane.client import MasterClient
+from elastane_proto.v1 import shard_pb2
+
+_FORGOTTEN_MAX: Final = 20
+COMPARED: Final = ("weights", "optimizer", "buffers", "extras")
+#: Datasets of the fault poison-task: one task of each is meant to be lost.
+POISON_PREFIX: Final = "poison-"
+#: step -> part -> digests by name.
+Digests = Mapping[int, Mapping[str, Any]]
+
+
+def read_applied(file: Path, start: int = 0) -> tuple[list[Mapping[str, Any]], int]:
+    """The "applied" records from byte `start` of a trace on, and where to go on; whole lines only."""
+    if not file.exists():
+        return [], 0
+    if file.stat().st_size < start:
+        start = 0  # a worker of the same name began it anew
+    with file.open("rb") as opened:
+        opened.seek(start)
+        data = opened.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    found = []
+    for line in whole.splitlines():
+        if b'"kind":"applied"' in line[:40]:
+            found.append(json.loads(line))
+    return found, start + len(whole)
+
+
+def fixed_digests(traces: Path) -> Digests:
+    """What rank 0 of the fixed run traced, by step."""
+    records, _ = read_applied(traces / "ddp-0.jsonl")
+    return {int(record["step"]): record for record in records}
+
+
+def training_entries(client: MasterClient, job: str) -> list[shard_pb2.AuditEntry]:
+    """The committed history but for the datasets that a fault made."""
+    return [entry for entry in client.audit_log(job) if not entry.dataset.startswith(POISON_PREFIX)]
+
+
+class Promises:
+    """One run held against the fixed one. Used from one thread.
+
+    traces: of the run's workers. ests, steps_per_epoch: for the audit.
+    """
+
+    def __init__(self, fixed: Digests, traces: Path, ests: int, steps_per_epoch: int) -> None:
+        self._fixed = fixed
+        self._traces = traces
+        self._ests = ests
+        self._steps_per_epoch = steps_per_epoch
+        self._offsets: dict[Path, int] = {}
+        self._history: list[tuple[object, ...]] = []
+        self._next_event = 0
+        self.steps_compared: set[int] = set()
+
+    def broken(
+        self, client: MasterClient, job: str, strike: Strike, before: Seen, seen: Sequence[Seen]
+    ) -> list[str]:
+        """Promises that do not hold after `strike`; seen: all that was seen of the job since `before`."""
+        problems = list(self.trace_problems())
+        problems += self._history_problems(client, job, strike)
+        problems += _monotone(strike, before, seen)
+        kinds = set()
+        # A store that forgot its last events gives their numbers to others.
+        since = max(0, self._next_event - _FORGOTTEN_MAX) if strike.may_forget else self._next_event
+        for event in client.events(job, since=since):
+            kinds.add(event.kind)
+            self._next_event = event.sequence + 1
+        problems += [f"no event {kind} tells of it" for kind in strike.expects if kind not in kinds]
+        if said := strike.check():
+            problems.append(said)
+        return problems
+
+    def skip_events(self, client: MasterClient, job: str) -> None:
+        """What was told so far does not tell of the next fault."""
+        for event in client.events(job, since=self._next_event):
+            self._next_event = event.sequence + 1
+
+    def trace_problems(self) -> Iterator[str]:
+        """Steps that somebody applied with other bits than the fixed run, since the last call."""
+        for file in sorted(self._traces.glob("elastic-*.jsonl")):
+            records, self._offsets[file] = read_applied(file, self._offsets.get(file, 0))
+            for record in records:
+                fixed = self._fixed.get(int(record["step"]))
+                if fixed is None:
+                    yield f"{file.stem} applied step {record['step']}, which the fixed run has not"
+                    continue
+                self.steps_compared.add(int(record["step"]))
+                different = [part for part in COMPARED if record[part] != fixed[part]]
+                if different:
+                    yield f"{file.stem}: {', '.join(different)} differ after step {record['step']}"
+
+    def _history_problems(self, client: MasterClient, job: str, strike: Strike) -> list[str]:
+        entries = training_entries(client, job)
+        history = [_key(entry) for entry in entries]
+        known, self._history = self._history, history
+        problems = []
+        if history[: len(known)] != known and not strike.may_forget:
+            missing = sum(1 for key in known if key not in set(history))
+            problems.append(f"{missing} of {len(known)} committed entries are gone, or their order changed")
+        result = audit(entries, ests=self._ests, steps_per_epoch=self._steps_per_epoch)
+        return problems + list(result.violations[:3])
+
+
+def _monotone(strike: Strike, before: Seen, seen: Sequence[Seen]) -> Iterator[str]:
+    last = before
+    for now in seen:
+        if now.step < last.step and not strike.may_rewind:
+            yield f"the committed step went back from {last.step} to {now.step}"
+        if now.generation < last.generation and not strike.may_forget:
+            yield f"the generation went back from {last.generation} to {now.generation}"
+        last = now
+
+
+def _key(entry: shard_pb2.AuditEntry) -> tuple[object, ...]:
+    return (
+        entry.epoch, entry.step, entry.virtual_rank, entry.range.start, entry.range.end, tuple(entry.samples),
+        entry.committed.ToNanoseconds(), entry.worker_id,
+    )  # fmt: skip

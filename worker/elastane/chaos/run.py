@@ -1,0 +1,337 @@
+"""Reference, rounds, verdict.
+
+    fixed run (stock DDP, traced) ─▶ run 1: fault, check, fault, check ... end, compare ─▶ run 2 ...
+
+A run is the script from its first step to its last on a cluster of its own. Faults strike one after the other
+while it trains; the next one waits until the ring is whole again. At the end of each run all of its
+result is compared, after each fault what can be seen then (`promises`).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from elastane.agent.cluster import OVER, ClusterError
+from elastane.agent.process import ChildProcess
+from elastane.agent.reference import StockRunError, run_stock_ddp
+from elastane.chaos import job as built_in
+from elastane.chaos.cluster import ChaosCluster
+from elastane.chaos.faults import PROCESS_FAULTS, Fault
+from elastane.chaos.plan import ChaosResult, Deck, FaultsError, Injection, RunSummary
+from elastane.chaos.promises import Digests, Promises, fixed_digests, training_entries
+from elastane.chaos.surroundings import SURROUNDING_FAULTS
+from elastane.chaos.watch import Seen
+from elastane.errors import ElastaneError
+from elastane.verify.results import Outcome, compare_outcomes, read_elastic, read_stock
+from elastane_proto.v1 import job_pb2
+
+FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in (*PROCESS_FAULTS, *SURROUNDING_FAULTS)}
+BUILT_IN_SCRIPT: Final = (str(Path(built_in.__file__)),)
+#: A fault that strikes with fewer steps left could not show a step after it.
+STEPS_LEFT_MIN: Final = 12
+#: Between two faults at least so many steps are committed in peace.
+STEPS_BETWEEN: Final = 3
+_RECOVERY_SECONDS_MAX: Final = 120.0
+_WHOLE_SECONDS_MAX: Final = 20.0
+
+
+class ChaosFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
+    """A run did not come to its end, or the fixed run failed."""
+
+
+class Watcher:
+    """Hears of it as it goes on; this one says nothing."""
+
+    def stage(self, text: str) -> None:
+        """Something begins."""
+
+    def injected(self, injection: Injection) -> None:
+        """A fault has struck, and what must hold was looked at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chaos:
+    """One call of `elastane chaos`.
+
+    folder: everything of it. faults: names. minutes: no fault strikes later, and no run begins. workers: of
+    the ring at most. pace_seconds: what a mini-batch costs besides, on the elastic side. runs_max,
+    faults_max: end earlier. launch: how processes of workers are made. with_namespace: see ChaosCluster.
+    """
+
+    folder: Path
+    script: Sequence[str]
+    faults: Sequence[str]
+    ests: int
+    workers: int
+    minutes: float
+    seed: str
+    pace_seconds: float = 0.0
+    runs_max: int | None = None
+    faults_max: int | None = None
+    launch: Callable[..., ChildProcess] = ChildProcess
+    with_namespace: bool = True
+    watcher: Watcher = field(default_factory=Watcher)
+
+    def run(self) -> ChaosResult:
+        """Raises ChaosFailed when a run does not end, FaultsError when the machine allows no fault."""
+        started = time.monotonic()
+        self.watcher.stage(f"fixed run: stock DDP with {self.ests} processes")
+        fixed, digests = self._fixed_run()
+        if fixed.steps <= 2 * STEPS_LEFT_MIN:
+            raise ChaosFailed(
+                f"the script makes {fixed.steps} steps: too few to be struck in",
+                hint=f"let it run more epochs, at least {4 * STEPS_LEFT_MIN} steps",
+            )
+        state = _State(self, fixed, digests, time.monotonic() + 60.0 * self.minutes)
+        while not state.over:
+            state.round()
+        return ChaosResult(
+            self.seed,
+            self.ests,
+            fixed.steps,
+            time.monotonic() - started,
+            tuple(state.injections),
+            tuple(state.runs),
+            state.left_out,
+            fixed.fingerprint,
+        )
+
+    def _fixed_run(self) -> tuple[Outcome, Digests]:
+        folder = self.folder / "fixed"
+        traces = folder / "trace"
+        try:
+            reports = run_stock_ddp(
+                folder,
+                self.script,
+                processes=self.ests,
+                environment={"ELASTANE_TRACE_DIR": str(traces), "ELASTANE_TORCH_THREADS": "1"},
+                timeout_seconds=3600.0,
+                launch=self.launch,
+            )
+        except StockRunError as error:
+            raise ChaosFailed(f"the fixed run failed: {error.args[0]}", hint=error.hint) from error
+        return read_stock(reports, self.ests), fixed_digests(traces)
+
+    def settings(self) -> job_pb2.JobSettings:
+        """Of each run's job: the defaults, but for a lease short enough to be waited for."""
+        settings = job_pb2.JobSettings(
+            ests=self.ests,
+            workers_min=1,
+            workers_max=self.workers,
+            checkpoint_interval_steps=20,
+            audit_samples=True,
+            torch_threads=1,
+        )
+        settings.lease_min.seconds = 6
+        return settings
+
+
+@dataclass
+class _State:
+    """The rounds so far."""
+
+    chaos: Chaos
+    fixed: Outcome
+    digests: Digests
+    ends_at: float
+    injections: list[Injection] = field(default_factory=list)
+    runs: list[RunSummary] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    deck: Deck | None = None
+
+    @property
+    def over(self) -> bool:
+        chaos = self.chaos
+        return (
+            time.monotonic() >= self.ends_at
+            or (chaos.runs_max is not None and len(self.runs) >= chaos.runs_max)
+            or self.dealt
+        )
+
+    @property
+    def dealt(self) -> bool:
+        """As many faults as were asked for have struck."""
+        return self.chaos.faults_max is not None and len(self.injections) >= self.chaos.faults_max
+
+    def round(self) -> None:
+        """One run, from the first worker to the comparison."""
+        chaos, number = self.chaos, len(self.runs) + 1
+        chaos.watcher.stage(f"run {number}")
+        started = time.monotonic()
+        folder = chaos.folder / f"run-{number}"
+        cluster = ChaosCluster(
+            folder,
+            chaos.settings(),
+            chaos.script,
+            processes=chaos.workers,
+            pace_seconds=chaos.pace_seconds,
+            environment={"ELASTANE_MODE": "elastic", "ELASTANE_TRACE_DIR": str(folder / "trace")},
+            launch=chaos.launch,
+            with_namespace=chaos.with_namespace,
+        )
+        try:
+            self._sift(cluster)
+            cluster.start()
+            promises = self._strike(cluster, number)
+            problems = self._end(cluster, promises, number, started)
+        except ClusterError as error:
+            raise ChaosFailed(f"run {number} failed: {error.args[0]}", hint=error.hint) from error
+        finally:
+            cluster.close()
+        if problems and self.injections and self.injections[-1].run == number:
+            last = self.injections[-1]
+            self.injections[-1] = Injection(
+                last.fault, last.run, last.step, last.detail, last.kept_seconds, last.recovery_seconds,
+                (*last.problems, *problems),
+            )  # fmt: skip
+
+    def _sift(self, cluster: ChaosCluster) -> None:
+        """Leave out what the machine does not allow."""
+        if self.deck is not None:
+            return
+        self.left_out = {
+            name: reason for name in self.chaos.faults if (reason := FAULTS[name].missing(cluster))
+        }
+        allowed = [name for name in self.chaos.faults if name not in self.left_out]
+        if not allowed:
+            name, reason = next(iter(self.left_out.items()))
+            raise FaultsError(f"{name} cannot be had here: {reason}", hint="see `elastane chaos --list`")
+        self.deck = Deck(self.chaos.seed, allowed)
+
+    def _strike(self, cluster: ChaosCluster, number: int) -> Promises:
+        assert self.deck is not None
+        job = cluster.wait_for(lambda job: job.steps_per_epoch > 0 and job.step >= 1, what="the first step")
+        promises = Promises(self.digests, cluster.folder / "trace", self.chaos.ests, job.steps_per_epoch)
+        while not self.over:
+            before = self._whole(cluster)
+            if before is None:
+                break
+            name = self.deck.draw()
+            injection = self._inject(cluster, promises, FAULTS[name], number)
+            if injection is None:
+                self.deck.put_back(name)
+                break
+            self.injections.append(injection)
+            self.chaos.watcher.injected(injection)
+        return promises
+
+    def _whole(self, cluster: ChaosCluster) -> Seen | None:
+        """Until the ring is whole and has made a few steps in peace; None when too few steps are left."""
+        first = cluster.watch.latest
+        last_step = self.fixed.steps - STEPS_LEFT_MIN
+        deadline = time.monotonic() + _WHOLE_SECONDS_MAX
+
+        def ready(seen: Seen) -> bool:
+            whole = len(seen.members) >= self.chaos.workers
+            return (whole and seen.step >= first.step + STEPS_BETWEEN) or seen.step > last_step
+
+        while True:
+            cluster.replenish()  # also those who end a while after the fault
+            cluster.watch.forget()
+            seen = cluster.watch.first(
+                ready, deadline - time.monotonic(), lambda: len(cluster.running) < cluster.processes
+            )
+            if seen is not None or time.monotonic() >= deadline:
+                break
+        seen = seen or cluster.watch.latest  # a worker that stands by for long need not be waited for
+        if seen.phase in OVER or seen.step > last_step:
+            return None
+        return seen
+
+    def _inject(
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+    ) -> Injection | None:
+        """Strike once and look at what must hold; None when the run was over before that could be seen."""
+        try:
+            return self._struck(cluster, promises, fault, number)
+        except ElastaneError:
+            if cluster.is_over:
+                return None  # nothing can be asked of a job that is over
+            raise
+
+    def _struck(
+        self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
+    ) -> Injection | None:
+        rng = random.Random(f"{self.chaos.seed}/{fault.name}/{len(self.injections)}")
+        promises.skip_events(cluster.client, cluster.job)
+        cluster.watch.forget()
+        before = cluster.watch.latest
+        last_step = self.fixed.steps
+
+        def recovered(seen: Seen) -> bool:
+            if seen.at <= strike.at or (strike.changes_ring and seen.generation <= before.generation):
+                return False
+            if strike.newcomers:
+                # History may have gone back: any step of theirs is a new one.
+                return bool(strike.newcomers & set(seen.members)) and advanced(seen)
+            return seen.step > at_strike or (strike.may_rewind and advanced(seen))
+
+        def advanced(seen: Seen) -> bool:
+            lowest[0] = min(lowest[0], seen.step)
+            return seen.step > lowest[0]
+
+        def ended() -> bool:
+            return cluster.is_over or cluster.watch.latest.step >= last_step
+
+        lowest = [self.fixed.steps]
+        with fault.act(cluster, rng) as strike:
+            at_strike = max(
+                (one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step
+            )
+            if strike.hold_seconds is None:
+                cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
+            elif strike.hold_seconds:
+                time.sleep(max(0.0, strike.at + strike.hold_seconds - time.monotonic()))
+            kept_seconds = time.monotonic() - strike.at
+        lowest[0] = self.fixed.steps
+        seen = cluster.watch.first(recovered, _RECOVERY_SECONDS_MAX, ended)
+        if seen is None and ended():
+            return None
+        problems = promises.broken(cluster.client, cluster.job, strike, before, cluster.watch.since())
+        if seen is None:
+            latest = cluster.watch.latest
+            problems.append(f"no step was committed in {_RECOVERY_SECONDS_MAX:g} s: {latest.reason}")
+        return Injection(
+            fault.name,
+            number,
+            before.step,
+            strike.detail,
+            kept_seconds,
+            None if seen is None else seen.at - strike.at,
+            tuple(problems),
+        )
+
+    def _end(self, cluster: ChaosCluster, promises: Promises, number: int, started: float) -> list[str]:
+        """Let the run come to its end, and compare all of its result."""
+        cluster.hurry()
+        cluster.replenish()
+        over = cluster.watch.first(lambda seen: seen.phase in OVER, 600.0, lambda: not cluster.running)
+        job = cluster.wait_for_end(timeout_seconds=120.0)
+        if job.phase != job_pb2.JOB_PHASE_SUCCEEDED:
+            phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
+            raise ClusterError(f"the job is {phase}: {job.reason} ({over})\n{cluster.last_lines()}")
+        history = training_entries(cluster.client, cluster.job)
+        outcome = read_elastic(cluster.reports, history, self.chaos.ests)
+        comparison = compare_outcomes(self.fixed, outcome)
+        audit = outcome.audit
+        assert audit is not None
+        problems = list(promises.trace_problems())
+        self.runs.append(
+            RunSummary(
+                number,
+                outcome.steps,
+                audit.entries,
+                audit.missing,
+                audit.duplicated,
+                tuple(comparison.differing),
+                tuple(comparison.violations),
+                len(promises.steps_compared),
+                time.monotonic() - started,
+            )
+        )
+        return problems

@@ -1,0 +1,265 @@
+"""`elastane chaos`: a script under real faults on this machine, held against its fixed run after each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from elastane.chaos.plan import ChaosResult, Injection
+    from elastane.chaos.run import Watcher
+    from elastane.errors import ElastaneError
+
+CODE_USAGE: Final = 2
+CODE_RUN_FAILED: Final = 4
+
+#: rich keeps line ends, so a paragraph is one line of text.
+HELP = "\n\n".join(
+    (
+        "Break everything around a training on this machine, and show that nothing is lost.",
+        "Runs the script (without one: a small job of its own) once under stock DDP, then elastically with a "
+        "master and a store of its own, and strikes with one real fault after the other: SIGKILL, SIGSTOP, "
+        "full disks, cut networks, false clocks ... After every fault the bits of each step are compared "
+        "with the fixed run's and the committed history is audited; at the end of each run all of the "
+        "result is.",
+        "Root can strike with more: network namespaces, small disks, memory cgroups. What the machine does "
+        "not allow is left out and named. Nothing outside the job is touched.",
+        "Examples:",
+        "  elastane chaos --minutes 5",
+        "  elastane chaos --minutes 20 --faults kill-worker,kill-master --seed 7 train.py --epochs 3",
+        "  elastane chaos --list",
+        "Exits with 0 when every promise held, 1 when one did not, 2 on bad usage, 4 when a run did not come "
+        "to its end, 130 on Ctrl-C.",
+    )
+)
+
+
+def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, **options)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "chaos",
+        help=HELP,
+        rich_help_panel="Run",
+        # Everything after the script belongs to the script.
+        context_settings={"allow_interspersed_args": False},
+    )(chaos)
+
+
+def chaos(
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCRIPT [ARGS]...]", help="The script and its arguments.", show_default="a small job"
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, _option("--minutes", "M", "No fault strikes later; the run then comes to its end.", min=0.1)
+    ] = 5.0,
+    ests: Annotated[int, _option("--ests", "N", "Logical workers.", min=2)] = 4,
+    workers: Annotated[int, _option("--workers", "W", "Worker processes.", min=2)] = 3,
+    faults: Annotated[
+        str, _option("--faults", "A,B", "Only these; see --list.", show_default="all the machine allows")
+    ] = "",
+    seed: Annotated[
+        int | None,
+        _option("--seed", "X", "Of order and victims; the same one gives the same.", show_default="random"),
+    ] = None,
+    pace: Annotated[
+        float | None,
+        _option(
+            "--pace", "SECONDS", "What each mini-batch costs besides, so that a short script lasts longer.",
+            min=0.0, show_default="0.1, for the small job; 0 for a script",
+        ),
+    ] = None,
+    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    list_faults: Annotated[bool, _option("--list", None, "Name every fault, and end.")] = False,
+    keep: Annotated[
+        Path | None,
+        _option(
+            "--keep", "DIR", "Keep logs, reports and traces in this new folder.",
+            show_default="a temporary folder, kept if a promise broke",
+        ),
+    ] = None,
+    as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
+) -> None:  # fmt: skip
+    from elastane.chaos.plan import FaultsError, choose
+    from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+    from elastane.errors import ElastaneError
+
+    if list_faults:
+        if as_json:
+            typer.echo(json.dumps({fault.name: fault.text for fault in FAULTS.values()}))
+        else:
+            for fault in FAULTS.values():
+                typer.echo(f"{fault.name:<28} {fault.text}")
+        raise typer.Exit(0)
+    if script and not module and not Path(script[0]).is_file():
+        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+    if module and not script:
+        raise typer.BadParameter("-m needs the name of a module", param_hint="SCRIPT")
+    if keep is not None and keep.exists():
+        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+    if workers > ests:
+        raise typer.BadParameter(f"{workers} workers for {ests} logical workers", param_hint="--workers")
+    try:
+        names = choose(faults, list(FAULTS))
+    except FaultsError as error:
+        raise typer.BadParameter(f"{error.args[0]} ({error.hint})", param_hint="--faults") from None
+
+    number = secrets.randbelow(2**32) if seed is None else seed
+    typer.echo(f"seed {number}", err=as_json)
+    command = (["-m", *script] if module else list(script)) if script else list(BUILT_IN_SCRIPT)
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = Path(tempfile.mkdtemp(prefix="elastane-chaos-"))
+        else:
+            folder = keep
+            folder.mkdir(parents=True)
+        stack.enter_context(_sigterm_cleans_up())
+        watcher = stack.enter_context(_watching(quiet=as_json))
+        kept = True
+        try:
+            result = Chaos(
+                folder=folder.absolute(), script=command, faults=names, ests=ests, workers=workers,
+                minutes=minutes, seed=str(number), watcher=watcher,
+                pace_seconds=pace if pace is not None else 0.0 if script else 0.1,
+            ).run()  # fmt: skip
+            kept = keep is not None or not result.ok
+        except FaultsError as error:
+            kept = False
+            stack.close()
+            _fail(error, CODE_USAGE, as_json=as_json)
+        except ElastaneError as error:
+            stack.close()
+            _fail(error, CODE_RUN_FAILED, as_json=as_json, folder=folder)
+        except (KeyboardInterrupt, SystemExit):
+            kept = False
+            raise
+        finally:
+            if not kept:
+                shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        typer.echo(json.dumps({**result.as_json(), "folder": str(folder) if kept else None}))
+    else:
+        from elastane.cli.common import console
+
+        again = ["elastane", "chaos", "--seed", str(number), "--minutes", f"{minutes:g}", "--ests", str(ests)]
+        again += ["--workers", str(workers), *(["--faults", faults] if faults else [])]
+        print_result(console(), result, shlex.join([*again, *(script or [])]), folder if kept else None)
+    raise typer.Exit(result.exit_code)
+
+
+def print_result(out: Console, result: ChaosResult, again: str, folder: Path | None) -> None:
+    """The table of faults, what was lost and repeated, whether the hashes are equal."""
+    from rich.table import Table
+
+    table = Table(title=f"{result.ests} logical workers, {result.steps} steps a run, seed {result.seed}")
+    for column in ("fault", "times", "kept up, s", "to the next step, s: median", "range", "outcome"):
+        table.add_column(column)
+    for one in result.by_fault():
+        found = one.seconds
+        table.add_row(
+            one.fault,
+            str(one.times),
+            f"{one.kept_seconds:.1f}",
+            "-" if one.median_seconds is None else f"{one.median_seconds:.2f}",
+            f"{found[0]:.2f} to {found[-1]:.2f}" if found else "-",
+            f"[red]{one.problems[0]}[/]" if one.problems else "[green]held[/]",
+        )
+    out.print(table)
+    for name, reason in result.left_out.items():
+        out.print(f"left out: {name}: {reason}", markup=False)
+    lost, repeated = sum(run.lost for run in result.runs), sum(run.repeated for run in result.runs)
+    entries = sum(run.entries for run in result.runs)
+    equal = sum(not run.differing for run in result.runs)
+    verdict = "[green]yes[/]" if equal == len(result.runs) else "[red]NO[/]"
+    out.print(
+        f"{len(result.injections)} faults in {len(result.runs)} runs, {result.seconds:.0f} s: "
+        f"{entries} committed tasks, lost {lost}, repeated {repeated}; "
+        f"hashes equal to the fixed run in {equal} of {len(result.runs)} runs: {verdict}"
+    )
+    for struck in result.injections:
+        where = f"run {struck.run}, step {struck.step}, {struck.fault} ({struck.detail})"
+        for problem in struck.problems:
+            out.print(f"{where}: {problem}", markup=False)
+    for run in result.runs:
+        for what in (*run.differing, *run.violations):
+            out.print(f"run {run.run}: {what}", markup=False)
+    if folder is not None:
+        out.print(f"everything is kept in {folder}", markup=False)
+    if not result.ok:
+        out.print(f"again: {again}", markup=False)
+
+
+@contextlib.contextmanager
+def _watching(*, quiet: bool) -> Iterator[Watcher]:
+    """A line for each run and each fault, on stderr; on a terminal with what is under way."""
+    from rich.console import Console
+
+    from elastane.chaos.run import Watcher
+
+    out = Console(stderr=True, highlight=False)
+
+    class Shown(Watcher):
+        def stage(self, text: str) -> None:
+            if not quiet:
+                out.print(text, markup=False)
+
+        def injected(self, injection: Injection) -> None:
+            if quiet:
+                return
+            seconds = injection.recovery_seconds
+            after = "no step after it" if seconds is None else f"next step after {seconds:.2f} s"
+            held = "; ".join(injection.problems) or "held"
+            out.print(
+                f"  step {injection.step}: {injection.detail}: {after}: {held}", markup=False, style="dim"
+            )
+
+    yield Shown()
+
+
+@contextlib.contextmanager
+def _sigterm_cleans_up() -> Iterator[None]:
+    """SIGTERM leaves by the same way as Ctrl-C: no process, mount or namespace stays behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None = None) -> NoReturn:
+    """Say what failed, and where its logs are; the exit codes of this command are its own."""
+    message = str(error.args[0]) if error.args else type(error).__name__
+    if folder is not None:
+        message += f"\neverything is kept in {folder}"
+    if as_json:
+        document = {"error": type(error).__name__, "message": message, "hint": error.hint, "exit_code": code}
+        typer.echo(json.dumps(document))
+    else:
+        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.echo(message, err=True)
+        if error.hint:
+            typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
+            typer.echo(error.hint, err=True)
+    raise typer.Exit(code)

@@ -94,6 +94,7 @@ class JobHost(LogListener):
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self.stopping = False
+        self.paused: Rejection | None = None
         self._streams: set[Session] = set()
         self._owner = owner
         self._note_sequence = note_sequence
@@ -124,6 +125,30 @@ class JobHost(LogListener):
         self._end_streams(refusal)
         await self.log.close()
 
+    def pause(self, refusal: Rejection) -> None:
+        """Sends everybody away, without calling anybody dead; what is being written goes on."""
+        self.paused = refusal
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end_streams(refusal)
+        for session in list(self.sessions.values()):
+            self._forget(session)
+
+    def resume(self, event: AnyEvent) -> None:
+        """Serves again after `pause`, `event` first: as after a restart, every session is gone."""
+        self.paused = None
+        self._decide(event)
+        self._plan(PLAN_SECONDS)
+
+    async def abandon(self, refusal: Rejection) -> None:
+        """Stops without writing: the job is another master's."""
+        self.stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_streams(refusal)
+        await self.log.abandon()
+
     def _end_streams(self, refusal: Rejection) -> None:
         """Ends every session, and wakes all who follow: they find that the job is not served any more."""
         for session in self._streams:
@@ -139,6 +164,8 @@ class JobHost(LogListener):
 
         Raises Rejection, MachineBroken, and StoreError when the job is not served any more.
         """
+        if self.paused is not None:
+            raise self.paused
         if not self.log.reachable and self.log.appended - self.log.durable > BACKLOG_MAX:
             raise Rejection(
                 "store_unavailable",
@@ -317,7 +344,7 @@ class JobHost(LogListener):
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        if not self.stopping:
+        if not self.stopping and self.paused is None:
             self._timer = loop.call_at(at, self._look_for_deadlines)
 
     def _look_for_deadlines(self) -> None:

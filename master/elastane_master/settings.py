@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from elastane_master.decisions.machine import VERSION
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
 
@@ -18,6 +19,9 @@ class MasterSettings(BaseSettings):
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
     empty: a private one in state_dir. store_fsync: of the private one. port_file: gets the address served,
     once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped.
+    standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
+    advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
+    leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
@@ -28,6 +32,9 @@ class MasterSettings(BaseSettings):
     store_fsync: Literal["everysec", "always", "no"] = "everysec"
     store_timeout_seconds: float = Field(default=15.0, gt=0)
     port_file: Path | None = None
+    standby: bool | None = None
+    advertise: str = ""
+    leader_lease_seconds: float = Field(default=3.0, ge=0.1, le=3600)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
     snapshot_seconds: float = Field(default=1.0, ge=0)
@@ -43,6 +50,22 @@ class MasterSettings(BaseSettings):
         if ":" not in listen or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError("must be HOST:PORT with a port from 0 to 65535")
         return listen
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_address(cls, advertise: str) -> str:
+        host, _, port = advertise.rpartition(":")
+        if advertise and not (host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise ValueError("must be HOST:PORT as workers and clients reach it")
+        return advertise
+
+    @model_validator(mode="after")
+    def _can_stand_by(self) -> MasterSettings:
+        if self.standby and not self.store:
+            raise ValueError(
+                "--standby needs --store: a master with a private store in its state directory has no second"
+            )
+        return self
 
     @property
     def listen_host(self) -> str:
@@ -66,4 +89,5 @@ class MasterSettings(BaseSettings):
             snapshot_seconds=self.snapshot_seconds,
             history_entries_max=self.history_entries_max,
             events_max=self.events_max,
+            state_version=VERSION,
         )

@@ -19,6 +19,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.errors import REFUSALS, refuse
+from elastane_proto import versions
+
+_SPOKEN = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -75,15 +78,38 @@ def _parser(method: MethodDescriptor) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
+def require_client(context: Context) -> None:
+    """Tells which protocol is spoken here; raises Rejection for a client whose protocol does not fit."""
+    context.set_trailing_metadata(_SPOKEN)
+    for key, value in context.invocation_metadata() or ():
+        if key == versions.METADATA_KEY:
+            require_version(str(value), "the client")
+
+
+def require_version(told: str, who: str) -> None:
+    """Raises Rejection when `who`, a worker or client that told this version, cannot be served."""
+    fault, hint = versions.client_fault(told)
+    if fault:
+        raise Rejection(
+            "incompatible",
+            f"{who} and this master do not fit: {fault}",
+            hint=hint,
+            version=told[:40],
+            oldest=versions.CLIENT_OLDEST,
+            newest=versions.PROTOCOL,
+        )
+
+
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
 def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
     async def serve(request: Message | Malformed, context: Context) -> Message:
-        if isinstance(request, Malformed):
-            await refuse(context, request.rejection())
         try:
+            require_client(context)
+            if isinstance(request, Malformed):
+                raise request.rejection()
             return await behaviour(request, context)
         except REFUSALS as error:
             await refuse(context, error)
@@ -95,9 +121,10 @@ def _streaming(
     behaviour: Callable[[Any, Context], AsyncGenerator[Message]],
 ) -> Callable[..., Awaitable[None]]:
     async def serve(request: Any, context: Context) -> None:
-        if isinstance(request, Malformed):
-            await refuse(context, request.rejection())
         try:
+            require_client(context)
+            if isinstance(request, Malformed):
+                raise request.rejection()
             # Closed here and now, also when the client is gone: the generator's end is what tells of it.
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:

@@ -19,7 +19,7 @@ from elastane_master.decisions.views import ring_view
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.records import StoredNote
-from elastane_master.servers.binding import Context, Malformed
+from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.following import require_serving, stopping
 from elastane_master.servers.translate_job import event_message
@@ -47,13 +47,8 @@ class RingServicer:
         self._hosts = hosts
 
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[ring_pb2.AttendResponse]:
-        first = await anext(requests, None)
-        if isinstance(first, Malformed):
-            raise first.rejection()
-        if first is None or first.WhichOneof("message") != "hello":
-            raise Rejection(
-                "invalid_argument", "the stream does not begin with Hello", hint="send Hello first"
-            )
+        first = await _first_message(requests)
+        require_version(first.hello.version, f"worker {first.hello.worker_id}")
         host = self._hosts.get(first.hello.job)
         if host.stopping:
             raise stopping()

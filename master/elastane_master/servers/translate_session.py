@@ -9,7 +9,7 @@ from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.servers.translate import as_range, checked_name, duration, seconds
 from elastane_master.sessions import WorkerMessage
-from elastane_proto import contexts
+from elastane_proto import contexts, versions
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 _ROLES: dict[int, Literal["ring", "tasks"]] = {
@@ -227,6 +227,7 @@ def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcom
         checkpoint_keep=settings.checkpoint_keep,
         heartbeat_interval=duration(interval),
         audit_samples=settings.audit_samples,
+        version=str(versions.PROTOCOL),
     )
 
 

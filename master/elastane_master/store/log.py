@@ -31,7 +31,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from elastane_master.signals import Signal
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
-from elastane_master.store.format import encode_batch, encode_snapshot
+from elastane_master.store.format import FORMAT, encode_batch, encode_snapshot
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
 from elastane_master.store.scripts import WRITE
@@ -49,7 +49,8 @@ class LogOptions:
     """Bounds and periods of a job's log.
 
     snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
-    without asking whether the job is still its own. batch_bytes_max: records in one write.
+    without asking whether the job is still its own. batch_bytes_max: records in one write. state_version:
+    of the job's state as the snapshots hold it; it is stored, so that an older master leaves the job alone.
     """
 
     snapshot_seconds: float = 1.0
@@ -57,6 +58,7 @@ class LogOptions:
     batch_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
+    state_version: int = 1
 
 
 class LogListener:
@@ -102,7 +104,7 @@ class _Write:
         batch = encode_batch(records) if records and not self.snapshot else b""
         history = [commit for group in self.groups for commit in group.history]
         events = [part for group in self.groups for event in group.events for part in event]
-        bounds = (options.history_entries_max, options.events_max)
+        bounds = (options.history_entries_max, options.events_max, FORMAT, options.state_version)
         return [
             token,
             self.sequence,
@@ -153,8 +155,9 @@ class JobLog:
 
         Raises BadJobName, StoreFormatUnknown, and redis errors when the store does not answer.
         """
-        recovered = await recover(redis, JobKeys.of(job))
-        log = cls(redis, job, recovered.token, recovered.sequence, options or LogOptions())
+        options = options or LogOptions()
+        recovered = await recover(redis, job, options.state_version)
+        log = cls(redis, job, recovered.token, recovered.sequence, options)
         log._dirty = bool(recovered.records)
         return log, recovered
 
@@ -227,6 +230,16 @@ class JobLog:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
+
+    async def abandon(self) -> None:
+        """Stops at once and writes nothing more; what is pending fails as fenced."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._fail(
+            self.failure
+            or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)
+        )
 
     # ---------------------------------------------------------------- the writer
 

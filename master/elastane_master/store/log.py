@@ -11,8 +11,10 @@ commit), so the rate of decisions does not depend on the latency of the store.
 
 A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
 same sequence number until an answer comes; the script stores it once. When the store turns out to
-have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
-a snapshot that makes the store whole again: memory is the truth while the master runs.
+have lost acknowledged writes (a replica was promoted, its host lost power, it was killed while a sync
+held its writes back), the next write carries a snapshot that makes the store whole again, and the commits
+and events of the writes that are missing: memory is the truth while the master runs, and of what
+was acknowledged lately it keeps what no snapshot holds.
 """
 
 from __future__ import annotations
@@ -77,6 +79,22 @@ class LogListener:
         """Awaited after each failed attempt to write: a private server can be started again."""
 
 
+RECENT_SECONDS = 30.0
+RECENT_BYTES_MAX = 32 * 2**20
+"""Commits and events are kept for so long after they were stored, and no more of them than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """Commits and events of one acknowledged write. at: of the monotonic clock."""
+
+    sequence: int
+    at: float
+    history: Sequence[bytes]
+    events: Sequence[NumberedEvent]
+    bytes: int
+
+
 @dataclass(slots=True)
 class _Group:
     """Records that become durable together. `end` is the position after its last append."""
@@ -137,6 +155,8 @@ class JobLog:
         self._script = redis.register_script(WRITE)
         self._groups: deque[_Group] = deque()
         self._writing: Sequence[_Group] = ()
+        self._recent: deque[_Stored] = deque()
+        self._recent_bytes = 0
         self._work = asyncio.Event()
         self._changed = Signal()
         self._reachable = True
@@ -303,6 +323,7 @@ class JobLog:
             await self._send(write)
         self._sequence = write.sequence
         self._writing = ()
+        self._keep(write)
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)
@@ -320,7 +341,27 @@ class JobLog:
             stored=stored,
         )
         self._groups.extendleft(reversed(write.groups))
+        missing = [kept for kept in self._recent if kept.sequence > int(stored)]
+        if missing:
+            again = _Group(durable=asyncio.get_running_loop().create_future(), end=self.durable)
+            again.history = [commit for kept in missing for commit in kept.history]
+            again.events = [event for kept in missing for event in kept.events]
+            self._groups.appendleft(again)
         return self._take(replace=True)
+
+    def _keep(self, write: _Write) -> None:
+        """Remembers what of an acknowledged write no snapshot holds, for a store that loses it."""
+        now = time.monotonic()
+        history = [commit for group in write.groups for commit in group.history]
+        events = [event for group in write.groups for event in group.events]
+        if history or events:
+            size = sum(map(len, history)) + sum(len(payload) for _, payload in events)
+            self._recent.append(_Stored(write.sequence, now, history, events, size))
+            self._recent_bytes += size
+        while self._recent and (
+            self._recent[0].at < now - RECENT_SECONDS or self._recent_bytes > RECENT_BYTES_MAX
+        ):
+            self._recent_bytes -= self._recent.popleft().bytes
 
     async def _check(self) -> None:
         """Asks whether the job is still ours and the store still whole."""

@@ -73,6 +73,7 @@ class JobHosts(HostOwner):
 
         A store that a newer master wrote is left as it is, every job of it.
         """
+        self.clock.begin()
         self.clock.keep()
         names = await self.store.jobs()
         for name in names:

@@ -16,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from elastane_master.errors import CannotListen
+from elastane_master.log_limit import LogLimit
 from elastane_master.settings import MasterSettings
 from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
 
@@ -162,6 +163,7 @@ def configure_logging(settings: MasterSettings) -> None:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
+            LogLimit(settings.log_lines_per_second_max),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -12,13 +12,16 @@ decided before it, so a worker gets its messages in the order in which they were
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+import msgspec
 import structlog
 
 from elastane_master import records
+from elastane_master.admission import require_admissible
 from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
 from elastane_master.decisions.events import (
@@ -32,6 +35,7 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.errors import MachineBroken
+from elastane_master.limits import Limits, clip, require_room
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
@@ -44,9 +48,6 @@ logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
 """Notes kept in memory for those who follow; older ones are read from the store."""
-
-BACKLOG_MAX = 10_000
-"""Requests that may wait for a store that does not answer; more are refused."""
 
 PLAN_SECONDS = 0.005
 """The next deadline is looked up at most so often: decisions come in thousands a second."""
@@ -82,8 +83,16 @@ class JobHost(LogListener):
     """
 
     def __init__(
-        self, machine: JobMachine, log: JobLog, clock: Clock, owner: HostOwner, note_sequence: int = 0
+        self,
+        machine: JobMachine,
+        log: JobLog,
+        clock: Clock,
+        owner: HostOwner,
+        note_sequence: int = 0,
+        limits: Limits | None = None,
     ) -> None:
+        self.limits = limits or Limits()
+        self.watchers = 0
         self.machine = machine
         self.log = log
         self.clock = clock
@@ -166,11 +175,13 @@ class JobHost(LogListener):
         """
         if self.paused is not None:
             raise self.paused
-        if not self.log.reachable and self.log.appended - self.log.durable > BACKLOG_MAX:
+        if not self.log.reachable and self.log.appended - self.log.durable > self.limits.backlog_requests_max:
             raise Rejection(
                 "store_unavailable",
                 "the store does not answer, and too many requests wait for it",
                 hint="ask again later",
+                limit="backlog_requests_max",
+                maximum=self.limits.backlog_requests_max,
             )
         decision = self._decide(event)
         if (durable := self.log.pending) is not None:
@@ -178,15 +189,29 @@ class JobHost(LogListener):
             await asyncio.shield(durable)
         return decision.result
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Counts who watches the job inside the block; raises Rejection when there are too many."""
+        maximum = self.limits.watchers_per_job_max
+        require_room("watchers_per_job_max", self.watchers, maximum, "watchers of the job")
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
+
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
         """Decides on a Hello; an older stream of the same worker is closed.
 
         make_event: gives the event of the Hello for a session's id. Raises as `submit`.
         """
-        session = Session("")
+        session = Session("", self.limits.session_messages_max)
         event = make_event(session.id)
         session.worker = event.worker
         previous = self.sessions.get(event.worker)
+        if previous is None:
+            maximum = self.limits.sessions_per_job_max
+            require_room("sessions_per_job_max", len(self.sessions), maximum, "workers of the job")
         self.sessions[event.worker] = session
         try:
             self._decide(event, previous)
@@ -245,6 +270,7 @@ class JobHost(LogListener):
         """Decides on one event and sees to its effects. previous: see `_bind`."""
         if self.log.failure is not None:
             raise self.log.failure
+        require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
         try:
             decision = self.machine.handle(event, stored.now)
@@ -272,12 +298,22 @@ class JobHost(LogListener):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
+                effect = self._clipped(effect)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
             self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
         if notes:
             self._when_durable(partial(self._show, notes))
+
+    def _clipped(self, note: Note) -> Note:
+        """The note with its texts cut to what is kept of them: workers and scripts write into them."""
+        characters = self.limits.note_characters_max
+        texts = (note.reason, *note.facts.values())
+        if max(map(len, texts)) <= characters:
+            return note
+        facts = {name: clip(value, characters) for name, value in note.facts.items()}
+        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Plans an effect for the session that is meant now, whatever sessions there are when it is due.

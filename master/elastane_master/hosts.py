@@ -14,7 +14,9 @@ from elastane_master import records
 from elastane_master.clock import Clock
 from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import OVER
 from elastane_master.host import HostOwner, JobHost
+from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
@@ -37,6 +39,7 @@ class JobHosts(HostOwner):
         self,
         store: Store,
         options: LogOptions,
+        limits: Limits | None = None,
         *,
         on_failed: Callable[[StoreError], None] = lambda error: None,
         on_reachable: Callable[[bool], None] = lambda reachable: None,
@@ -45,6 +48,7 @@ class JobHosts(HostOwner):
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
         self._options = options
+        self._limits = limits or Limits()
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
@@ -166,6 +170,14 @@ class JobHosts(HostOwner):
                 if (durable := host.log.pending) is not None:
                     await asyncio.shield(durable)
                 return host, False
+            limits = self._limits
+            require_within("ests_per_job_max", settings.ests, limits.ests_per_job_max, "ESTs in a job")
+            characters = len(settings.checkpoint_url)
+            require_within(
+                "url_characters_max", characters, limits.url_characters_max, "characters in the URL"
+            )
+            alive = sum(host.machine.state.phase not in OVER for host in self._hosts.values())
+            require_room("jobs_max", alive, limits.jobs_max, "jobs that are not over")
             machine = JobMachine.create(name, settings, self.clock())
             # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
             await self.store.add_job(name)
@@ -174,7 +186,7 @@ class JobHosts(HostOwner):
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
                 return host, False
-            host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+            host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
             self._hosts[name] = host
             await host.start(note=machine.creation_note())
             return host, True
@@ -191,7 +203,7 @@ class JobHosts(HostOwner):
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
-        host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+        host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
         self._hosts[name] = host
         logger.info(
             "job taken over",

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane_master.decisions.machine import VERSION
+from elastane_master.limits import Limits
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
 
 
-class MasterSettings(BaseSettings):
+class MasterSettings(Limits):
     """How one master process serves.
 
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
@@ -22,9 +22,8 @@ class MasterSettings(BaseSettings):
     standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
     advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
     leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
+    The limits (limits.py) are settings too.
     """
-
-    model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
 
     listen: str = "127.0.0.1:50051"
     store: str = ""
@@ -40,7 +39,6 @@ class MasterSettings(BaseSettings):
     snapshot_seconds: float = Field(default=1.0, ge=0)
     history_entries_max: int = Field(default=2_000_000, ge=1)
     events_max: int = Field(default=10_000, ge=1)
-    message_bytes_max: int = Field(default=64 * 2**20, ge=2**16)
     stop_grace_seconds: float = Field(default=2.0, ge=0)
 
     @field_validator("listen")

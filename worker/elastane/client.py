@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 from elastane.addresses import AddressBook
 from elastane.backoff import wait_backoff
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.message_size import size_options
 from elastane_proto import versions
 from elastane_proto.v1 import (
     context_pb2,
@@ -39,13 +40,10 @@ from elastane_proto.v1 import (
 )
 
 DEFAULT_MASTER = "127.0.0.1:50051"
-MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 #: One attempt of a call that the master answers at once.
 ATTEMPT_SECONDS = 10.0
 
 _CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # Without it a peer that is stopped, whose kernel still answers, is waited for without end.
@@ -400,7 +398,9 @@ class MasterClient:
             if self._closing.is_set():
                 raise ClientClosedError("the connection to the master was closed")
             if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+                self._channels[address] = grpc.insecure_channel(
+                    address, options=_CHANNEL_OPTIONS + size_options()
+                )
             return self._channels[address]
 
     def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:

@@ -91,6 +91,7 @@ class Master(Follower):
         self._hosts = JobHosts(
             self._store,
             settings.log_options(),
+            settings,
             on_failed=self._failed,
             on_reachable=self._store_reachable,
         )
@@ -228,7 +229,7 @@ class Master(Follower):
         described = services()
         server.add_generic_rpc_handlers(
             [
-                service_handler(service, servicer)
+                service_handler(service, servicer, self.settings.watch_write_seconds_max)
                 for service, servicer in zip(described, servicers, strict=True)
             ]
         )
@@ -244,7 +245,7 @@ class Master(Follower):
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
-                ("grpc.max_send_message_length", -1),
+                ("grpc.max_send_message_length", settings.answer_bytes_max),
                 ("grpc.so_reuseport", 0),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.
                 ("grpc.keepalive_time_ms", 20_000),

@@ -74,18 +74,19 @@ class RingServicer:
     ) -> AsyncGenerator[ring_pb2.WatchEventsResponse]:
         host = self._hosts.get(request.job)
         following = max(request.since, 1)
-        while True:
-            seen = host.noted.count
-            notes = await self._notes(host, following)
-            for stored in notes:
-                yield ring_pb2.WatchEventsResponse(event=event_message(stored))
-                following = stored.sequence + 1
-            if notes:
-                continue
-            if not request.follow:
-                return
-            require_serving(host)
-            await host.noted.beyond(seen)
+        with host.watching():
+            while True:
+                seen = host.noted.count
+                notes = await self._notes(host, following)
+                for stored in notes:
+                    yield ring_pb2.WatchEventsResponse(event=event_message(stored))
+                    following = stored.sequence + 1
+                if notes:
+                    continue
+                if not request.follow:
+                    return
+                require_serving(host)
+                await host.noted.beyond(seen)
 
     async def _notes(self, host: JobHost, since: int) -> list[StoredNote]:
         """The next notes from number `since` on: out of memory, or older ones out of the store."""

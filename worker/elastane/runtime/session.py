@@ -26,15 +26,13 @@ from grpc_status import rpc_status
 from elastane.addresses import AddressBook
 from elastane.backoff import backoff_seconds
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.message_size import size_options
 from elastane_proto import versions
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
-MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # A silent master is noticed although nothing is sent: transport pings, answered by its C core.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -244,7 +242,7 @@ class MasterSession:
 
 
 def _open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS + size_options())
 
 
 def _serves(address: str) -> bool:

@@ -1,6 +1,7 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -10,11 +11,12 @@ PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
 FUZZ_MINUTES ?= 60
+SOAK_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 
-.PHONY: demo test fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test fuzz-parity soak check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -26,6 +28,9 @@ test: $(VENV)/.installed
 fuzz-parity: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
 	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
+
+soak: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m integration.soak --minutes $(SOAK_MINUTES)
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

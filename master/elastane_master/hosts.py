@@ -54,6 +54,7 @@ class JobHosts(HostOwner):
         self._hosts: dict[str, JobHost] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
+        self._reads = asyncio.Semaphore(self._limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
     def refuse(self, refusal: Rejection | None) -> None:
@@ -153,7 +154,7 @@ class JobHosts(HostOwner):
 
     def history(self, host: JobHost) -> JobHistory:
         """What of the job can be read back from the store."""
-        return JobHistory(self.store.redis, host.name)
+        return JobHistory(self.store.redis, host.name, self._reads)
 
     async def create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
         """The job of that name, and whether it was created now.

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from elastane_master.sessions import Session
 from integration.soak import Sample, growth, soak
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The masters' log lines are thousands."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    yield
+    structlog.reset_defaults()
 
 
 async def test_nothing_grows_while_workers_and_watchers_come_and_go(tmp_path: Path) -> None:
@@ -34,5 +45,5 @@ def test_growth_is_told_from_noise() -> None:
     def samples(*descriptors: int) -> list[Sample]:
         return [Sample(n, 100.0, count, 5, 0, 0, 0, 1000, 0) for n, count in enumerate(descriptors)]
 
-    assert growth(samples(20, 21, 20, 21, 20, 21)) == []
-    assert growth(samples(20, 21, 22, 23, 24, 25)) == ["descriptors: 23 -> 24"]
+    assert growth(samples(20, 21, 20, 24, 20, 26)) == []
+    assert growth(samples(20, 22, 24, 26, 34, 36)) == ["descriptors: 26 -> 34"]

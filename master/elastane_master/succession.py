@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 
 import structlog
@@ -28,6 +29,9 @@ from elastane_master.signals import Signal
 from elastane_master.store.lease import LeaderLease, LeaseUnanswered
 
 logger = structlog.get_logger(__name__)
+
+EXPIRED_SECONDS = 0.01
+"""After a lease is over, the store has dropped it."""
 
 
 class Follower:
@@ -54,6 +58,7 @@ class SuccessionKeeper:
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._served = self.state
         self._reason = ""
+        self._left_seconds = math.inf
         self._lease = lease
         self._follower = follower
         self._news = Signal()
@@ -94,7 +99,8 @@ class SuccessionKeeper:
 
     async def _keep_asking(self) -> None:
         while True:
-            seconds = self.state.claim_seconds(time.monotonic())
+            # A lease that is not renewed is claimed as soon as it is over.
+            seconds = min(self.state.claim_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
             if self.state.role == "standby" and self.state.leader is not None:
                 await self._lease.released(seconds)
             else:
@@ -105,13 +111,17 @@ class SuccessionKeeper:
         now = time.monotonic()
         if now < self.state.not_before:
             return
+        self._left_seconds = math.inf
         try:
             reply = await self._lease.claim()
         except LeaseUnanswered as error:
             self._decide(NoAnswer(str(error)))
         else:
-            taken = Taken(Leader(reply.address, reply.master))
-            self._decide(Held(reply.token, now) if reply.token else taken)
+            if reply.token:
+                self._decide(Held(reply.token, now))
+            else:
+                self._left_seconds = reply.left_seconds
+                self._decide(Taken(Leader(reply.address, reply.master)))
 
     def _decide(self, event: LeaseEvent) -> None:
         before = self.state

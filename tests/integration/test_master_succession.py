@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from elastane.client import MasterClient
 from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import MasterProcess, master_process, private_store, reason_of
@@ -75,7 +77,12 @@ async def test_the_second_master_stands_by_and_says_who_leads(store: Store, tmp_
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 async def test_the_standby_takes_over_when_the_leader_is_gone(store: Store, tmp_path: Path, how: str) -> None:
-    async with master_on(store, tmp_path / "a") as first, master_on(store, tmp_path / "b") as second:
+    # One that is told to stop gives its lease back: nobody waits for its end.
+    lease = ["--leader-lease-seconds", "600"] if how == "SIGTERM" else []
+    async with (
+        master_on(store, tmp_path / "a", *lease) as first,
+        master_on(store, tmp_path / "b", *lease) as second,
+    ):
         await create(first, 10)
         ready = asyncio.create_task(serving(second))
         began = time.monotonic()
@@ -146,6 +153,35 @@ async def test_a_leader_started_again_where_it_was_need_not_wait_for_its_own_lea
         await master.start()
         assert await health(master) == SERVING
         assert (await progress_and_history(master))[0].todo == 10
+
+
+async def test_a_name_with_an_address_for_each_master_leads_to_the_one_that_serves(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look_up = socket.getaddrinfo
+
+    def two(host: str, port: int, *arguments: object, **named: object) -> list[object]:
+        names = ["127.0.0.1", "127.0.0.2"] if host == "masters.test" else [host]
+        return [entry for name in names for entry in look_up(name, port, *arguments, **named)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+
+    def ask(addresses: str) -> list[str]:
+        with MasterClient(addresses, timeout_seconds=60.0) as client:
+            return [job.name for job in client.list_jobs()]
+
+    async with master_on(store, tmp_path / "a") as first:
+        await create(first, 10)
+        port = first.address.rpartition(":")[2]
+        second = MasterProcess(tmp_path / "b", "--store", store.url, "--leader-lease-seconds", "1")
+        second.address = f"127.0.0.2:{port}"
+        await second.start()
+        try:
+            assert await asyncio.to_thread(ask, f"masters.test:{port}") == ["j"]
+            await first.kill()
+            assert await asyncio.to_thread(ask, f"masters.test:{port}") == ["j"]
+        finally:
+            await second.stop()
 
 
 async def test_without_standby_the_second_master_ends_and_says_who_leads(

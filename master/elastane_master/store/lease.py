@@ -27,10 +27,10 @@ RELEASED_KEY = _PREFIX + "released"
 
 _CLAIM = """
 -- KEYS: lease, term, released. ARGV: 1 id, 2 place, 3 address, 4 master, 5 milliseconds
--- Returns {1, token} when the lease is the caller's now, else {0, address, master} of the holder.
+-- Returns {1, token} when the lease is the caller's now, else {0, address, master, milliseconds left}.
 local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master')
 if holder[1] and holder[1] ~= ARGV[1] and (ARGV[2] == '' or holder[2] ~= ARGV[2]) then
-  return {0, holder[3], holder[4]}
+  return {0, holder[3], holder[4], redis.call('PTTL', KEYS[1])}
 end
 local term = redis.call('HMGET', KEYS[2], 'token', 'id')
 local token = tonumber(term[1] or '0')
@@ -70,11 +70,12 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """token: of the lease, if it is the claimant's now; else 0, and who holds it."""
+    """token: of the lease, if it is the claimant's now; else 0, and who holds it for how long still."""
 
     token: int = 0
     address: str = ""
     master: str = ""
+    left_seconds: float = 0.0
 
 
 class LeaseUnanswered(Exception):  # noqa: N818 - says what happened
@@ -109,7 +110,7 @@ class LeaderLease:
             raise LeaseUnanswered(str(error) or type(error).__name__) from error
         if reply[0]:
             return LeaseReply(int(reply[1]))
-        return LeaseReply(0, reply[1].decode(), reply[2].decode())
+        return LeaseReply(0, reply[1].decode(), reply[2].decode(), max(reply[3], 0) / 1000)
 
     async def released(self, seconds: float) -> None:
         """Returns when a holder gives the lease back, or after about `seconds`."""

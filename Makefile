@@ -5,6 +5,7 @@
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
+# make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -15,6 +16,7 @@ BUF    := @bufbuild/buf@1.75.0
 
 CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
+SOAK_MINUTES ?= 60
 CASES        ?= 200
 FIRST        ?= 0
 EXAMPLES     ?= 1000
@@ -22,7 +24,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -53,6 +55,8 @@ fuzz: $(VENV)/.installed
 fuzz-stored: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m fuzz.coverage_guided -max_total_time=$(FUZZ_SECONDS)
+soak: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m integration.soak --minutes $(SOAK_MINUTES)
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

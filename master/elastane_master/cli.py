@@ -16,13 +16,14 @@ import typer
 from pydantic import ValidationError
 
 from elastane_master.errors import CannotListen
+from elastane_master.log_limit import LogLimit
 from elastane_master.settings import MasterSettings
-from elastane_master.store.errors import Fenced, LogBroken, StoreError
+from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
 
 EXIT_BAD_START = 2
 """Bad settings, an address in use, no store: starting it again as it is would not help."""
 EXIT_FENCED = 3
-"""Another master took over: do not start this one again."""
+"""Another master leads, and --no-standby was given: do not start this one again."""
 EXIT_BROKEN = 4
 """A fault of the master itself: start it again."""
 
@@ -42,15 +43,43 @@ def main(
     port_file: Annotated[
         Path | None, typer.Option(help="File that gets HOST:PORT once the master serves.")
     ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option(
+            "--standby/--no-standby",
+            help="While another master leads the --store: wait to take over, or end with code 3. [standby]",
+            show_default=False,
+        ),
+    ] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT at which workers and clients reach this master. [the address it serves]"
+        ),
+    ] = None,
+    leader_lease_seconds: Annotated[
+        float | None,
+        typer.Option(help="A leader that fell silent is replaced after so long. [3]", metavar="SECONDS"),
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [info]")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json. [console]")] = None,
 ) -> None:
-    """Serves the jobs of one store over gRPC. Every option also is a variable, ELASTANE_LISTEN and so on."""
+    """Serves the jobs of one store over gRPC. Every option also is a variable, ELASTANE_LISTEN and so on.
+
+    Several masters may be started on one --store: one leads, the others stand by and take over when it
+    stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
+
+    Exits with 0 when told to stop, 2 when it cannot start, 3 when another master leads and --no-standby was
+    given, 4 after a fault of its own.
+    """
     given = {
         "listen": listen,
         "store": store,
         "state_dir": state_dir,
         "port_file": port_file,
+        "standby": standby,
+        "advertise": advertise,
+        "leader_lease_seconds": leader_lease_seconds,
         "log_level": log_level,
         "log_format": log_format,
     }
@@ -58,6 +87,9 @@ def main(
         settings = MasterSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         for fault in error.errors():
+            if not fault["loc"]:  # of several settings together
+                typer.echo(f"elastane master: {fault['msg'].removeprefix('Value error, ')}", err=True)
+                continue
             name = "--" + "-".join(str(part) for part in fault["loc"]).replace("_", "-")
             typer.echo(f"elastane master: {name}: {fault['msg']} (given: {fault['input']!r})", err=True)
         raise typer.Exit(EXIT_BAD_START) from None
@@ -66,7 +98,7 @@ def main(
         run(serve(settings))
     except CannotListen as error:
         _fail(error, error.hint, EXIT_BAD_START)
-    except Fenced as error:
+    except (AnotherLeads, Fenced) as error:
         _fail(error, error.hint, EXIT_FENCED)
     except LogBroken as error:
         _fail(error, error.hint, EXIT_BROKEN)
@@ -131,6 +163,7 @@ def configure_logging(settings: MasterSettings) -> None:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     structlog.configure(
         processors=[
+            LogLimit(settings.log_lines_per_second_max),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

@@ -27,6 +27,7 @@ class Clock:
     def __init__(
         self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
+        self._wall = wall
         self._monotonic = monotonic
         self._now = wall()
         self._read_at = monotonic()
@@ -39,6 +40,11 @@ class Clock:
             self._now += min(max(read_at - self._read_at, 0.0), STEP_SECONDS_MAX)
         self._read_at = read_at
         return self._now
+
+    def begin(self) -> None:
+        """Takes the wall clock's time, if that is later: nobody was served until now, nothing was missed."""
+        self._now = max(self._now, self._wall())
+        self._read_at = self._monotonic()
 
     def at_least(self, stored: float) -> None:
         """Goes on from `stored`, a time that was decided at, if that is later."""

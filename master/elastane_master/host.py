@@ -12,13 +12,16 @@ decided before it, so a worker gets its messages in the order in which they were
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
+import msgspec
 import structlog
 
 from elastane_master import records
+from elastane_master.admission import require_admissible
 from elastane_master.clock import Clock
 from elastane_master.decisions.effects import Close, Commit, Decision, Note, Send, TaskCommit
 from elastane_master.decisions.events import (
@@ -32,6 +35,7 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.errors import MachineBroken
+from elastane_master.limits import Limits, clip, require_room
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
@@ -44,9 +48,6 @@ logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
 """Notes kept in memory for those who follow; older ones are read from the store."""
-
-BACKLOG_MAX = 10_000
-"""Requests that may wait for a store that does not answer; more are refused."""
 
 CONFIRM_SECONDS = 5.0
 """How long a refusal waits for a store that does not answer."""
@@ -85,8 +86,16 @@ class JobHost(LogListener):
     """
 
     def __init__(
-        self, machine: JobMachine, log: JobLog, clock: Clock, owner: HostOwner, note_sequence: int = 0
+        self,
+        machine: JobMachine,
+        log: JobLog,
+        clock: Clock,
+        owner: HostOwner,
+        note_sequence: int = 0,
+        limits: Limits | None = None,
     ) -> None:
+        self.limits = limits or Limits()
+        self.watchers = 0
         self.machine = machine
         self.log = log
         self.clock = clock
@@ -97,6 +106,7 @@ class JobHost(LogListener):
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self.stopping = False
+        self.paused: Rejection | None = None
         # In the order they began, so that a simulated run repeats.
         self._streams: dict[Session, None] = {}
         self._owner = owner
@@ -128,6 +138,30 @@ class JobHost(LogListener):
         self._end_streams(refusal)
         await self.log.close()
 
+    def pause(self, refusal: Rejection) -> None:
+        """Sends everybody away, without calling anybody dead; what is being written goes on."""
+        self.paused = refusal
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._end_streams(refusal)
+        for session in list(self.sessions.values()):
+            self._forget(session)
+
+    def resume(self, event: AnyEvent) -> None:
+        """Serves again after `pause`, `event` first: as after a restart, every session is gone."""
+        self.paused = None
+        self._decide(event)
+        self._plan(PLAN_SECONDS)
+
+    async def abandon(self, refusal: Rejection) -> None:
+        """Stops without writing: the job is another master's."""
+        self.stopping = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_streams(refusal)
+        await self.log.abandon()
+
     def _end_streams(self, refusal: Rejection) -> None:
         """Ends every session, and wakes all who follow: they find that the job is not served any more."""
         for session in self._streams:
@@ -143,11 +177,15 @@ class JobHost(LogListener):
 
         Raises Rejection, MachineBroken, and StoreError when the job is not served any more.
         """
-        if not self.log.reachable and self.log.appended - self.log.durable > BACKLOG_MAX:
+        if self.paused is not None:
+            raise self.paused
+        if not self.log.reachable and self.log.appended - self.log.durable > self.limits.backlog_requests_max:
             raise Rejection(
                 "store_unavailable",
                 "the store does not answer, and too many requests wait for it",
                 hint="ask again later",
+                limit="backlog_requests_max",
+                maximum=self.limits.backlog_requests_max,
             )
         try:
             decision = self._decide(event)
@@ -178,15 +216,29 @@ class JobHost(LogListener):
                 hint="ask again in a moment",
             ) from None
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Counts who watches the job inside the block; raises Rejection when there are too many."""
+        maximum = self.limits.watchers_per_job_max
+        require_room("watchers_per_job_max", self.watchers, maximum, "watchers of the job")
+        self.watchers += 1
+        try:
+            yield
+        finally:
+            self.watchers -= 1
+
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
         """Decides on a Hello; an older stream of the same worker is closed.
 
         make_event: gives the event of the Hello for a session's id. Raises as `submit`.
         """
-        session = Session("")
+        session = Session("", self.limits.session_messages_max)
         event = make_event(session.id)
         session.worker = event.worker
         previous = self.sessions.get(event.worker)
+        if previous is None:
+            maximum = self.limits.sessions_per_job_max
+            require_room("sessions_per_job_max", len(self.sessions), maximum, "workers of the job")
         self.sessions[event.worker] = session
         try:
             self._decide(event, previous)
@@ -248,6 +300,7 @@ class JobHost(LogListener):
         if self.stopping:
             # The last snapshot would hold what was decided, and the history would not.
             raise LogClosed(f"the log of job {self.name} is closed", job=self.name)
+        require_admissible(self.limits, self.machine, event)
         stored = StoredEvent(self.clock(), event)
         try:
             decision = self.machine.handle(event, stored.now)
@@ -275,12 +328,22 @@ class JobHost(LogListener):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
+                effect = self._clipped(effect)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
             self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
         if notes:
             self._when_durable(partial(self._show, notes))
+
+    def _clipped(self, note: Note) -> Note:
+        """The note with its texts cut to what is kept of them: workers and scripts write into them."""
+        characters = self.limits.note_characters_max
+        texts = (note.reason, *note.facts.values())
+        if max(map(len, texts)) <= characters:
+            return note
+        facts = {name: clip(value, characters) for name, value in note.facts.items()}
+        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Plans an effect for the session that is meant now, whatever sessions there are when it is due.
@@ -347,7 +410,7 @@ class JobHost(LogListener):
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        if not self.stopping:
+        if not self.stopping and self.paused is None:
             self._timer = loop.call_at(at, self._look_for_deadlines)
 
     def _look_for_deadlines(self) -> None:

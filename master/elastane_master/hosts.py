@@ -13,13 +13,15 @@ from elastane_master import records
 from elastane_master.clock import Clock
 from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import OVER
 from elastane_master.host import HostOwner, JobHost
+from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import StoreError, StoreFormatUnknown
+from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
-from elastane_master.store.recovery import Recovered
+from elastane_master.store.recovery import Recovered, check_readable
 
 logger = structlog.get_logger(__name__)
 
@@ -36,6 +38,7 @@ class JobHosts(HostOwner):
         self,
         store: Store,
         options: LogOptions,
+        limits: Limits | None = None,
         *,
         on_failed: Callable[[StoreError], None] = lambda error: None,
         on_reachable: Callable[[bool], None] = lambda reachable: None,
@@ -44,16 +47,41 @@ class JobHosts(HostOwner):
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
         self._options = options
+        self._limits = limits or Limits()
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
+        self._reads = asyncio.Semaphore(self._limits.store_reads_max)
+        self._refusal: Callable[[], Rejection | None] = lambda: None
+
+    def refuse(self, refusal: Rejection | None) -> None:
+        """Every request is refused with `refusal` from here on; None: they are served."""
+        self._refusal = lambda: refusal
+
+    def refuse_by(self, refusal: Callable[[], Rejection]) -> None:
+        """Every request is refused with what `refusal` says when it comes."""
+        self._refusal = refusal
+
+    def any_fenced(self) -> bool:
+        """Whether another master took a job over."""
+        return any(isinstance(host.log.failure, Fenced) for host in self._hosts.values())
+
+    def _require_serving(self) -> None:
+        if (refusal := self._refusal()) is not None:
+            raise refusal
 
     async def start(self) -> None:
-        """Takes over every job of the store. Raises StoreFormatUnknown and redis errors."""
+        """Takes over every job of the store. Raises StoreFormatUnknown and redis errors.
+
+        A store that a newer master wrote is left as it is, every job of it.
+        """
+        self.clock.begin()
         self.clock.keep()
         names = await self.store.jobs()
+        for name in names:
+            await check_readable(self.store.redis, name, self._options.state_version)
         gate = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
 
         async def take_over(name: str) -> None:
@@ -67,12 +95,38 @@ class JobHosts(HostOwner):
         await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
         self.clock.stop()
 
+    def pause(self, refusal: Rejection) -> None:
+        """Sends everybody away and refuses every request, forgetting nothing."""
+        self.refuse(refusal)
+        for host in self._hosts.values():
+            host.pause(refusal)
+
+    def resume(self) -> None:
+        """Serves again after `pause`."""
+        for host in self._hosts.values():
+            if host.log.failure is None:
+                host.resume(MasterStarted(self.master))
+        self.refuse(None)
+
+    async def abandon(self, refusal: Rejection) -> None:
+        """Forgets every job without writing: another master serves them."""
+        self.refuse(refusal)
+        hosts = list(self._hosts.values())
+        await asyncio.gather(*[host.abandon(refusal) for host in hosts])
+        self._hosts.clear()
+        for _ in self._unreachable:
+            self.clock.resume()
+        self._unreachable.clear()
+        self.clock.stop()
+
     def all(self) -> list[JobHost]:
-        """Every job's host, by name."""
+        """Every job's host, by name. Raises Rejection while this master does not serve."""
+        self._require_serving()
         return [self._hosts[name] for name in sorted(self._hosts)]
 
     def get(self, name: str) -> JobHost:
         """The job's host. Raises Rejection and BadJobName."""
+        self._require_serving()
         host = self._hosts.get(name)
         if host is None:
             raise Rejection(
@@ -87,6 +141,7 @@ class JobHosts(HostOwner):
         """The job's host; without a name that of the only job there is. Raises Rejection."""
         if name:
             return self.get(name)
+        self._require_serving()
         if len(self._hosts) != 1:
             raise Rejection(
                 "invalid_argument" if self._hosts else "not_found",
@@ -98,7 +153,7 @@ class JobHosts(HostOwner):
 
     def history(self, host: JobHost) -> JobHistory:
         """What of the job can be read back from the store."""
-        return JobHistory(self.store.redis, host.name)
+        return JobHistory(self.store.redis, host.name, self._reads)
 
     async def create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
         """The job of that name, and whether it was created now.
@@ -108,12 +163,21 @@ class JobHosts(HostOwner):
         """
         checked_job_name(name)
         async with self._creating:
+            self._require_serving()
             host = self._hosts.get(name)
             if host is not None:
                 _require_equal(host, settings)
                 if (durable := host.log.pending) is not None:
                     await asyncio.shield(durable)
                 return host, False
+            limits = self._limits
+            require_within("ests_per_job_max", settings.ests, limits.ests_per_job_max, "ESTs in a job")
+            characters = len(settings.checkpoint_url)
+            require_within(
+                "url_characters_max", characters, limits.url_characters_max, "characters in the URL"
+            )
+            alive = sum(host.machine.state.phase not in OVER for host in self._hosts.values())
+            require_room("jobs_max", alive, limits.jobs_max, "jobs that are not over")
             machine = JobMachine.create(name, settings, self.clock())
             # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
             await self.store.add_job(name)
@@ -122,7 +186,7 @@ class JobHosts(HostOwner):
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
                 return host, False
-            host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+            host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
             self._hosts[name] = host
             await host.start(note=machine.creation_note())
             return host, True
@@ -139,7 +203,7 @@ class JobHosts(HostOwner):
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
-        host = JobHost(machine, log, self.clock, self, recovered.event_sequence)
+        host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
         self._hosts[name] = host
         logger.info(
             "job taken over",

@@ -19,18 +19,19 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.events import Rejection
 
-OUTGOING_MAX = 1000
-"""A worker that lets so many messages pile up does not read its stream any more."""
-
 WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
 
 
 class Session:
-    """One stream of one worker, from Hello on. Used from one event loop."""
+    """One stream of one worker, from Hello on. Used from one event loop.
 
-    __slots__ = ("_ended", "_outgoing", "_refusal", "_wake", "id", "worker")
+    messages_max: a worker that lets so many pile up does not read its stream any more.
+    """
 
-    def __init__(self, worker: str) -> None:
+    __slots__ = ("_ended", "_messages_max", "_outgoing", "_refusal", "_wake", "id", "worker")
+
+    def __init__(self, worker: str, messages_max: int = 1000) -> None:
+        self._messages_max = messages_max
         self.worker = worker
         self.id = uuid.uuid4().hex
         self._outgoing: deque[WorkerMessage] = deque()
@@ -47,13 +48,14 @@ class Session:
         """Queues a message; False when the worker has let too many pile up (the session is ended then)."""
         if self._ended:
             return True
-        if len(self._outgoing) >= OUTGOING_MAX:
+        if len(self._outgoing) >= self._messages_max:
             self._outgoing.clear()
             self.end(
                 Rejection(
                     "evicted",
-                    f"worker {self.worker} did not read {OUTGOING_MAX} messages",
+                    f"worker {self.worker} did not read {self._messages_max} messages",
                     hint="rejoin as a newcomer",
+                    limit="session_messages_max",
                 )
             )
             return False

@@ -5,22 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
 
+from elastane_master.decisions.machine import VERSION
+from elastane_master.limits import Limits
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
 
 
-class MasterSettings(BaseSettings):
+class MasterSettings(Limits):
     """How one master process serves.
 
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
     empty: a private one in state_dir. store_fsync: of the private one. port_file: gets the address served,
     once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped.
+    standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
+    advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
+    leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
+    The limits (limits.py) are settings too.
     """
-
-    model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
 
     listen: str = "127.0.0.1:50051"
     store: str = ""
@@ -28,12 +31,14 @@ class MasterSettings(BaseSettings):
     store_fsync: Literal["everysec", "always", "no"] = "everysec"
     store_timeout_seconds: float = Field(default=15.0, gt=0)
     port_file: Path | None = None
+    standby: bool | None = None
+    advertise: str = ""
+    leader_lease_seconds: float = Field(default=3.0, ge=0.1, le=3600)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
     snapshot_seconds: float = Field(default=1.0, ge=0)
     history_entries_max: int = Field(default=2_000_000, ge=1)
     events_max: int = Field(default=10_000, ge=1)
-    message_bytes_max: int = Field(default=64 * 2**20, ge=2**16)
     stop_grace_seconds: float = Field(default=2.0, ge=0)
 
     @field_validator("listen")
@@ -43,6 +48,22 @@ class MasterSettings(BaseSettings):
         if ":" not in listen or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError("must be HOST:PORT with a port from 0 to 65535")
         return listen
+
+    @field_validator("advertise")
+    @classmethod
+    def _is_address(cls, advertise: str) -> str:
+        host, _, port = advertise.rpartition(":")
+        if advertise and not (host and port.isascii() and port.isdigit() and 0 < int(port) <= 65535):
+            raise ValueError("must be HOST:PORT as workers and clients reach it")
+        return advertise
+
+    @model_validator(mode="after")
+    def _can_stand_by(self) -> MasterSettings:
+        if self.standby and not self.store:
+            raise ValueError(
+                "--standby needs --store: a master with a private store in its state directory has no second"
+            )
+        return self
 
     @property
     def listen_host(self) -> str:
@@ -66,4 +87,5 @@ class MasterSettings(BaseSettings):
             snapshot_seconds=self.snapshot_seconds,
             history_entries_max=self.history_entries_max,
             events_max=self.events_max,
+            state_version=VERSION,
         )

@@ -25,6 +25,11 @@ class TaskWaiters:
         self._wanted = wanted
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    @property
+    def count(self) -> int:
+        """How many wait, for any dataset."""
+        return sum(map(len, self._waiting.values()))
+
     async def wait(self, dataset: str, timeout_seconds: float) -> None:
         """Returns when there may be an answer, or after the timeout."""
         future = asyncio.get_running_loop().create_future()

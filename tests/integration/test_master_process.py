@@ -144,20 +144,6 @@ async def test_nothing_acknowledged_is_lost_or_doubled_by_kills(tmp_path: Path, 
     assert set(answered) <= set(range(size))
 
 
-async def test_a_second_master_takes_over_and_the_first_ends_with_its_own_code(tmp_path: Path) -> None:
-    async with (
-        private_store(tmp_path / "store") as store,
-        master_process(tmp_path / "a", "--store", store.url) as first,
-    ):
-        await create(first, 10)
-        async with master_process(tmp_path / "b", "--store", store.url) as second:
-            async with asyncio.timeout(30):  # an idle master looks every few seconds
-                _, errors = await first.process.communicate()
-            assert first.process.returncode == 3
-            assert "another master took job j over" in errors.decode()
-            assert (await progress_and_history(second))[0].todo == 10
-
-
 async def test_an_address_in_use_is_refused_before_any_job_is_taken_over(tmp_path: Path) -> None:
     async with (
         private_store(tmp_path / "store") as store,

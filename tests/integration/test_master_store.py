@@ -215,8 +215,16 @@ async def test_a_store_that_lost_writes_gets_the_whole_state_again(store: Store,
     else:  # as a promoted replica that was two writes behind
         await store.redis.xdel(KEYS.log, "4-0", "5-0")
         await store.redis.hset(KEYS.fence, "sequence", "3")
+    commits = 0 if loss == "everything" else 3
+    if commits:  # the first three are those that are left
+        await store.redis.delete(KEYS.history)
+        for record in numbered(commits):
+            await store.redis.xadd(KEYS.history, {"commit": b"history of " + record})
     await ledger.append(b"after the loss")
     await ledger.append(b"one more")
+    history, _ = await JobHistory(store.redis, "j").commits("", 100)
+    expected = [*numbered(5), b"after the loss", b"one more"]
+    assert history == [b"history of " + record for record in expected]
     assert (await open_ledger(store)).records == [*numbered(5), b"after the loss", b"one more"]
 
 

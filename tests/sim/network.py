@@ -95,6 +95,12 @@ class CallContext:
     async def write(self, message: Any) -> None:
         self._write(message)
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        """What a good answer says besides: nobody here reads it."""
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         raise Ended.of(code, details, trailing_metadata)
 

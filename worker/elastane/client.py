@@ -1,9 +1,10 @@
 """The master's unary services, from a program that waits for the answer: agent, CLI, demo, tests.
 
-Every call is tried again with backoff, at the next of the master's addresses, until a stated time has
-passed; a master that is being restarted is a pause and not an error. Writes carry a request id, so a
-repeated one takes effect once. What the master refuses comes back as `RequestRefusedError` with its
-reason, facts and hint, decoded from google.rpc.Status; nothing at all as `MasterUnreachableError`.
+Every call is tried again with backoff, at the next of the masters' addresses, until a stated time has
+passed; a master that is being restarted, or another that takes over, is a pause and not an error. Writes
+carry a request id, so a repeated one takes effect once. What the master refuses comes back as
+`RequestRefusedError` with its reason, facts and hint, decoded from google.rpc.Status; nothing at all as
+`MasterUnreachableError`.
 
 The watches are iterators that subscribe again after a break and go on where they were.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -21,8 +22,11 @@ import tenacity
 from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
+from elastane.addresses import AddressBook
 from elastane.backoff import wait_backoff
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.message_size import size_options
+from elastane_proto import versions
 from elastane_proto.v1 import (
     context_pb2,
     context_pb2_grpc,
@@ -36,15 +40,14 @@ from elastane_proto.v1 import (
 )
 
 DEFAULT_MASTER = "127.0.0.1:50051"
-MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 #: One attempt of a call that the master answers at once.
 ATTEMPT_SECONDS = 10.0
 
 _CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # Without it a peer that is stopped, whose kernel still answers, is waited for without end.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
     # A restarted master is found within a second, not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
@@ -52,6 +55,11 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+#: Which protocol this client speaks, with every call.
+_METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
+#: A master that stands by answers at once; another one leads, or will in a moment.
+STANDBY_SECONDS_MAX = 0.5
+MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
 _TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -76,7 +84,9 @@ class ClientClosedError(ElastaneError):
 class _Call(Protocol):
     """A unary or a streaming method of a stub."""
 
-    def __call__(self, request: Any, *, timeout: float | None = None) -> Any: ...
+    def __call__(self, request: Any, *, metadata: Any = None) -> Any: ...
+
+    def with_call(self, request: Any, *, timeout: float | None = None, metadata: Any = None) -> Any: ...
 
 
 def new_request_id() -> str:
@@ -87,7 +97,8 @@ def new_request_id() -> str:
 class MasterClient:
     """A connection to a master, or to whichever of several is the one now.
 
-    addresses: "host:port", several separated by commas. timeout_seconds: how long a call waits for a
+    addresses: "host:port", several separated by commas; a name stands for all its addresses
+    (`elastane.addresses`). Raises ValueError when it is none. timeout_seconds: how long a call waits for a
     master that does not answer; infinite is allowed. on_wait(seconds, error): called before each wait
     between two attempts. Thread-safe; `close` ends calls and watches that wait.
     """
@@ -99,15 +110,13 @@ class MasterClient:
         timeout_seconds: float = 10.0,
         on_wait: Callable[[float, str], None] | None = None,
     ) -> None:
-        self.addresses = [address.strip() for address in addresses.split(",") if address.strip()]
-        if not self.addresses:
-            raise ValueError("no address of a master")
+        self._book = AddressBook(addresses)
+        self.addresses = self._book.given
         self._timeout_seconds = timeout_seconds
         self._on_wait = on_wait
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-        self._current = 0
 
     def __enter__(self) -> MasterClient:
         return self
@@ -334,11 +343,16 @@ class MasterClient:
         for attempt in self._retrying(deadline - time.monotonic()):
             with attempt:
                 left = max(deadline - time.monotonic(), 0.05)
-                call: _Call = getattr(stub(self._channel()), method)
+                address = self._book.current()
+                call: _Call = getattr(stub(self._channel(address)), method)
                 try:
-                    return call(request, timeout=min(left, attempt_seconds))
+                    response, served = call.with_call(
+                        request, timeout=min(left, attempt_seconds), metadata=_METADATA
+                    )
                 except (grpc.RpcError, ValueError) as error:
-                    raise self._translated(error) from None
+                    raise self._translated(error, address) from None
+                require_master(served.trailing_metadata())
+                return response
         raise AssertionError("tenacity returns or raises")
 
     def _watch(
@@ -354,16 +368,17 @@ class MasterClient:
         failures = 0
         while not self._closing.is_set():
             served = False
+            address = self._book.current()
             try:
-                call: _Call = getattr(stub(self._channel()), method)
-                for response in call(request()):
+                call: _Call = getattr(stub(self._channel(address)), method)
+                for response in call(request(), metadata=_METADATA):
                     served = True
                     yield response
                 if not endless:
                     return
                 failures = 0
             except (grpc.RpcError, ValueError) as error:
-                translated = self._translated(error)
+                translated = self._translated(error, address)
                 if isinstance(translated, ClientClosedError):
                     return
                 if not isinstance(translated, _TransientError):
@@ -372,26 +387,29 @@ class MasterClient:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:
                     raise self._unreachable(self._timeout_seconds, translated) from None
-                self._current += 1
+                self._book.failed(address, translated.leader)
                 self._report_wait(_watch_pause_seconds(failures), str(translated))
             if self._closing.wait(_watch_pause_seconds(failures)):
                 return
             failures += 1
 
-    def _channel(self) -> grpc.Channel:
+    def _channel(self, address: str) -> grpc.Channel:
         with self._lock:
             if self._closing.is_set():
                 raise ClientClosedError("the connection to the master was closed")
-            address = self.addresses[self._current % len(self.addresses)]
             if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+                self._channels[address] = grpc.insecure_channel(
+                    address, options=_CHANNEL_OPTIONS + size_options()
+                )
             return self._channels[address]
 
     def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
         def before_sleep(state: tenacity.RetryCallState) -> None:
-            self._current += 1
             assert state.outcome is not None and state.next_action is not None
-            self._report_wait(state.next_action.sleep, str(state.outcome.exception()))
+            error = state.outcome.exception()
+            assert isinstance(error, _TransientError)
+            self._book.failed(error.address, error.leader)
+            self._report_wait(state.next_action.sleep, str(error))
 
         def give_up(state: tenacity.RetryCallState) -> Any:
             assert state.outcome is not None
@@ -406,7 +424,7 @@ class MasterClient:
             stop=tenacity.stop_any(
                 tenacity.stop_before_delay(timeout_seconds), tenacity.stop_when_event_set(self._closing)
             ),
-            wait=wait_backoff,
+            wait=_wait,
             sleep=tenacity.sleep_using_event(self._closing),
             before_sleep=before_sleep,
             retry_error_callback=give_up,
@@ -418,12 +436,12 @@ class MasterClient:
 
     def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
         return MasterUnreachableError(
-            f"no master answered at {', '.join(self.addresses)} within {timeout_seconds:.3g} s: {error}",
+            f"no master answered at {self._book} within {timeout_seconds:.3g} s: {error}",
             hint=error.hint or "is it running, and is its address right? Set --master or ELASTANE_MASTER",
             last_error=str(error),
         )
 
-    def _translated(self, error: Exception) -> Exception:
+    def _translated(self, error: Exception, address: str) -> Exception:
         """Our error for one of gRPC's."""
         if self._closing.is_set():
             return ClientClosedError("the connection to the master was closed")
@@ -437,17 +455,45 @@ class MasterClient:
         if detail is not None and not detail.retryable:
             reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
             return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
-        if detail is not None or error.code() in _TRANSIENT:
-            return _TransientError(text, detail.hint if detail is not None else "")
+        if detail is not None:
+            standby = detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING
+            leader = detail.facts.get("leader", "")
+            return _TransientError(text, detail.hint, address=address, leader=leader, standby=standby)
+        if error.code() in _TRANSIENT:
+            return _TransientError(text, "", address=address)
+        if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return RequestRefusedError(text, reason="limit_exceeded", hint=MESSAGE_TOO_LARGE_HINT)
         return RequestRefusedError(text, reason=error.code().name.lower())
 
 
 class _TransientError(Exception):
     """An attempt failed in a way that the next one may not."""
 
-    def __init__(self, message: str, hint: str) -> None:
+    def __init__(
+        self, message: str, hint: str, *, address: str, leader: str = "", standby: bool = False
+    ) -> None:
         super().__init__(message)
         self.hint = hint
+        self.address = address
+        self.leader = leader
+        self.standby = standby
+
+
+def _wait(state: tenacity.RetryCallState) -> float:
+    """Before the next attempt; where a master stands by, one that leads is not far."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    seconds = wait_backoff(state)
+    return (
+        min(seconds, STANDBY_SECONDS_MAX) if isinstance(error, _TransientError) and error.standby else seconds
+    )
+
+
+def require_master(metadata: Sequence[tuple[str, str | bytes]] | None) -> None:
+    """Raises RequestRefusedError when the master that answered with `metadata` is too old for us."""
+    told = next((str(value) for key, value in metadata or () if key == versions.METADATA_KEY), "")
+    fault, hint = versions.master_fault(told)
+    if fault:
+        raise RequestRefusedError(fault, reason="incompatible", hint=hint, version=told)
 
 
 def _watch_pause_seconds(failures: int) -> float:

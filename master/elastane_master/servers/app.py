@@ -1,13 +1,18 @@
 """A master in one object: the store, the jobs, the gRPC server, and the order they start and stop in.
 
 The address is bound before any job is taken over: a master started twice by mistake fails there, and
-the first one is not fenced.
+the first one is not fenced. On a store of one's own choice (--store) the master serves while it holds the
+leader's lease, and refuses every request else, saying who leads. A private store has one master, held by a
+lock on its directory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import socket
+import time
 from pathlib import Path
 
 import grpc
@@ -21,14 +26,17 @@ from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
-from elastane_master.servers.following import stopping
+from elastane_master.servers.following import not_leading, stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
 from elastane_master.signals import Signal
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError, StoreRefused
+from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, StoreRefused
+from elastane_master.store.lease import Claimant, LeaderLease, place_of
+from elastane_master.store.state_lock import StateLock
+from elastane_master.succession import Follower, SuccessionKeeper
 from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2, shard_pb2
 
 logger = structlog.get_logger(__name__)
@@ -49,18 +57,21 @@ def services() -> list[ServiceDescriptor]:
     ]
 
 
-class Master:
-    """One serving master. Used from one event loop.
+class Master(Follower):
+    """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started.
+    address: HOST:PORT as bound, once started. leads: whether it serves now.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
         self.settings = settings
         self.address = ""
+        self.leads = False
         self._server: grpc.aio.Server | None = None
         self._store: Store | None = None
+        self._state_lock: StateLock | None = None
         self._hosts: JobHosts | None = None
+        self._keeper: SuccessionKeeper | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._health_news = Signal()
@@ -68,65 +79,164 @@ class Master:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves when it returns. Raises CannotListen and StoreError."""
+        """Serves, or stands by, when it returns. Raises CannotListen and StoreError."""
         settings = self.settings
         if settings.port_file is not None:
             settings.port_file.unlink(missing_ok=True)
         self._server = self._bind()
+        if not settings.store:
+            self._state_lock = StateLock(settings.state_dir)
+            self._state_lock.acquire()
         self._store = await Store.open(settings.store_options())
         self._hosts = JobHosts(
             self._store,
             settings.log_options(),
+            settings,
             on_failed=self._failed,
             on_reachable=self._store_reachable,
         )
-        servicers = (
-            JobServicer(self._hosts),
-            ShardServicer(self._hosts),
-            RingServicer(self._hosts),
-            ContextServicer(self._hosts),
-        )
-        described = services()
-        handlers = [
-            service_handler(service, servicer) for service, servicer in zip(described, servicers, strict=True)
-        ]
-        self._server.add_generic_rpc_handlers(handlers)
-        names = [service.full_name for service in described]
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-        )
-        try:
-            await self._hosts.start()
-        except RedisError as error:
-            raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
+        self._hosts.refuse(not_leading(None))
+        names = self._add_services(self._server, self._hosts)
+        if settings.store:
+            self._keeper = self._make_keeper(self._store)
+            await self._keeper.start()
+            if not self.leads:
+                self._stand_by(self._keeper)
+            self._keeper.failure.add_done_callback(self._keeper_failed)
+        else:
+            await self.lead()
         self._health_task = asyncio.create_task(self._keep_health(["", *names]))
         await self._server.start()
         if settings.port_file is not None:
             _write_atomically(settings.port_file, self.address)
-        logger.info("master serves", address=self.address, store=self._store.url, jobs=len(self._hosts.all()))
+        logger.info(
+            "master serves" if self.leads else "master stands by",
+            address=self.address,
+            store=self._store.url,
+            jobs=len(self._hosts.all()) if self.leads else None,
+        )
 
     async def failed(self) -> None:
         """Waits until the master cannot serve any more; raises the StoreError that says why."""
         await asyncio.shield(self._failure)
 
     async def stop(self) -> None:
-        """Stops in good order: streams are told, what is pending is written, the private store is ended."""
+        """Stops in good order: streams are told, what is pending is written, the private store is ended.
+
+        A master that stands by for this one is told once everything is written.
+        """
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
         fenced = self._failure.done()
+        if self._keeper is not None:
+            await self._keeper.stop()
         if self._hosts is not None:
+            self._hosts.refuse(stopping())
             await self._hosts.stop(stopping())
-            fenced = fenced or any(isinstance(host.log.failure, Fenced) for host in self._hosts.all())
+            fenced = fenced or self._hosts.any_fenced()
+        if self._keeper is not None:
+            await self._keeper.release()
         if self._server is not None:
             await self._server.stop(self.settings.stop_grace_seconds)
         if self._store is not None:
             # Whoever took the jobs over may use the same private store.
             await self._store.close(stop_embedded=not fenced)
+        if self._state_lock is not None:
+            self._state_lock.release()
         if self.settings.port_file is not None and not fenced:
             self.settings.port_file.unlink(missing_ok=True)
         logger.info("master stopped", address=self.address)
+
+    # ---------------------------------------------------------------- succession
+
+    def _make_keeper(self, store: Store) -> SuccessionKeeper:
+        settings = self.settings
+        port = self.address.rpartition(":")[2]
+        address = self.address
+        if settings.listen_host in _WILDCARDS:  # others do not reach us at the loopback address
+            address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
+        claimant = Claimant(
+            address=settings.advertise or address,
+            master=f"{socket.gethostname()}:{os.getpid()}",
+            place=place_of(f"{settings.listen_host}:{port}"),
+        )
+        return SuccessionKeeper(LeaderLease(store.redis, claimant, settings.leader_lease_seconds), self)
+
+    async def lead(self) -> None:
+        """Takes every job over. A store that goes away meanwhile is waited for, except at the start."""
+        assert self._hosts is not None and self._store is not None
+        started = time.monotonic()
+        for attempt in itertools.count(1):
+            try:
+                await self._hosts.start()
+                break
+            except RedisError as error:
+                if self._health_task is None:
+                    raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
+                logger.warning("the jobs cannot be taken over yet", error=str(error))
+                await self._hosts.abandon(not_leading(None))
+                if self._keeper is not None and self._keeper.state.role != "leading":
+                    return
+                await asyncio.sleep(min(0.05 * 2.0 ** min(attempt, 10), 1.0))
+        self.leads = True
+        self._hosts.refuse(None)
+        self._health_news.announce()
+        if self._keeper is not None:
+            seconds = round(time.monotonic() - started, 3)
+            logger.info("leads", jobs=len(self._hosts.all()), address=self.address, takeover_seconds=seconds)
+
+    async def pause(self, reason: str) -> None:
+        assert self._hosts is not None
+        logger.warning("does not lead until the store answers", reason=reason)
+        self.leads = False
+        self._hosts.pause(not_leading(None))
+        self._health_news.announce()
+
+    async def resume(self) -> None:
+        assert self._hosts is not None
+        logger.info("leads again: nobody else did meanwhile")
+        self.leads = True
+        self._hosts.resume()
+        self._health_news.announce()
+
+    async def give_way(self, reason: str) -> None:
+        assert self._hosts is not None and self._keeper is not None
+        logger.warning("gives way", reason=reason)
+        self.leads = False
+        self._health_news.announce()
+        await self._hosts.abandon(not_leading(self._keeper.state.leader))
+        self._stand_by(self._keeper, reason)
+
+    def _stand_by(self, keeper: SuccessionKeeper, reason: str = "") -> None:
+        assert self._hosts is not None
+        hosts = self._hosts
+        hosts.refuse_by(lambda: not_leading(keeper.state.leader))
+        if self.settings.standby is False:
+            leader = keeper.state.leader
+            said = reason or (f"{leader.master} at {leader.address} leads this store" if leader else "")
+            raise AnotherLeads(said or "another master leads this store")
+
+    def _keeper_failed(self, failure: asyncio.Future[None]) -> None:
+        if not failure.cancelled() and (error := failure.exception()) is not None:
+            self._fail(error)
+
+    # ---------------------------------------------------------------- the services
+
+    def _add_services(self, server: grpc.aio.Server, hosts: JobHosts) -> list[str]:
+        """Registers every service; returns the names of ours."""
+        servicers = (JobServicer(hosts), ShardServicer(hosts), RingServicer(hosts), ContextServicer(hosts))
+        described = services()
+        server.add_generic_rpc_handlers(
+            [
+                service_handler(service, servicer, self.settings.watch_write_seconds_max)
+                for service, servicer in zip(described, servicers, strict=True)
+            ]
+        )
+        names = [service.full_name for service in described]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        return names
 
     # ---------------------------------------------------------------- the server
 
@@ -135,7 +245,7 @@ class Master:
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
-                ("grpc.max_send_message_length", -1),
+                ("grpc.max_send_message_length", settings.answer_bytes_max),
                 ("grpc.so_reuseport", 0),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.
                 ("grpc.keepalive_time_ms", 20_000),
@@ -163,7 +273,7 @@ class Master:
         while True:
             seen = self._health_news.count
             status = health_pb2.HealthCheckResponse.ServingStatus
-            serving = status.SERVING if self._reachable else status.NOT_SERVING
+            serving = status.SERVING if self._reachable and self.leads else status.NOT_SERVING
             for name in names:
                 await self._health.set(name, serving)
             await self._health_news.beyond(seen)
@@ -175,6 +285,12 @@ class Master:
         self._health_news.announce()
 
     def _failed(self, error: StoreError) -> None:
+        if self._keeper is not None and isinstance(error, Fenced):
+            self._keeper.fenced(str(error))
+        else:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
 

@@ -8,6 +8,7 @@ INVALID_ARGUMENT, and the errors named in `errors.REFUSALS` become typed ones.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -19,6 +20,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.servers.errors import REFUSALS, refuse
+from elastane_proto import versions
+
+_SPOKEN = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -39,18 +43,22 @@ class Malformed:
         )
 
 
-def service_handler(service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler[Any, Any]:
+def service_handler(
+    service: ServiceDescriptor, servicer: object, write_seconds: float = 30.0
+) -> grpc.GenericRpcHandler[Any, Any]:
     """The handler that serves all methods of `service` by the methods of `servicer` of the same names.
 
-    A method that streams to the client is an async generator. Raises AttributeError when one is missing.
+    A method that streams to the client is an async generator. A client that does not read a message for
+    `write_seconds` is cut off. Raises AttributeError when a method is missing.
     """
     handlers = {
-        method.name: _method_handler(method, getattr(servicer, method.name)) for method in service.methods
+        method.name: _method_handler(method, getattr(servicer, method.name), write_seconds)
+        for method in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> Any:
+def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any], write_seconds: float) -> Any:
     parse = _parser(method)
     if method.server_streaming:
         streaming = (
@@ -58,7 +66,7 @@ def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any]) -> 
             if method.client_streaming
             else grpc.unary_stream_rpc_method_handler
         )
-        return streaming(_streaming(behaviour), parse, _serialize)
+        return streaming(_streaming(behaviour, write_seconds), parse, _serialize)
     return grpc.unary_unary_rpc_method_handler(_unary(behaviour), parse, _serialize)
 
 
@@ -75,15 +83,53 @@ def _parser(method: MethodDescriptor) -> Callable[[bytes], Message | Malformed]:
     return parse
 
 
+def require_client(context: Context) -> None:
+    """Tells which protocol is spoken here; raises Rejection for a client whose protocol does not fit."""
+    context.set_trailing_metadata(_SPOKEN)
+    for key, value in context.invocation_metadata() or ():
+        if key == versions.METADATA_KEY:
+            require_version(str(value), "the client")
+
+
+def require_version(told: str, who: str) -> None:
+    """Raises Rejection when `who`, a worker or client that told this version, cannot be served."""
+    fault, hint = versions.client_fault(told)
+    if fault:
+        raise Rejection(
+            "incompatible",
+            f"{who} and this master do not fit: {fault}",
+            hint=hint,
+            version=told[:40],
+            oldest=versions.CLIENT_OLDEST,
+            newest=versions.PROTOCOL,
+        )
+
+
 def _serialize(message: Message) -> bytes:
     return message.SerializeToString()
 
 
+async def _write(context: Context, message: Message, seconds: float) -> None:
+    """Sends one message of a stream; raises Rejection when the client does not read it in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            await context.write(message)
+    except TimeoutError:
+        raise Rejection(
+            "busy",
+            f"the stream was not read for {seconds:g} s",
+            hint="read it faster, or ask again and go on where you were",
+            limit="watch_write_seconds_max",
+            maximum=seconds,
+        ) from None
+
+
 def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
     async def serve(request: Message | Malformed, context: Context) -> Message:
-        if isinstance(request, Malformed):
-            await refuse(context, request.rejection())
         try:
+            require_client(context)
+            if isinstance(request, Malformed):
+                raise request.rejection()
             return await behaviour(request, context)
         except REFUSALS as error:
             await refuse(context, error)
@@ -92,16 +138,17 @@ def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[
 
 
 def _streaming(
-    behaviour: Callable[[Any, Context], AsyncGenerator[Message]],
+    behaviour: Callable[[Any, Context], AsyncGenerator[Message]], write_seconds: float
 ) -> Callable[..., Awaitable[None]]:
     async def serve(request: Any, context: Context) -> None:
-        if isinstance(request, Malformed):
-            await refuse(context, request.rejection())
         try:
+            require_client(context)
+            if isinstance(request, Malformed):
+                raise request.rejection()
             # Closed here and now, also when the client is gone: the generator's end is what tells of it.
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
-                    await context.write(message)
+                    await _write(context, message, write_seconds)
         except REFUSALS as error:
             await refuse(context, error)
 

@@ -29,9 +29,13 @@ _CODES: dict[str, grpc.StatusCode] = {
     "wrong_phase": grpc.StatusCode.FAILED_PRECONDITION,
     "fenced": grpc.StatusCode.UNAVAILABLE,
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
+    "not_leading": grpc.StatusCode.UNAVAILABLE,
+    "incompatible": grpc.StatusCode.FAILED_PRECONDITION,
+    "limit_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
-_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable"})
+_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy"})
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
 """What a servicer may raise to refuse a call."""

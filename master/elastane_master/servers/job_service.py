@@ -59,14 +59,15 @@ class JobServicer:
     ) -> AsyncGenerator[job_pb2.JobServiceWatchResponse]:
         host = self._hosts.get(request.name)
         revision = -1
-        while True:
-            seen = host.changed.count
-            require_serving(host)
-            if host.machine.state.revision != revision:
-                revision = host.machine.state.revision
-                yield job_pb2.JobServiceWatchResponse(job=_job(host))
-                await asyncio.sleep(WATCH_SECONDS_MIN)
-            await host.changed.beyond(seen)
+        with host.watching():
+            while True:
+                seen = host.changed.count
+                require_serving(host)
+                if host.machine.state.revision != revision:
+                    revision = host.machine.state.revision
+                    yield job_pb2.JobServiceWatchResponse(job=_job(host))
+                    await asyncio.sleep(WATCH_SECONDS_MIN)
+                await host.changed.beyond(seen)
 
     async def Scale(
         self, request: job_pb2.JobServiceScaleRequest, context: Context
@@ -105,14 +106,15 @@ class JobServicer:
     ) -> job_pb2.JobServiceCheckpointResponse:
         host = self._hosts.get(request.name)
         request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
-        await host.submit(CheckpointRequested(request_id))
-        while True:
-            seen = host.changed.count
-            require_serving(host)
-            outcome = _outcome(host, request_id)
-            if outcome is not None:
-                return outcome
-            await host.changed.beyond(seen)
+        with host.watching():
+            await host.submit(CheckpointRequested(request_id))
+            while True:
+                seen = host.changed.count
+                require_serving(host)
+                outcome = _outcome(host, request_id)
+                if outcome is not None:
+                    return outcome
+                await host.changed.beyond(seen)
 
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
         host = self._hosts.get(name)

@@ -19,7 +19,7 @@ from elastane_master.decisions.views import ring_view
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.records import StoredNote
-from elastane_master.servers.binding import Context, Malformed
+from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.following import require_serving, stopping
 from elastane_master.servers.translate_job import event_message
@@ -48,6 +48,7 @@ class RingServicer:
 
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[ring_pb2.AttendResponse]:
         first = await _first_message(requests)
+        require_version(first.hello.version, f"worker {first.hello.worker_id}")
         host = self._hosts.get(first.hello.job)
         if host.stopping:
             raise stopping()
@@ -77,18 +78,19 @@ class RingServicer:
     ) -> AsyncGenerator[ring_pb2.WatchEventsResponse]:
         host = self._hosts.get(request.job)
         following = max(request.since, 1)
-        while True:
-            seen = host.noted.count
-            notes = await self._notes(host, following)
-            for stored in notes:
-                yield ring_pb2.WatchEventsResponse(event=event_message(stored))
-                following = stored.sequence + 1
-            if notes:
-                continue
-            if not request.follow:
-                return
-            require_serving(host)
-            await host.noted.beyond(seen)
+        with host.watching():
+            while True:
+                seen = host.noted.count
+                notes = await self._notes(host, following)
+                for stored in notes:
+                    yield ring_pb2.WatchEventsResponse(event=event_message(stored))
+                    following = stored.sequence + 1
+                if notes:
+                    continue
+                if not request.follow:
+                    return
+                require_serving(host)
+                await host.noted.beyond(seen)
 
     async def _notes(self, host: JobHost, since: int) -> list[StoredNote]:
         """The next notes from number `since` on: out of memory, or older ones out of the store."""

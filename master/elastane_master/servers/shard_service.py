@@ -15,6 +15,7 @@ from elastane_master.decisions.events import DatasetCreated, DatasetExtended, Re
 from elastane_master.decisions.views import list_tasks, progress_views
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
+from elastane_master.limits import require_room
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.following import require_serving
@@ -89,12 +90,13 @@ class ShardServicer:
     ) -> AsyncGenerator[shard_pb2.WatchProgressResponse]:
         host = self._hosts.get_or_only(request.job)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
-        while True:
-            seen = host.changed.count
-            require_serving(host)
-            yield shard_pb2.WatchProgressResponse(datasets=_progress(host, request.dataset))
-            await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
-            await host.changed.beyond(seen)
+        with host.watching():
+            while True:
+                seen = host.changed.count
+                require_serving(host)
+                yield shard_pb2.WatchProgressResponse(datasets=_progress(host, request.dataset))
+                await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
+                await host.changed.beyond(seen)
 
     async def ListTasks(
         self, request: shard_pb2.ListTasksRequest, context: Context
@@ -144,6 +146,10 @@ async def _lease(host: JobHost, event: TasksRequested, wait_seconds: float) -> L
     again = msgspec.structs.replace(event, completed=())  # the reports have been counted
     while result.wait and (left := deadline - loop.time()) > 0:
         require_serving(host)
+        maximum = host.limits.lease_waiters_per_job_max
+        require_room(
+            "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
+        )
         await host.task_waiters.wait(event.dataset, left)
         result = cast("LeaseResult", await host.submit(again))
     return msgspec.structs.replace(result, outcomes=outcomes)

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import JobSettings, Rejection
-from elastane_master.servers.translate import as_range, checked_name, duration, seconds
+from elastane_master.limits import clip
+from elastane_master.servers.translate import NAME_CHARACTERS_MAX, as_range, checked_name, duration, seconds
 from elastane_master.sessions import WorkerMessage
-from elastane_proto import contexts
+from elastane_proto import contexts, versions
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 _ROLES: dict[int, Literal["ring", "tasks"]] = {
@@ -39,9 +40,9 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         session=session,
         role=role,
         signature=_signature(message.signature),
-        host=message.host,
+        host=clip(message.host, NAME_CHARACTERS_MAX),
         pid=message.pid,
-        store_address=message.store_address,
+        store_address=clip(message.store_address, NAME_CHARACTERS_MAX),
         generation=message.generation,
         applied_step=message.applied_step,
         holds_state=message.holds_state,
@@ -116,7 +117,7 @@ def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> eve
 
 
 def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
-    return events.RingBrokenReported(worker, session, message.generation, message.step, message.error)
+    return events.RingBrokenReported(worker, session, message.generation, message.step, clip(message.error))
 
 
 def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEvent:
@@ -129,20 +130,20 @@ def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEven
         message.file,
         message.sha256,
         message.bytes,
-        message.error,
+        clip(message.error),
         message.complete,
     )
 
 
 def _leaving(message: ring_pb2.Leaving, worker: str, session: str) -> events.AnyEvent:
-    return events.LeavingReported(worker, session, message.reason, seconds(message.notice, "notice"))
+    return events.LeavingReported(worker, session, clip(message.reason), seconds(message.notice, "notice"))
 
 
 def _bye(message: ring_pb2.Bye, worker: str, session: str) -> events.AnyEvent:
     reason = _BYES.get(message.reason)
     if reason is None:
         raise Rejection("invalid_argument", f"{worker} said Bye without a reason", field="reason")
-    return events.ByeReported(worker, session, reason, message.message, message.applied_step)
+    return events.ByeReported(worker, session, reason, clip(message.message), message.applied_step)
 
 
 _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
@@ -227,6 +228,7 @@ def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcom
         checkpoint_keep=settings.checkpoint_keep,
         heartbeat_interval=duration(interval),
         audit_samples=settings.audit_samples,
+        version=str(versions.PROTOCOL),
     )
 
 

@@ -6,6 +6,8 @@ StoreError
 +-- StoreUnreachable     nothing answered at the URL within the time allowed
 +-- EmbeddedStoreFailed  the private server could not be started
 +-- StoreFormatUnknown   the store was written by a newer master, or its bytes are spoiled
++-- StateDirInUse        another master serves the state directory
++-- AnotherLeads         another master leads the store, and this one was told not to wait
 +-- Fenced               another master took the job over
 +-- LogClosed            the log was closed before the record became durable
 """
@@ -49,11 +51,25 @@ class EmbeddedStoreFailed(StoreError):
 
 
 class StoreFormatUnknown(StoreError):
-    hint = "start a master at least as new as the one that wrote the store; spoiled bytes need a backup"
+    hint = (
+        "start a master at least as new as the one that wrote the store, which is as it was; "
+        "spoiled bytes need a backup"
+    )
+
+
+class StateDirInUse(StoreError):
+    hint = (
+        "end that one, or name another --state-dir; masters that stand by for each other need a store of"
+        " their own: --store redis://HOST:PORT"
+    )
+
+
+class AnotherLeads(StoreError):
+    hint = "leave --no-standby away to wait until it is gone"
 
 
 class Fenced(StoreError):
-    hint = "another master serves this store now; ask that one, and do not start this one again"
+    hint = "another master serves this store now; ask that one"
 
 
 class LogBroken(StoreError):

@@ -61,6 +61,21 @@ def decode_batch(payload: bytes) -> StoredBatch:
     return batch
 
 
+def check_written(job: str, found_format: int, found_state: int, known_state: int) -> None:
+    """Raises StoreFormatUnknown when a newer master wrote the job than this one can read.
+
+    known_state: the newest form of the job's own state that this master reads.
+    """
+    if found_format > FORMAT or found_state > known_state:
+        raise StoreFormatUnknown(
+            f"job {job} was written by a newer master: format {found_format}, state {found_state};"
+            f" this one reads up to format {FORMAT}, state {known_state}. Nothing of it was touched",
+            job=job,
+            found=f"{found_format}.{found_state}",
+            known=f"{FORMAT}.{known_state}",
+        )
+
+
 def _check(what: str, found: int) -> None:
     if found != FORMAT:
         raise StoreFormatUnknown(

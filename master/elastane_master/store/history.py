@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 from redis.asyncio import Redis
@@ -18,9 +19,13 @@ def is_history_token(token: str) -> bool:
 
 
 class JobHistory:
-    """Reads of one job's streams. Every read is bounded; redis errors pass through."""
+    """Reads of one job's streams. Every read is bounded; redis errors pass through.
 
-    def __init__(self, redis: Redis, job: str) -> None:
+    gate: how many reads may be under way; each takes a connection to the store.
+    """
+
+    def __init__(self, redis: Redis, job: str, gate: asyncio.Semaphore | None = None) -> None:
+        self._gate = gate or asyncio.Semaphore()
         self._redis = redis
         self._keys = JobKeys.of(job)
 
@@ -28,11 +33,13 @@ class JobHistory:
         """Up to `count` commits after the token (empty: from the first), and the token of the next
         page (empty: that was the last)."""
         start = f"({after}" if after else "-"
-        entries = await read_stream(self._redis, self._keys.history, start, count)
+        async with self._gate:
+            entries = await read_stream(self._redis, self._keys.history, start, count)
         token = entries[-1].id if len(entries) == count else ""
         return [entry.payload for entry in entries], token
 
     async def events(self, since: int, count: int) -> list[tuple[int, bytes]]:
         """Up to `count` events, (number, payload), from number `since` on."""
-        entries = await read_stream(self._redis, self._keys.events, f"{max(since, 0)}-0", count)
+        async with self._gate:
+            entries = await read_stream(self._redis, self._keys.events, f"{max(since, 0)}-0", count)
         return [(entry.number, entry.payload) for entry in entries]

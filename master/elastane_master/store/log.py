@@ -32,7 +32,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from elastane_master.signals import Signal
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
-from elastane_master.store.format import encode_batch, encode_snapshot
+from elastane_master.store.format import FORMAT, encode_batch, encode_snapshot
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
@@ -52,6 +52,8 @@ class LogOptions:
     without asking whether the job is still its own. batch_bytes_max: records in one write.
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
+    state_version: of the job's state as the snapshots hold it; it is stored, so that an older master leaves
+    the job alone.
     """
 
     snapshot_seconds: float = 1.0
@@ -61,6 +63,7 @@ class LogOptions:
     kept_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
+    state_version: int = 1
 
 
 class LogListener:
@@ -116,7 +119,7 @@ class _Write:
         told = [*self.lost, *(group.told for group in self.groups)]
         history = [commit for one in told for commit in one.history]
         events = [part for one in told for event in one.events for part in event]
-        bounds = (options.history_entries_max, options.events_max)
+        bounds = (options.history_entries_max, options.events_max, FORMAT, options.state_version)
         return [
             token,
             self.sequence,
@@ -168,8 +171,9 @@ class JobLog:
 
         Raises BadJobName, StoreFormatUnknown, and redis errors when the store does not answer.
         """
-        recovered = await recover(redis, JobKeys.of(job))
-        log = cls(redis, job, recovered.token, recovered.sequence, options or LogOptions())
+        options = options or LogOptions()
+        recovered = await recover(redis, job, options.state_version)
+        log = cls(redis, job, recovered.token, recovered.sequence, options)
         log._dirty = bool(recovered.records)
         return log, recovered
 
@@ -242,6 +246,16 @@ class JobLog:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
+
+    async def abandon(self) -> None:
+        """Stops at once and writes nothing more; what is pending fails as fenced."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._fail(
+            self.failure
+            or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)
+        )
 
     # ---------------------------------------------------------------- the writer
 

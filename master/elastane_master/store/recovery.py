@@ -8,7 +8,7 @@ from typing import cast
 from redis.asyncio import Redis
 
 from elastane_master.store.errors import Fenced
-from elastane_master.store.format import decode_batch, decode_snapshot
+from elastane_master.store.format import FORMAT, check_written, decode_batch, decode_snapshot
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
 from elastane_master.store.streams import newest_entry, read_stream
@@ -32,15 +32,26 @@ class Recovered:
     event_sequence: int = 0
 
 
-async def recover(redis: Redis, keys: JobKeys) -> Recovered:
+async def check_readable(redis: Redis, job: str, state_version: int) -> None:
+    """Raises StoreFormatUnknown when a newer master wrote the job; reads only."""
+    written = cast("list[bytes | None]", await redis.hmget(JobKeys.of(job).fence, ["format", "state"]))
+    found_format, found_state = (int(number or 0) for number in written)
+    check_written(job, found_format, found_state, state_version)
+
+
+async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
     """Acquires the fence, then reads: no older master can write any more while this one reads.
 
     A newer one can: it replaces the snapshot and trims the log between two reads of this one, so what was
-    read counts only if the fence is still this one's afterwards. Raises Fenced, StoreFormatUnknown, and
-    redis errors when the store does not answer.
+    read counts only if the fence is still this one's afterwards. state_version: the newest form of the job's
+    state that this master reads. Raises Fenced, StoreFormatUnknown, and redis errors when the store does
+    not answer.
     """
+    keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
-    token, sequence = await acquire(keys=[keys.fence])
+    token, sequence, *newer = await acquire(keys=[keys.fence], args=[FORMAT, state_version])
+    if newer:
+        check_written(job, sequence, newer[0], state_version)
     stored = await redis.get(keys.snapshot)
     covered, state = 0, None
     if stored is not None:

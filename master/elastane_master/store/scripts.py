@@ -7,7 +7,13 @@ number, and the script tells that it is there already.
 """
 
 ACQUIRE = """
--- KEYS: fence. Returns {token, sequence of the last write}.
+-- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads.
+-- Returns {token, sequence of the last write}; {0, format, state} of a job that a newer master wrote: its
+-- fence is left alone, so that a running one is not put out by one that cannot take its place.
+local written = redis.call('HMGET', KEYS[1], 'format', 'state')
+if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0') > tonumber(ARGV[2]) then
+  return {0, tonumber(written[1] or '0'), tonumber(written[2] or '0')}
+end
 local token = redis.call('HINCRBY', KEYS[1], 'token', 1)
 local sequence = redis.call('HGET', KEYS[1], 'sequence')
 return {token, tonumber(sequence or '0')}
@@ -16,7 +22,7 @@ return {token, tonumber(sequence or '0')}
 WRITE = """
 -- KEYS: fence, log, snapshot, history, events
 -- ARGV: 1 token, 2 sequence, 3 mode, 4 batch or '', 5 snapshot or '', 6 history kept,
---       7 events kept, 8 number of history entries,
+--       7 events kept, 8 format, 9 state, 10 number of history entries,
 --       then the history entries, then events as pairs of number and payload
 -- Modes: 'write'; 'replace' fills the gap of a store that lost writes (with a snapshot);
 --        'check' writes nothing, and asks whether the write `sequence` is still there.
@@ -29,14 +35,14 @@ if holder > token then return 'FENCED:' .. fence[1] end
 if holder == token and stored >= sequence then return 'DUPLICATE' end
 local follows = holder == token and stored == sequence - 1 and mode ~= 'check'
 if mode ~= 'replace' and not follows then return 'GAP:' .. stored end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'sequence', ARGV[2])
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'sequence', ARGV[2], 'format', ARGV[8], 'state', ARGV[9])
 if ARGV[4] ~= '' then redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'batch', ARGV[4]) end
 if ARGV[5] ~= '' then
   redis.call('SET', KEYS[3], ARGV[5])
   redis.call('XTRIM', KEYS[2], 'MINID', (sequence + 1) .. '-0')
 end
-local first_event = 9 + tonumber(ARGV[8])
-for i = 9, first_event - 1 do
+local first_event = 11 + tonumber(ARGV[10])
+for i = 11, first_event - 1 do
   redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], '*', 'commit', ARGV[i])
 end
 for i = first_event, #ARGV, 2 do

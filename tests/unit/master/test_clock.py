@@ -75,3 +75,13 @@ def test_it_never_goes_back(steps: list[object]) -> None:
         now = sources.clock()
         assert now >= last
         last = now
+
+
+def test_a_master_that_stood_by_begins_with_the_time_of_the_day() -> None:
+    sources = Sources()
+    sources.wall_now, sources.monotonic_now = 1600.0, 605.0
+    sources.clock.begin()
+    assert sources.clock() == 1600.0
+    sources.wall_now = 10.0
+    sources.clock.begin()
+    assert sources.clock() == 1600.0

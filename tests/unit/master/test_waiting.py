@@ -8,7 +8,7 @@ import pytest
 
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import Rejection
-from elastane_master.sessions import OUTGOING_MAX, Session
+from elastane_master.sessions import Session
 from elastane_master.signals import Signal
 from elastane_master.task_waiters import TaskWaiters
 
@@ -107,7 +107,7 @@ async def test_a_refused_session_sends_what_is_queued_first() -> None:
 
 async def test_a_session_that_nobody_reads_is_ended() -> None:
     session = Session("a")
-    assert all(session.put(Drain("x")) for _ in range(OUTGOING_MAX))
+    assert all(session.put(Drain("x")) for _ in range(1000))
     assert not session.put(Drain("x"))
     assert session.ended
     with pytest.raises(Rejection, match="did not read"):

@@ -21,6 +21,7 @@ from elastane.errors import EXIT_REFUSED, EXIT_SCRIPT_RAISED
 from elastane.state import storage
 from elastane.state.checkpoint import (
     CheckpointError,
+    CheckpointTooNewError,
     NoUsableCheckpointError,
     ShardInfo,
     checkpoint_name,
@@ -128,7 +129,7 @@ DAMAGES: dict[str, tuple[str, Any, str]] = {
     "manifest no text": ("manifest", lambda d: b"\xff\xfe", "manifest is unreadable"),
     "manifest other json": ("manifest", lambda d: b"[1]", "manifest is unreadable"),
     "manifest edited": ("manifest", lambda d: d.replace(b'num_ests": 5', b'num_ests": 4'), "sha256 differs"),
-    "manifest version": ("manifest", lambda d: d.replace(b'version": 1', b'version": 2'), "has version 2"),
+    "manifest version": ("manifest", lambda d: d.replace(b'version": 1', b'version": 0'), "has version 0"),
 }
 
 
@@ -443,3 +444,21 @@ def test_writing_a_shard_again_replaces_it(url: str) -> None:
     write_manifest(url, name, 4, 1, [entry], 3)
     loaded = load_newest(url)
     assert loaded is not None and decode(loaded.exported)["step"] == 4 and loaded.contexts == {0: CONTEXTS[0]}
+
+
+@pytest.mark.parametrize("more", ["", '"parts": {"a": 1}, "shards": 7,'])
+def test_a_checkpoint_of_a_newer_release_is_neither_passed_over_nor_touched(url: str, more: str) -> None:
+    save(url, 4)
+    newer = save(url, 8)
+
+    def newer_form(data: bytes) -> bytes:
+        # A later form may have other fields, and other types in those we know.
+        changed = data.replace(b'"version": 1,', f'"version": 2, {more}'.encode())
+        return changed.replace(b'"shards": [', b'"shards_were": [') if more else changed
+
+    edit(url, newer, "manifest", newer_form)
+    with pytest.raises(CheckpointTooNewError, match=r"step-000000000008.*version 2.*up to 1") as refused:
+        load_newest(url)
+    assert refused.value.exit_code == EXIT_REFUSED
+    assert "upgrade" in refused.value.hint
+    assert len(names(url)) == 2

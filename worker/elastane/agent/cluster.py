@@ -63,10 +63,15 @@ class LocalCluster:
         self._watchers: list[MasterClient] = []
         self.client: MasterClient
 
+    @property
+    def addresses(self) -> str:
+        """Where workers and clients look for the master."""
+        return self.master.address
+
     def start(self) -> None:
         """Start the master and create the job; workers are added with `add_worker`."""
         self.master.start()
-        self.client = MasterClient(self.master.address, timeout_seconds=60.0)
+        self.client = MasterClient(self.addresses, timeout_seconds=60.0)
         self.client.create_job(self.job, self._settings)
 
     def add_worker(self, name: str = "", environment: Mapping[str, str] | None = None) -> str:
@@ -155,7 +160,7 @@ class LocalCluster:
 
     def _watch(self, condition: Callable[[job_pb2.Job], bool], deadline: float) -> job_pb2.Job | None:
         """The state that meets `condition`; None at the deadline, when a worker ends, or at the job's end."""
-        with MasterClient(self.master.address, timeout_seconds=60.0) as watcher:
+        with MasterClient(self.addresses, timeout_seconds=60.0) as watcher:
             # Closing the watcher ends the watch, whatever it waits for.
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), watcher.close)
             timer.daemon = True
@@ -190,7 +195,7 @@ class LocalCluster:
             # A peer's death is a normal event here; torch would print a C++ backtrace for it.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
-            "ELASTANE_MASTER": self.master.address,
+            "ELASTANE_MASTER": self.addresses,
             "ELASTANE_JOB": self.job,
             "ELASTANE_WORKER_ID": name,
             "ELASTANE_ESTS": str(settings.ests),

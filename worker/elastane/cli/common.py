@@ -30,7 +30,10 @@ Parameters = ParamSpec("Parameters")
 MasterOption = Annotated[
     str,
     typer.Option(
-        "--master", envvar="ELASTANE_MASTER", help="Address of the master, host:port.", metavar="HOST:PORT"
+        "--master",
+        envvar="ELASTANE_MASTER",
+        help="The master; of several, all addresses with commas, or a DNS name that has them.",
+        metavar="HOST:PORT",
     ),
 ]
 TimeoutOption = Annotated[

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from elastane.addresses import parse_addresses
 from elastane.cli.common import command, worker_limits
 from elastane.determinism import DEFAULT_LEVEL, Level
 
@@ -108,7 +109,11 @@ def run(
     master: Annotated[
         str,
         _agent(
-            "--master", "HOST:PORT", "A master that runs.", envvar="ELASTANE_MASTER", show_default="embedded"
+            "--master",
+            "HOST:PORT",
+            "A master that runs; of several, all addresses with commas, or a DNS name that has them.",
+            envvar="ELASTANE_MASTER",
+            show_default="embedded",
         ),
     ] = "",
     state_dir: Annotated[
@@ -148,6 +153,11 @@ def run(
     target = Path(script[0])
     if not module and not target.is_file():
         raise typer.BadParameter(f"{target} is not a file", param_hint="SCRIPT")
+    if master:
+        try:
+            parse_addresses(master)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--master") from error
     name = job or default_job_name(script[0], module=module)
 
     from elastane.agent.agent import Agent, AgentSettings

@@ -18,6 +18,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
+from elastane_proto import versions
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
@@ -71,7 +72,7 @@ class Attendance:
         warm_up()
         self._store = RendezvousStore(self._environment.rendezvous_host())
         self._session = MasterSession(
-            [address.strip() for address in self._environment.master.split(",")],
+            self._environment.master,
             hello=self._hello,
             heartbeat=self._heartbeat,
             handler=self._receive,
@@ -287,5 +288,5 @@ class Attendance:
                 generation=protocol.fenced,
                 applied_step=protocol.applied_step,
                 holds_state=protocol.holds_state,
-                version="1",
+                version=str(versions.PROTOCOL),
             )

@@ -23,7 +23,10 @@ class WorkerEnvironment(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
     mode: Literal["auto", "elastic", "ddp", "plain", "doctor"] = "auto"
-    master: str = Field(default="", description="host:port of the master; several separated by commas")
+    master: str = Field(
+        default="",
+        description="host:port of the master; several separated by commas, or a name with several addresses",
+    )
     job: str = "default"
     worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}")
     ests: int = Field(default=0, description="N; the agent passes the job's")

@@ -2,9 +2,13 @@
 
 A thread of its own reads the stream and hands every message to the trainer; another sends
 heartbeats. When the stream breaks, the session reconnects with backoff to the next of the
-master's addresses and says Hello again; what the old stream may have lost is repeated by the
+masters' addresses and says Hello again; what the old stream may have lost is repeated by the
 protocol (`WorkerProtocol.welcome`). A refusal that cannot change, or a master that stays away
 longer than `timeout_seconds`, ends the session with a typed error the trainer raises.
+
+Where there are several addresses, a third thread looks at the others while this one's master is silent:
+a master that is stopped, or cut off from the store, keeps its streams, and would be waited for although
+another leads.
 """
 
 from __future__ import annotations
@@ -16,18 +20,19 @@ from collections.abc import Callable, Iterator
 
 import grpc
 import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from elastane.addresses import AddressBook
 from elastane.backoff import backoff_seconds
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.message_size import size_options
+from elastane_proto import versions
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 _log = structlog.get_logger(__name__)
 
-MESSAGE_BYTES_MAX = 256 * 1024 * 1024
 _CHANNEL_OPTIONS = [
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     # A silent master is noticed although nothing is sent: transport pings, answered by its C core.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -37,6 +42,11 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+#: A master that stands by answers at once; another one leads, or will in a moment.
+_STANDBY_SECONDS_MAX = 0.5
+#: After so long without a message the other addresses are looked at, and again as often.
+_SILENT_SECONDS = 2.0
+_LOOK_TIMEOUT_SECONDS = 1.0
 _PERMANENT = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -52,7 +62,8 @@ Handler = Callable[[ring_pb2.AttendResponse], None]
 class MasterSession:
     """One worker's session. Thread-safe: `send` may be called from any thread.
 
-    hello: makes the Hello of the moment (it says where the worker stands). heartbeat: makes a
+    addresses: of the masters, as `elastane.addresses` reads them; RefusedError says what is wrong with
+    them. hello: makes the Hello of the moment (it says where the worker stands). heartbeat: makes a
     Heartbeat. handler: called on the reader thread with every message, in order. failed: called
     once, on the reader thread, with the error that ended the session for good. evicted: called on
     the reader thread when the master has put this worker out; Hello is said again when it returns.
@@ -60,7 +71,7 @@ class MasterSession:
 
     def __init__(
         self,
-        addresses: list[str],
+        addresses: str,
         *,
         hello: Callable[[], ring_pb2.Hello],
         heartbeat: Callable[[], ring_pb2.AttendRequest],
@@ -69,7 +80,11 @@ class MasterSession:
         timeout_seconds: float,
         evicted: Callable[[], None] = lambda: None,
     ) -> None:
-        self._addresses = addresses
+        try:
+            self._book = AddressBook(addresses)
+        except ValueError as error:
+            raise RefusedError(str(error), hint="set --master or ELASTANE_MASTER") from error
+        self._stream: grpc.Call | None = None
         self._hello = hello
         self._heartbeat = heartbeat
         self._handler = handler
@@ -84,11 +99,13 @@ class MasterSession:
         self._last_contact = time.monotonic()
         self._reader = threading.Thread(target=self._run, name="elastane-session", daemon=True)
         self._beater = threading.Thread(target=self._beat, name="elastane-heartbeat", daemon=True)
+        self._looker = threading.Thread(target=self._look, name="elastane-look", daemon=True)
 
     def start(self) -> None:
         """Connect in the background; answers arrive at the handler."""
         self._reader.start()
         self._beater.start()
+        self._looker.start()
 
     def send(self, *messages: ring_pb2.AttendRequest) -> None:
         """Queue messages in order; dropped while disconnected (the protocol repeats what counts)."""
@@ -127,26 +144,32 @@ class MasterSession:
     def _attend_until_closed(self) -> None:
         attempt = 0
         while not self._closing.is_set():
-            address = self._addresses[attempt % len(self._addresses)]
+            address = self._book.current()
             contact_before = self._last_contact
             error = self._attend(address)
             if self._closing.is_set() or (self._bye is not None and error is None):
                 return
-            if error is not None and error.code() in _PERMANENT:
+            detail = _detail(error) if error is not None else errors_pb2.ErrorDetail()
+            if error is not None and _is_permanent(error, detail):
                 raise _refusal(error)
-            if error is not None and _detail(error).reason == errors_pb2.ERROR_REASON_EVICTED:
+            if detail.reason == errors_pb2.ERROR_REASON_EVICTED:
                 self._evicted()
                 self._last_contact = time.monotonic()
             attempt = 1 if self._last_contact > contact_before else attempt + 1
             silent_seconds = time.monotonic() - self._last_contact
             if silent_seconds > self._timeout_seconds:
                 raise MasterUnreachableError(
-                    f"no master answered at {', '.join(self._addresses)} for {silent_seconds:.0f} s",
+                    f"no master answered at {self._book} for {silent_seconds:.0f} s",
                     hint="is the master running, and is --master right? "
                     "ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait",
                     last_error=error.details() if error is not None else "stream closed",
                 )
-            self._closing.wait(backoff_seconds(attempt))
+            if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
+                self._book.failed(address, detail.facts.get("leader", ""))
+            seconds = backoff_seconds(attempt)
+            if detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING:
+                seconds = min(seconds, _STANDBY_SECONDS_MAX)
+            self._closing.wait(seconds)
 
     def _attend(self, address: str) -> grpc.RpcError | None:
         """One stream, from Hello until it ends; returns the error that ended it."""
@@ -157,8 +180,9 @@ class MasterSession:
                 yield message
 
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
-        with grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        with _open_channel(address) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
+            self._stream = stream
             try:
                 for message in stream:
                     if message.HasField("welcome"):
@@ -171,6 +195,7 @@ class MasterSession:
                 _log.debug("session ended", address=address, code=str(error.code()), details=error.details())
                 return error
             finally:
+                self._stream = None
                 with self._lock:
                     self._outgoing = None
                 outgoing.put(None)
@@ -182,6 +207,9 @@ class MasterSession:
         outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None],
         address: str,
     ) -> None:
+        fault, hint = versions.master_fault(welcome.version)
+        if fault:
+            raise RefusedError(fault, hint=hint, version=welcome.version)
         _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
         interval = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         self._heartbeat_interval_seconds = interval or 1.0
@@ -193,6 +221,47 @@ class MasterSession:
     def _beat(self) -> None:
         while not self._closing.wait(self._heartbeat_interval_seconds):
             self.send(self._heartbeat())
+
+    # ------------------------------------------------------------------ the third thread
+
+    def _look(self) -> None:
+        """While the master is silent, asks the others whether one of them leads, and goes there."""
+        seen = self._last_contact
+        while not self._closing.wait(_SILENT_SECONDS):
+            silent, seen = seen == self._last_contact, self._last_contact
+            stream = self._stream
+            current, *others = self._book.all()
+            if not silent or stream is None:
+                continue
+            for address in others:
+                if _serves(address) and self._stream is stream:
+                    _log.info("another master leads", address=address, left=current)
+                    self._book.go_to(address)
+                    stream.cancel()
+                    break
+
+
+def _open_channel(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS + size_options())
+
+
+def _serves(address: str) -> bool:
+    """Whether a master at `address` says that it leads."""
+    with _open_channel(address) as channel:
+        try:
+            reply = health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
+            )
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:
+    """Whether the same Hello, or the same message, would be refused again."""
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return not detail.retryable  # a message too large, or beyond another limit
+    return error.code() in _PERMANENT
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError:

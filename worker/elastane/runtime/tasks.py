@@ -17,6 +17,7 @@ from elastane.rng import Generators
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.session import MasterSession
+from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
 
@@ -113,7 +114,7 @@ class TaskAttendance:
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
         self._session = MasterSession(
-            [address.strip() for address in environment.master.split(",")],
+            environment.master,
             hello=self._hello,
             heartbeat=lambda: ring_pb2.AttendRequest(heartbeat=ring_pb2.Heartbeat()),
             handler=self._receive,
@@ -148,5 +149,5 @@ class TaskAttendance:
             role=ring_pb2.WORKER_ROLE_TASKS,
             host=self._environment.rendezvous_host(),
             pid=self.exits.pid,
-            version="1",
+            version=str(versions.PROTOCOL),
         )

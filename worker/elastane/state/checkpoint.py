@@ -46,6 +46,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointDamagedError",
     "CheckpointError",
+    "CheckpointTooNewError",
     "LoadedCheckpoint",
     "NoUsableCheckpointError",
     "ShardInfo",
@@ -74,6 +75,13 @@ class NoUsableCheckpointError(CheckpointError):
     """
 
 
+class CheckpointTooNewError(CheckpointError):
+    """The newest checkpoint was written by a newer release. An older one in its place would give up what
+    was trained since, so nothing is loaded and nothing removed."""
+
+    exit_code = EXIT_REFUSED
+
+
 class ShardInfo(msgspec.Struct, frozen=True):
     """A shard as the manifest lists it. file: within the checkpoint's folder. sha256: of the file, hex."""
 
@@ -92,6 +100,12 @@ class Manifest(msgspec.Struct, frozen=True):
     num_ests: int
     shards: tuple[ShardInfo, ...]
     sha256: str = ""
+
+
+class _Versioned(msgspec.Struct, frozen=True):
+    """What every manifest says, whatever its version."""
+
+    version: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -182,8 +196,9 @@ def list_checkpoints(url: str) -> list[Checkpoint]:
 def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | None:
     """The newest usable checkpoint, verified to the last byte; None when there is none at all.
 
-    num_ests: the job's N; a checkpoint of another N is unusable. Raises NoUsableCheckpointError when
-    complete checkpoints exist and all are unusable, CheckpointError when the URL cannot be listed.
+    num_ests: the job's N; a checkpoint of another N is unusable. Raises CheckpointTooNewError when one was
+    written by a newer release, NoUsableCheckpointError when complete checkpoints exist and all are
+    unusable, CheckpointError when the URL cannot be listed.
     """
     folder = Folder(url)
     rejected: list[str] = []
@@ -193,6 +208,8 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
             continue
         try:
             return _load(folder, checkpoint, num_ests, tuple(rejected))
+        except CheckpointTooNewError:
+            raise
         except (CheckpointError, StateFormatError) as error:
             rejected.append(f"{checkpoint.name}: {error}")
             unreadable |= not isinstance(error, CheckpointDamagedError | StateFormatError)
@@ -269,6 +286,15 @@ def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
     with folder.reading(f"{checkpoint.name}/{MANIFEST}") as file:
         text = file.read(_MANIFEST_BYTES_MAX)
     try:
+        version = msgspec.json.decode(text, type=_Versioned).version
+        if version > VERSION:
+            raise CheckpointTooNewError(
+                f"checkpoint {checkpoint.name} was written by a newer release: its manifest has version"
+                f" {version}, this one reads up to {VERSION}",
+                hint="upgrade elastane on the workers, or remove the checkpoint to go back to the one before",
+                checkpoint=checkpoint.name,
+                version=version,
+            )
         manifest = msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointDamagedError(f"its manifest is unreadable: {error}") from error

@@ -1,0 +1,104 @@
+"""Which events are let in to the decisions: those within the limits of this master.
+
+Called before an event is decided on, with the state it would be decided in; raises Rejection and changes
+nothing. Events that are replayed from the store do not pass here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from elastane_master.decisions.events import (
+    AnyEvent,
+    ContextDelta,
+    DatasetCreated,
+    LoadedReported,
+    Signature,
+    StepReported,
+    StepTask,
+    TasksRequested,
+    WorkerJoined,
+)
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.limits import Limits, require_within
+
+
+def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> None:
+    """Raises Rejection("limit_exceeded") for an event that is larger than this master takes."""
+    match event:
+        case StepReported():
+            _check_contexts(limits, machine, event.contexts, event.step)
+            _check_metrics(limits, event.tasks)
+        case LoadedReported():
+            _check_contexts(limits, machine, event.contexts, event.step)
+        case TasksRequested():
+            _check_lease(limits, event)
+        case DatasetCreated():
+            _check_dataset(limits, machine, event)
+        case WorkerJoined():
+            _check_signature(limits, event.signature)
+
+
+def _check_contexts(
+    limits: Limits, machine: JobMachine, contexts: tuple[ContextDelta, ...], step: int
+) -> None:
+    """Each context as it will be kept: what a delta leaves out is still there."""
+    state = machine.state
+    ests = state.settings.ests
+    require_within("ests_per_job_max", len(contexts), max(limits.ests_per_job_max, ests), "contexts")
+    # All contexts of a step go to one worker at times.
+    bytes_max = min(limits.context_bytes_max, limits.contexts_bytes_max // ests)
+    limit = "context_bytes_max" if bytes_max == limits.context_bytes_max else "contexts_bytes_max"
+    known = state.contexts.steps.get(step, [])
+    for delta in contexts:
+        rank, parts = delta.virtual_rank, delta.parts
+        if delta.delta and rank < len(known):
+            parts = {**known[rank], **parts}
+        require_within(
+            "context_parts_max", len(parts), limits.context_parts_max, f"parts in EST {rank}'s context"
+        )
+        size = sum(map(len, parts.values()))
+        require_within(limit, size, bytes_max, f"bytes in EST {rank}'s context", virtual_rank=rank)
+        _check_names(limits, delta.parts, f"a part of EST {rank}'s context")
+
+
+def _check_metrics(limits: Limits, tasks: tuple[StepTask, ...]) -> None:
+    for task in tasks:
+        what = f"values logged for EST {task.virtual_rank} in one step"
+        require_within("metrics_per_task_max", len(task.metrics), limits.metrics_per_task_max, what)
+        _check_names(limits, task.metrics, "a logged value")
+
+
+def _check_lease(limits: Limits, event: TasksRequested) -> None:
+    require_within("tasks_per_lease_max", event.max_tasks, limits.tasks_per_lease_max, "tasks in one call")
+    reports = len(event.completed)
+    require_within("reports_per_lease_max", reports, limits.reports_per_lease_max, "reports in one call")
+    size = sum(map(len, event.rng.values()))
+    require_within("context_bytes_max", size, limits.context_bytes_max, "bytes of RNG states")
+
+
+def _check_dataset(limits: Limits, machine: JobMachine, event: DatasetCreated) -> None:
+    entries = len(event.settings.entries or ())
+    require_within("dataset_entries_max", entries, limits.dataset_entries_max, "entries of a dataset")
+    datasets = machine.queues.dynamic
+    if event.dataset not in datasets:
+        require_within(
+            "datasets_per_job_max", len(datasets) + 1, limits.datasets_per_job_max, "datasets in the job"
+        )
+
+
+def _check_signature(limits: Limits, signature: Signature) -> None:
+    tensors, facts = len(signature.tensors), len(signature.environment)
+    require_within("tensors_max", tensors, limits.tensors_max, "parameters and buffers")
+    require_within("facts_max", facts, limits.facts_max, "facts of the environment")
+    _check_names(limits, signature.environment, "a fact")
+
+
+def _check_names(limits: Limits, names: Iterable[str], what: str) -> None:
+    for name in names:
+        require_within(
+            "name_characters_max",
+            len(name),
+            limits.name_characters_max,
+            f"characters in the name of {what} ({name[:40]}...)",
+        )

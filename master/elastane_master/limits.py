@@ -1,0 +1,104 @@
+"""What a master takes at most: a limit on everything that a caller can make it keep.
+
+They are settings (ELASTANE_<NAME>), and docs/limits.md lists them. What is beyond one is refused before
+anything is decided: with LIMIT_EXCEEDED what can never be taken, with BUSY what there is too much of at the
+moment. Both name the limit. Stored events were within the limits of their time and are never refused.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from elastane_master.decisions.events import Rejection
+
+MEBIBYTE = 2**20
+
+
+class Limits(BaseSettings):
+    """The limits of one master; every number is a maximum, its unit the last words of its name but `max`."""
+
+    model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
+
+    message_bytes_max: int = Field(
+        default=64 * MEBIBYTE, ge=2**16, description="size of a message to the master"
+    )
+    answer_bytes_max: int = Field(
+        default=256 * MEBIBYTE, ge=2**16, description="size of a message from the master"
+    )
+    jobs_max: int = Field(default=1000, ge=1, description="jobs that are not over")
+    ests_per_job_max: int = Field(default=4096, ge=1, description="logical workers of a job")
+    datasets_per_job_max: int = Field(default=1000, ge=1, description="dynamic datasets of a job")
+    dataset_entries_max: int = Field(
+        default=5_000_000, ge=1, description="entries of a dataset given as a list"
+    )
+    tasks_per_lease_max: int = Field(default=10_000, ge=1, le=10_000, description="tasks in one LeaseTasks")
+    reports_per_lease_max: int = Field(default=10_000, ge=1, description="reports in one LeaseTasks")
+    lease_waiters_per_job_max: int = Field(
+        default=10_000, ge=1, description="LeaseTasks calls waiting for tasks"
+    )
+    sessions_per_job_max: int = Field(default=10_000, ge=1, description="workers attending a job")
+    session_messages_max: int = Field(default=1000, ge=10, description="messages a worker has not read yet")
+    watchers_per_job_max: int = Field(default=1000, ge=1, description="watches of a job: Watch*, Checkpoint")
+    watch_write_seconds_max: float = Field(
+        default=30.0, gt=0, description="time a watcher may take to read a message"
+    )
+    context_bytes_max: int = Field(default=16 * MEBIBYTE, ge=2**10, description="size of an EST's context")
+    contexts_bytes_max: int = Field(
+        default=192 * MEBIBYTE, ge=2**10, description="size of all contexts of a step"
+    )
+    context_parts_max: int = Field(
+        default=1000, ge=10, description="parts of a context: generators, registered items"
+    )
+    name_characters_max: int = Field(
+        default=300, ge=16, description="name of a registered item, metric or fact"
+    )
+    url_characters_max: int = Field(default=4096, ge=16, description="URL of a job's checkpoints")
+    metrics_per_task_max: int = Field(default=256, ge=0, description="values logged for an EST in a step")
+    tensors_max: int = Field(
+        default=200_000, ge=1, description="parameters and buffers in a script's signature"
+    )
+    facts_max: int = Field(default=200, ge=10, description="facts of the environment in a script's signature")
+    note_characters_max: int = Field(
+        default=4000, ge=100, description="reason of an event; longer ones are cut"
+    )
+    backlog_requests_max: int = Field(
+        default=10_000, ge=1, description="requests waiting for a store that is away"
+    )
+    store_reads_max: int = Field(default=32, ge=1, description="reads of history and events at a time")
+    log_lines_per_second_max: int = Field(
+        default=100, ge=1, description="log lines of one kind; others are counted"
+    )
+
+
+def require_within(limit: str, given: int, maximum: int, what: str, **facts: object) -> None:
+    """Raises Rejection("limit_exceeded") when `given` of `what` is more than the limit allows."""
+    if given > maximum:
+        raise Rejection(
+            "limit_exceeded",
+            f"{given} {what}; this master takes at most {maximum}",
+            hint=f"ELASTANE_{limit.upper()} of the master raises the limit; see docs/limits.md",
+            limit=limit,
+            maximum=maximum,
+            given=given,
+            **facts,
+        )
+
+
+def require_room(limit: str, present: int, maximum: int, what: str, **facts: object) -> None:
+    """Raises Rejection("busy") when there are `maximum` of `what` already."""
+    if present >= maximum:
+        raise Rejection(
+            "busy",
+            f"this master serves {present} {what} and takes no more at the moment",
+            hint=f"ask again later; ELASTANE_{limit.upper()} of the master raises the limit",
+            limit=limit,
+            maximum=maximum,
+            **facts,
+        )
+
+
+def clip(text: str, characters: int = 4000) -> str:
+    """`text`, cut where it is longer, saying so."""
+    left_out = len(text) - characters
+    return text if left_out <= 0 else f"{text[:characters]}... ({left_out} more characters)"

@@ -1,0 +1,48 @@
+"""One master per state directory: a lock on a file, which the kernel gives back when its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from elastane_master.store.errors import EmbeddedStoreFailed, StateDirInUse
+
+
+class StateLock:
+    """The lock of one state directory. It holds until `release`, or the end of the process."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir.absolute() / "master.lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Raises StateDirInUse when another master has it, EmbeddedStoreFailed when it cannot be made."""
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise EmbeddedStoreFailed(
+                f"the state directory cannot be used: {error}",
+                hint="name a folder that can be written with --state-dir",
+                folder=self._path.parent,
+            ) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise StateDirInUse(
+                f"another master (process {holder}) serves the state directory {self._path.parent}",
+                folder=self._path.parent,
+                pid=holder,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"{os.getpid()}\n".encode())
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Gives the lock back, if it is held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,168 @@
+"""Keeps a master's place in the succession: asks for the lease, and has its owner follow what is decided.
+
+Two tasks, so that a takeover of many jobs, which takes its time, does not keep the lease from being
+renewed: one asks the store and decides (`decisions.succession`), the other carries out one change after
+the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+
+import structlog
+
+from elastane_master.decisions.succession import (
+    Fenced,
+    Held,
+    Leader,
+    LeaseEvent,
+    NoAnswer,
+    Succession,
+    Taken,
+    action,
+    decide,
+)
+from elastane_master.signals import Signal
+from elastane_master.store.lease import LeaderLease, LeaseUnanswered
+
+logger = structlog.get_logger(__name__)
+
+EXPIRED_SECONDS = 0.01
+"""After a lease is over, the store has dropped it."""
+
+
+class Follower:
+    """What a keeper asks of its owner. `lead` may raise: the master cannot serve then."""
+
+    async def lead(self) -> None:
+        """Takes the jobs over and serves them."""
+
+    async def pause(self, reason: str) -> None:
+        """Sends everybody away, forgetting nothing."""
+
+    async def resume(self) -> None:
+        """Serves again what was paused."""
+
+    async def give_way(self, reason: str) -> None:
+        """Another master leads: serves nothing, writes nothing."""
+
+
+class SuccessionKeeper:
+    """One master's claim to lead. Used from one event loop. state: as decided last."""
+
+    def __init__(self, lease: LeaderLease, follower: Follower) -> None:
+        self.state = Succession(lease.lease_seconds)
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._served = self.state
+        self._reason = ""
+        self._left_seconds = math.inf
+        self._lease = lease
+        self._follower = follower
+        self._news = Signal()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Asks once; leads already when it returns, if the lease was free. Raises as `Follower.lead`."""
+        await self._ask()
+        asking = asyncio.create_task(self._keep_asking(), name="leader lease")
+        self._tasks.append(asking)
+        try:
+            await self._follow()
+        except BaseException:
+            asking.cancel()
+            raise
+        self._tasks.append(asyncio.create_task(self._keep_following(), name="succession"))
+
+    def fenced(self, error: str) -> None:
+        """A job was taken over from us."""
+        self._decide(Fenced(error))
+
+    async def stop(self) -> None:
+        """No change of role any more; the lease is still held until `release`."""
+        for task in self._tasks[1:]:
+            task.cancel()
+        if self._tasks[1:]:
+            await asyncio.wait(self._tasks[1:])
+
+    async def release(self) -> None:
+        """Gives the lease back: the master that waits for it takes over."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._lease.release()
+
+    # ---------------------------------------------------------------- asking
+
+    async def _keep_asking(self) -> None:
+        while True:
+            # A lease that is not renewed is claimed as soon as it is over.
+            seconds = min(self.state.claim_seconds(time.monotonic()), self._left_seconds + EXPIRED_SECONDS)
+            if self.state.role == "standby" and self.state.leader is not None:
+                await self._lease.released(seconds)
+            else:
+                await asyncio.sleep(seconds)  # a lease is renewed by the clock
+            await self._ask()
+
+    async def _ask(self) -> None:
+        now = time.monotonic()
+        if now < self.state.not_before:
+            return
+        self._left_seconds = math.inf
+        try:
+            reply = await self._lease.claim()
+        except LeaseUnanswered as error:
+            self._decide(NoAnswer(str(error)))
+        else:
+            if reply.token:
+                self._decide(Held(reply.token, now))
+            else:
+                self._left_seconds = reply.left_seconds
+                self._decide(Taken(Leader(reply.address, reply.master)))
+
+    def _decide(self, event: LeaseEvent) -> None:
+        before = self.state
+        self.state, reason = decide(before, time.monotonic(), event)
+        if reason:
+            self._reason = reason
+        if self.state.role != before.role:
+            logger.info("succession", role=self.state.role, was=before.role, reason=reason)
+        if (self.state.role, self.state.token) != (before.role, before.token):
+            self._news.announce()
+        if self.state.leader != before.leader and self.state.leader is not None:
+            leader = self.state.leader
+            logger.info("stands by", leader=leader.address, master=leader.master)
+
+    # ---------------------------------------------------------------- following
+
+    async def _keep_following(self) -> None:
+        seen = self._news.count
+        try:
+            while True:
+                await self._follow()
+                seen = await self._news.beyond(seen)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the owner ends with it
+            with contextlib.suppress(asyncio.InvalidStateError):
+                self.failure.set_exception(error)
+
+    async def _follow(self) -> None:
+        """Carries out changes until the master serves as was decided."""
+        while (step := action(self._served, self.state)) != "stay":
+            wanted = self.state
+            if step == "lead":
+                await self._follower.lead()
+            elif step == "pause":
+                await self._follower.pause(self._reason)
+            elif step == "resume":
+                await self._follower.resume()
+            else:
+                await self._follower.give_way(self._reason)
+                if self._reason and self.state.not_before > time.monotonic():
+                    await self._lease.release()
+                wanted = Succession(self.state.lease_seconds)
+            self._served = wanted

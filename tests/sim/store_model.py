@@ -199,6 +199,13 @@ class StoreClient:
     async def hget(self, key: str, field_name: str) -> bytes | None:
         return await self._ask(lambda server: server.data.get(key.encode(), {}).get(field_name.encode()))
 
+    async def hmget(self, key: str, names: Sequence[str]) -> list[bytes | None]:
+        def operation(server: StoreServer) -> list[bytes | None]:
+            table = server.data.get(key.encode(), {})
+            return [table.get(name.encode()) for name in names]
+
+        return await self._ask(operation)
+
     async def smembers(self, key: str) -> set[bytes]:
         return await self._ask(lambda server: set(server.data.get(key.encode(), ())))
 

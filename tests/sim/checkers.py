@@ -110,7 +110,7 @@ class Checkers:
         ring.lineage = lineage
         self.applied_generation = max(self.applied_generation, generation)
         if step > max(ring.resume_step or 0, ring.prepared + 1):
-            text = f"{worker} has {step} steps in ring {generation}, in which {ring.prepared} was the last prepared"
+            text = f"{worker} has {step} steps in ring {generation}, where {ring.prepared} was prepared last"
             self._broken("prepared", text)
 
     def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:

@@ -5,7 +5,8 @@ They know the fixed run and what can be seen, not the master's state.
 same bits           what a worker holds or saves, and every context handed out, is the fixed run's
 one ring            a generation has one ring, one resume step, one history; each EST has one owner in it
 monotone            generations and steps grow, on every stream and in the history
-prepared            Prepared only when all N contexts of that step and generation were reported
+prepared            Prepared only when all N contexts of that step and generation were reported; nothing is
+                    applied without it
 contexts exist      a Go carries the contexts of its resume step, all of them
 history             committed steps follow each other; only a rewinding that was announced goes back
 nothing lost        history is not rewound while an attending process holds it
@@ -52,6 +53,7 @@ class Ring:
     owners: list[str]
     resume_step: int | None = None
     lineage: int | None = None
+    prepared: int = -1
     reported: dict[int, set[int]] = field(default_factory=dict)
 
 
@@ -107,12 +109,9 @@ class Checkers:
             )
         ring.lineage = lineage
         self.applied_generation = max(self.applied_generation, generation)
-        newest = max((g for g, other in self.rings.items() if other.resume_step is not None), default=0)
-        resume_step = self.rings[newest].resume_step if newest else None
-        if generation < newest and resume_step is not None and step > resume_step + 1:
-            text = f"{worker} applied step {step} in ring {generation}; ring {newest} began at {resume_step}"
-            if self.rings[newest].lineage in (None, lineage):
-                self._broken("one ring", text)
+        if step > max(ring.resume_step or 0, ring.prepared + 1):
+            text = f"{worker} has {step} steps in ring {generation}, where {ring.prepared} was prepared last"
+            self._broken("prepared", text)
 
     def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """A worker sends a message."""
@@ -205,6 +204,8 @@ class Checkers:
         if step < sent.prepared.get(generation, 0):
             self._broken("monotone", f"{worker} is sent Prepared of {step} after {sent.prepared[generation]}")
         sent.prepared[generation] = step
+        if ring is not None:
+            ring.prepared = max(ring.prepared, step)
         self.prepared_until = max(self.prepared_until, step + 1)
 
     def _check_load(self, stream: Stream, generation: int) -> None:

@@ -188,7 +188,10 @@ class Cluster:
 
     def _replace_master(self) -> None:
         if not self.masters_alive:
+            # What the one before acknowledged has reached the disk by now; nobody has it in memory any more.
+            self.server.sync()
             self.start_master()
+            self.masters[-1].follows_a_sync = True
         self.world.after(0.2, self._supervise)
 
     def _agents(self) -> None:
@@ -325,7 +328,8 @@ class Cluster:
         if master.host.stopping or not self.network.passes(master.name, PLACE):
             return
         # What another master acknowledged within the last seconds is in no memory any more.
-        if self._store_is_whole and self.world.now - master.serving_since > LOST_SECONDS_MAX:
+        is_old = master.follows_a_sync or self.world.now - master.serving_since > LOST_SECONDS_MAX
+        if self._store_is_whole and is_old:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
             self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)
 

@@ -46,7 +46,7 @@ class _Details:
 
 
 class MasterModel:
-    """One process, started once. serving: it answers calls."""
+    """One process, started once. serving: it answers calls. follows_a_sync: all before it is on the disk."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class MasterModel:
         self.process = Process(world, name)
         self.process.wall_offset_seconds = wall_offset_seconds
         self.serving, self.serving_since = False, world.now
+        self.follows_a_sync = False
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
         store = Store(StoreClient(server, network, self.process), "sim", None)  # type: ignore[arg-type]

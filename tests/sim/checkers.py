@@ -275,7 +275,12 @@ class Checkers:
                 self.standing = kept
 
     def _is_applied_by_all(self, step: int) -> bool:
-        """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it."""
+        """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it.
+
+        The script's last step counts by those whose script came to its end with it: all others may have died.
+        """
+        if step == self.steps - 1 and any(reached > step for reached in self._reached.values()):
+            return True
         rings = list(self.rings.values())[-4:]
         if any(all(self._reached.get(owner, 0) > step for owner in ring.owners) for ring in rings):
             return True

@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from elastane_master.security.settings import SecuritySettings
+from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
 
@@ -17,7 +19,8 @@ class MasterSettings(BaseSettings):
 
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
     empty: a private one in state_dir. store_fsync: of the private one. port_file: gets the address served,
-    once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped.
+    once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped. security:
+    tokens, certificates, what is allowed without them.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
@@ -35,6 +38,7 @@ class MasterSettings(BaseSettings):
     events_max: int = Field(default=10_000, ge=1)
     message_bytes_max: int = Field(default=64 * 2**20, ge=2**16)
     stop_grace_seconds: float = Field(default=2.0, ge=0)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
 
     @field_validator("listen")
     @classmethod
@@ -59,6 +63,12 @@ class MasterSettings(BaseSettings):
             state_dir=self.state_dir,
             fsync=self.store_fsync,
             start_timeout_seconds=self.store_timeout_seconds,
+            access=StoreAccess(
+                ca=self.security.store_ca,
+                cert=self.security.store_cert,
+                key=self.security.store_key,
+                password_file=self.security.store_password_file,
+            ),
         )
 
     def log_options(self) -> LogOptions:

@@ -22,6 +22,7 @@ from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
 from elastane.backoff import wait_backoff
+from elastane.credentials import TLS_HINT, credentials_stamp, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import (
     context_pb2,
@@ -107,6 +108,7 @@ class MasterClient:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._stamp = credentials_stamp()
         self._current = 0
 
     def __enter__(self) -> MasterClient:
@@ -383,8 +385,12 @@ class MasterClient:
             if self._closing.is_set():
                 raise ClientClosedError("the connection to the master was closed")
             address = self.addresses[self._current % len(self.addresses)]
+            if (stamp := credentials_stamp()) != self._stamp:
+                # Certificates were renewed. Calls of other threads keep their channels until they end.
+                self._stamp = stamp
+                self._channels.clear()
             if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+                self._channels[address] = open_channel(address, _CHANNEL_OPTIONS)
             return self._channels[address]
 
     def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
@@ -419,7 +425,8 @@ class MasterClient:
     def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
         return MasterUnreachableError(
             f"no master answered at {', '.join(self.addresses)} within {timeout_seconds:.3g} s: {error}",
-            hint=error.hint or "is it running, and is its address right? Set --master or ELASTANE_MASTER",
+            hint=error.hint
+            or f"is it running, and is its address right? Set --master or ELASTANE_MASTER; {TLS_HINT}",
             last_error=str(error),
         )
 

@@ -19,6 +19,9 @@ from redis.exceptions import RedisError
 
 from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
+from elastane_master.security.facts import JobFacts
+from elastane_master.security.gate import Gate, TokenFile
+from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.following import stopping
@@ -63,16 +66,23 @@ class Master:
         self._hosts: JobHosts | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
+        self._tokens_task: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
+        self._tls: ServerTls | None = None
         self._health_news = Signal()
         self._reachable = True
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves when it returns. Raises CannotListen and StoreError."""
+        """Serves when it returns. Raises CannotListen, BadSecurityFile and StoreError."""
         settings = self.settings
         if settings.port_file is not None:
             settings.port_file.unlink(missing_ok=True)
-        self._server = self._bind()
+        settings.security.require_safe(settings.listen, settings.listen_host)
+        files = settings.security.tls_files()
+        self._tls = ServerTls(files) if files is not None else None
+        self._gate = Gate(TokenFile(settings.security.token_file))
+        self._server = self._bind(self._gate)
         self._store = await Store.open(settings.store_options())
         self._hosts = JobHosts(
             self._store,
@@ -80,6 +90,7 @@ class Master:
             on_failed=self._failed,
             on_reachable=self._store_reachable,
         )
+        self._gate.facts = JobFacts(self._hosts)
         servicers = (
             JobServicer(self._hosts),
             ShardServicer(self._hosts),
@@ -93,25 +104,43 @@ class Master:
         self._server.add_generic_rpc_handlers(handlers)
         names = [service.full_name for service in described]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
-        )
+        if settings.security.reflection:
+            reflection.enable_server_reflection(
+                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+            )
         try:
             await self._hosts.start()
         except RedisError as error:
             raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
         self._health_task = asyncio.create_task(self._keep_health(["", *names]))
+        self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
         await self._server.start()
         if settings.port_file is not None:
             _write_atomically(settings.port_file, self.address)
-        logger.info("master serves", address=self.address, store=self._store.url, jobs=len(self._hosts.all()))
+        logger.info(
+            "master serves",
+            address=self.address,
+            store=self._store.url,
+            jobs=len(self._hosts.all()),
+            tls=_how(files),
+            tokens=settings.security.token_file is not None,
+        )
 
     async def failed(self) -> None:
         """Waits until the master cannot serve any more; raises the StoreError that says why."""
         await asyncio.shield(self._failure)
 
+    def refresh_security(self) -> None:
+        """Takes up changed files of tokens and certificates now; called on SIGHUP."""
+        if self._gate is not None:
+            self._gate.refresh()
+        if self._tls is not None:
+            self._tls.refresh()
+
     async def stop(self) -> None:
         """Stops in good order: streams are told, what is pending is written, the private store is ended."""
+        if self._tokens_task is not None:
+            self._tokens_task.cancel()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
@@ -130,9 +159,10 @@ class Master:
 
     # ---------------------------------------------------------------- the server
 
-    def _bind(self) -> grpc.aio.Server:
+    def _bind(self, gate: Gate) -> grpc.aio.Server:
         settings = self.settings
         server = grpc.aio.server(
+            interceptors=[gate],
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
                 ("grpc.max_send_message_length", -1),
@@ -145,11 +175,14 @@ class Master:
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
-            ]
+            ],
         )
         wanted = f"{settings.listen_host}:{settings.listen_port}"
         try:
-            port = server.add_insecure_port(wanted)
+            if self._tls is not None:
+                port = server.add_secure_port(wanted, self._tls.grpc_credentials())
+            else:
+                port = server.add_insecure_port(wanted)
         except RuntimeError as error:
             raise CannotListen(
                 settings.listen, "the address is in use, or not one of this machine"
@@ -177,6 +210,12 @@ class Master:
     def _failed(self, error: StoreError) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _how(files: TlsFiles | None) -> str:
+    if files is None:
+        return "none"
+    return "mutual" if files.client_ca is not None else "server"
 
 
 def _write_atomically(path: Path, text: str) -> None:

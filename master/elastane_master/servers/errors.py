@@ -29,9 +29,13 @@ _CODES: dict[str, grpc.StatusCode] = {
     "wrong_phase": grpc.StatusCode.FAILED_PRECONDITION,
     "fenced": grpc.StatusCode.UNAVAILABLE,
     "store_unavailable": grpc.StatusCode.UNAVAILABLE,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
+    "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
-_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable"})
+_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "rate_limited"})
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
 """What a servicer may raise to refuse a call."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     BadStoreUrl,
@@ -34,7 +35,8 @@ class StoreOptions:
 
     url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
     server. start_timeout_seconds: how long an unreachable store is tried at start.
-    socket_timeout_seconds: after so long without a reply a request is given up and repeated.
+    socket_timeout_seconds: after so long without a reply a request is given up and repeated. access: with
+    which certificates and password.
     """
 
     url: str = ""
@@ -42,6 +44,7 @@ class StoreOptions:
     fsync: Literal["everysec", "always", "no"] = "everysec"
     start_timeout_seconds: float = 15.0
     socket_timeout_seconds: float = 10.0
+    access: StoreAccess = field(default_factory=StoreAccess)
 
 
 class Store:
@@ -56,7 +59,7 @@ class Store:
     async def open(cls, options: StoreOptions) -> Store:
         """Connects, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile.
         """
         embedded = None
         if options.url:
@@ -66,11 +69,12 @@ class Store:
             await embedded.start()
             url = embedded.url
         # Repeating is the log's business: only there is a repeated write known to be harmless.
+        arguments = options.access.arguments(url) if options.url else {"url": url}
         redis = Redis.from_url(
-            url,
             socket_timeout=options.socket_timeout_seconds,
             socket_connect_timeout=options.socket_timeout_seconds,
             retry=Retry(NoBackoff(), 0),
+            **arguments,
         )
         try:
             await _reach(redis, url, options.start_timeout_seconds)

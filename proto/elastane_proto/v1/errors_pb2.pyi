@@ -19,6 +19,10 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_EVICTED: _ClassVar[ErrorReason]
     ERROR_REASON_FENCED: _ClassVar[ErrorReason]
     ERROR_REASON_STORE_UNAVAILABLE: _ClassVar[ErrorReason]
+    ERROR_REASON_UNAUTHENTICATED: _ClassVar[ErrorReason]
+    ERROR_REASON_PERMISSION_DENIED: _ClassVar[ErrorReason]
+    ERROR_REASON_QUOTA_EXCEEDED: _ClassVar[ErrorReason]
+    ERROR_REASON_RATE_LIMITED: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason
 ERROR_REASON_NOT_FOUND: ErrorReason
@@ -29,6 +33,10 @@ ERROR_REASON_WRONG_PHASE: ErrorReason
 ERROR_REASON_EVICTED: ErrorReason
 ERROR_REASON_FENCED: ErrorReason
 ERROR_REASON_STORE_UNAVAILABLE: ErrorReason
+ERROR_REASON_UNAUTHENTICATED: ErrorReason
+ERROR_REASON_PERMISSION_DENIED: ErrorReason
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason
+ERROR_REASON_RATE_LIMITED: ErrorReason
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "facts", "hint", "retryable")

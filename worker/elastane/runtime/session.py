@@ -19,6 +19,7 @@ import structlog
 from grpc_status import rpc_status
 
 from elastane.backoff import backoff_seconds
+from elastane.credentials import TLS_HINT, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
@@ -143,7 +144,7 @@ class MasterSession:
                 raise MasterUnreachableError(
                     f"no master answered at {', '.join(self._addresses)} for {silent_seconds:.0f} s",
                     hint="is the master running, and is --master right? "
-                    "ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait",
+                    f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
                     last_error=error.details() if error is not None else "stream closed",
                 )
             self._closing.wait(backoff_seconds(attempt))
@@ -157,7 +158,7 @@ class MasterSession:
                 yield message
 
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
-        with grpc.insecure_channel(address, options=_CHANNEL_OPTIONS) as channel:
+        with open_channel(address, _CHANNEL_OPTIONS) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
             try:
                 for message in stream:

@@ -16,6 +16,7 @@ from elastane_master.servers.translate import (
     checked_request_id,
     duration,
     seconds,
+    shown,
     timestamp,
 )
 from elastane_proto import contexts
@@ -66,7 +67,7 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest, request_id: str) -> Ta
         dataset=checked_name(request.dataset, "dataset"),
         worker=checked_name(request.worker_id, "worker_id"),
         completed=tuple(
-            TaskReport(report.epoch, report.index, report.attempt, report.error)
+            TaskReport(report.epoch, report.index, report.attempt, shown(report.error))
             for report in request.completed
         ),
         max_tasks=request.max_tasks,

@@ -148,7 +148,7 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
             await redis.ping()
         except (RedisError, OSError) as error:
             last_error = str(error) or type(error).__name__
-            if isinstance(error.__cause__, AuthenticationError):
+            if _is_refusal(error):
                 # While connecting, a wrong password comes as a connection error: waiting does not mend it.
                 raise StoreRefused(f"the store at {shown} refuses: {last_error}", url=shown) from error
             raise
@@ -166,3 +166,12 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
             f"no store answered at {shown} within {timeout_seconds:g} s: {last_error or 'no answer'}",
             url=shown,
         ) from error
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether an AuthenticationError is at the bottom of it, however often it was wrapped."""
+    while error is not None:
+        if isinstance(error, AuthenticationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

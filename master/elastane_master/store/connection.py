@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
@@ -27,6 +28,8 @@ from elastane_master.store.errors import (
 from elastane_master.store.keys import JOBS_KEY, checked_job_name
 
 logger = structlog.get_logger(__name__)
+
+_QUERY_PASSWORD = re.compile(r"((?:^|[?&])(?:ssl_)?password=)[^&]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ def checked_store_url(url: str) -> str:
 
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
+    url = _QUERY_PASSWORD.sub(r"\1***", url)
     scheme, separator, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     if not at:

@@ -171,6 +171,18 @@ def test_a_client_takes_up_a_renewed_certificate(
         assert [job.name for job in client.list_jobs()] == ["mine"]
 
 
+def test_a_master_of_ones_own_is_reached_with_another_ones_certificates_in_the_shell(
+    right: Path, tmp_path: Path
+) -> None:
+    """`elastane run` beside a protected cluster: its embedded master serves loopback without TLS."""
+    assert "ELASTANE_TLS_CA" in os.environ
+    master = EmbeddedMaster(tmp_path / "state")
+    try:
+        assert jobs(master.start(), 30.0) == []
+    finally:
+        master.stop()
+
+
 # ---------------------------------------------------------------- what is refused here already
 
 

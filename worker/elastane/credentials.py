@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,6 +122,15 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
         given.pop("ELASTANE_TOKEN_FILE", None)
         given |= {name.replace("WORKER_", ""): value for name, value in own.items()}
     return given
+
+
+def speak_plainly(environment: MutableMapping[str, str]) -> None:
+    """Takes the certificates out of `environment`: for a master of one's own that serves without TLS.
+
+    They are meant for another master, one the same shell speaks with; this one would not understand TLS.
+    """
+    for name in ("ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY", "ELASTANE_TLS_SERVER_NAME"):
+        environment.pop(name, None)
 
 
 def on_loopback(address: str) -> bool:

@@ -141,11 +141,12 @@ class MasterSession:
             attempt = 1 if self._last_contact > contact_before else attempt + 1
             silent_seconds = time.monotonic() - self._last_contact
             if silent_seconds > self._timeout_seconds:
+                why = error.details() if error is not None else "stream closed"
                 raise MasterUnreachableError(
-                    f"no master answered at {', '.join(self._addresses)} for {silent_seconds:.0f} s",
+                    f"no master answered at {', '.join(self._addresses)} for {silent_seconds:.0f} s: {why}",
                     hint="is the master running, and is --master right? "
                     f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
-                    last_error=error.details() if error is not None else "stream closed",
+                    last_error=why,
                 )
             self._closing.wait(backoff_seconds(attempt))
 

@@ -15,8 +15,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from elastane_master.security import policy
+from elastane_master.decisions.events import Rejection
+from elastane_master.security import gate, policy
 from elastane_master.security.errors import BadSecurityFile, InsecureListen
+from elastane_master.security.gate import TokenFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.app import Master
@@ -113,12 +115,11 @@ def test_the_table_has_every_rpc_that_is_served_and_no_other() -> None:
     assert [rpc for rpc, rule in policy.RULES.items() if rule.open] == ["/grpc.health.v1.Health/Check"]
 
 
-@pytest.mark.parametrize("tokens", ["", "".join(standard_tokens())], ids=["no tokens", "tokens"])
 async def test_an_rpc_that_is_missing_in_the_table_is_refused_to_everybody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
-        guarded_master(tmp_path, tokens) as master,
+        guarded_master(tmp_path, "".join(standard_tokens())) as master,
         grpc.aio.insecure_channel(master.address, options=LOCAL) as channel,
     ):
         for method in methods():
@@ -245,6 +246,32 @@ async def test_a_revoked_token_ends_sessions_and_watches_and_a_new_one_is_let_in
             assert {worker.worker_id for worker in job.workers} == {"w-new", "w-stays"}
 
 
+async def test_a_table_that_changes_while_it_is_read_is_not_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a table is a table too: whoever stands in the other half must not be cut off."""
+    path = tmp_path / "tokens.toml"
+    path.write_text(entry("a", ["reader"], ["*"]) + entry("b", ["reader"], ["*"]))
+    tokens = TokenFile(path)
+    read = gate.read_file
+
+    def read_half(_: Path) -> bytes:
+        half = read(path)
+        path.write_text(entry("a", ["reader"], ["*"]) + entry("c", ["reader"], ["*"]))
+        return half
+
+    path.write_text(entry("a", ["reader"], ["*"]))
+    os.utime(path, ns=(0, 0))
+    with monkeypatch.context() as writing:
+        writing.setattr(gate, "read_file", read_half)
+        assert not tokens.refresh()
+    assert tokens.find(token_of("b"))[1].name == "b"
+    assert tokens.refresh()
+    assert tokens.find(token_of("c"))[1].name == "c"
+    with pytest.raises(Rejection):
+        tokens.find(token_of("b"))
+
+
 async def test_a_changed_file_is_noticed_without_a_signal(tmp_path: Path) -> None:
     async with guarded_master(tmp_path, entry("a", ["reader"], ["*"])) as master, caller(master, "b") as new:
         jobs = job_pb2_grpc.JobServiceStub(new)
@@ -364,34 +391,68 @@ async def test_renewed_certificates_are_taken_up_and_half_a_renewal_is_not(tmp_p
         assert await health(old) == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_an_http_server_can_use_the_same_certificate(tmp_path: Path) -> None:
+async def test_a_replaced_client_ca_shuts_out_the_old_ones_callers(tmp_path: Path) -> None:
+    server, old, new = (Certificates(tmp_path / name) for name in ("server", "old", "new"))
+    client_ca = tmp_path / "client-ca.pem"
+    client_ca.write_bytes(old.ca.read_bytes())
+
+    async def health(own: Certificates) -> grpc.StatusCode:
+        credentials = grpc.ssl_channel_credentials(
+            server.ca.read_bytes(), own.client_key.read_bytes(), own.client_cert.read_bytes()
+        )
+        async with grpc.aio.secure_channel(master.address, credentials, options=LOCAL) as channel:
+            try:
+                await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=60)
+            except grpc.aio.AioRpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    files = {**server.master_options(mutual=False), "tls_client_ca": client_ca}
+    async with guarded_master(tmp_path, **files) as master:
+        assert await health(old) == grpc.StatusCode.OK
+        assert await health(new) == grpc.StatusCode.UNAVAILABLE
+        client_ca.write_bytes(new.ca.read_bytes() + new.ca.read_bytes())
+        assert await health(new) == grpc.StatusCode.OK
+        assert await health(old) == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_an_http_server_can_use_the_same_certificate_and_client_ca(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
-    tls = ServerTls(TlsFiles(old.cert, old.key))
+    client_ca = tmp_path / "client-ca.pem"
+    client_ca.write_bytes(old.ca.read_bytes())
+    tls = ServerTls(TlsFiles(old.cert, old.key, client_ca))
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
         writer.close()
 
-    async def ask(ca: Path) -> bytes:
-        context = ssl.create_default_context(cafile=str(ca))
+    async def ask(server: Certificates, own: Certificates) -> bytes:
+        context = ssl.create_default_context(cafile=str(server.ca))
+        context.load_cert_chain(own.client_cert, own.client_key)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
-        writer.write(b"ping\n")
         try:
+            writer.write(b"ping\n")
             return await reader.readline()
+        except (ssl.SSLError, ConnectionError):
+            if isinstance(reader.exception(), ssl.SSLCertVerificationError):
+                raise
+            return b""  # the server has hung up on our certificate
         finally:
             writer.close()
 
-    async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=tls.ssl_context()) as server:
-        port = server.sockets[0].getsockname()[1]
-        assert await ask(old.ca) == b"ping\n"
-        old.cert.write_bytes(new.cert.read_bytes())
-        assert not tls.refresh()  # half a renewal must not reach the context that is in use
-        assert await ask(old.ca) == b"ping\n"
+    async with await asyncio.start_server(echo, "127.0.0.1", 0, ssl=tls.ssl_context()) as http:
+        port = http.sockets[0].getsockname()[1]
+        assert await ask(old, old) == b"ping\n"
+        assert await ask(old, new) == b""
+        old.cert.write_bytes(new.cert.read_bytes())  # half a renewal
+        assert await ask(old, old) == b"ping\n"
         old.key.write_bytes(new.key.read_bytes())
-        assert tls.refresh()
-        assert await ask(new.ca) == b"ping\n"
+        assert await ask(new, old) == b"ping\n"
         with pytest.raises(ssl.SSLCertVerificationError):
-            await ask(old.ca)
+            await ask(old, old)
+        client_ca.write_bytes(2 * new.ca.read_bytes())
+        assert await ask(new, new) == b"ping\n"
+        assert await ask(new, old) == b""
 
 
 async def test_files_that_cannot_be_used_are_told_before_anything_is_served(tmp_path: Path) -> None:

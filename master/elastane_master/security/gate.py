@@ -2,8 +2,8 @@
 
     token -> role -> request counted -> (request parsed) job -> what else it takes -> the servicer
 
-An interceptor, so that services which are not ours (health, reflection) and those not written yet pass it
-too. Refusals before the request is parsed cost a caller who is not let in nothing but a lookup. A stream
+An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those not
+written yet pass it too. Refusals before the request is parsed cost a caller who is not let in nothing but a lookup. A stream
 names its job in its first message, which the gate reads and hands on.
 
 When the file of tokens changes, calls that the new table does not allow are ended where they stand.
@@ -91,14 +91,22 @@ class TokenFile:
             return False
         self._stamp = stamp
         try:
-            self._table = self._read()
+            table = self._read()
         except BadSecurityFile as error:
             logger.error(
                 "the new tokens are not taken up: the old ones stand", error=str(error), hint=error.hint
             )
             return False
-        logger.info("tokens taken up", file=str(self.path), tokens=len(self._table))
+        if stamp_of((self.path,)) != stamp:
+            self._stamp = ()  # it is being written: half of it would cut off whoever is in the other half
+            return False
+        self._table = table
+        logger.info("tokens taken up", file=str(self.path), tokens=len(table))
         return True
+
+    def stamp(self) -> Stamp:
+        """Changes when the file does."""
+        return stamp_of((self.path,))
 
     def _read(self) -> TokenTable:
         assert self.path is not None
@@ -156,7 +164,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         rpc = details.method
         try:
             rule = rule_of(rpc)
-            if rule.open or self._tokens.path is None:
+            if rule.open:
                 return handler
             digest, caller = self._tokens.find(_token(details.invocation_metadata))
             require_role(rule, rpc, caller)
@@ -167,10 +175,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return self._guarded(handler, rpc, rule, digest)
 
     async def keep_tokens(self) -> None:
-        """Takes up changes of the file until it is cancelled."""
+        """Takes up changes of the file, once they have settled, until it is cancelled."""
+        seen = self._tokens.stamp()
         while self._tokens.path is not None:
-            self.refresh()
             await asyncio.sleep(LOOK_SECONDS)
+            before, seen = seen, self._tokens.stamp()
+            if seen == before:
+                self.refresh()
 
     def refresh(self) -> None:
         """Takes up a changed file now, and ends the calls that are not allowed any more."""

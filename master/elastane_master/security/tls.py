@@ -55,8 +55,19 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For asyncio and HTTP servers: after a `refresh`, new connections have the new certificate."""
-        return self._context
+        """For asyncio and HTTP servers: every handshake has the certificate and client CA of the moment."""
+        context = self._make_context()
+        # Whoever resumes a session shows no certificate again: there is nothing to resume.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+
+        def take_current(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+            self.refresh()
+            connection.context = self._context
+
+        # Called at each handshake, also when the caller names no server.
+        context.sni_callback = take_current
+        return context
 
     def refresh(self) -> bool:
         """Takes up changed files; True when it did."""
@@ -69,7 +80,8 @@ class ServerTls:
                 contents = self._read()
                 if contents == self._contents:
                     return False
-                self._load_into(self._context)
+                # A context of its own: loading a CA into the old one would add to those it trusts.
+                self._context = self._make_context()
                 self._contents = contents
             except BadSecurityFile as error:
                 # Half a renewal, most likely: the other half changes the stamp again.
@@ -98,32 +110,31 @@ class ServerTls:
             read_file(self._files.key),
             read_file(self._files.client_ca) if self._files.client_ca is not None else None,
         )
-        self._load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        self._make_context()
         return contents
 
     def _make_context(self) -> ssl.SSLContext:
+        """Raises BadSecurityFile unless the files fit together."""
+        files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self._load_into(context)
-        return context
-
-    def _load_into(self, context: ssl.SSLContext) -> None:
         try:
-            context.load_cert_chain(self._files.cert, self._files.key, password="")
+            context.load_cert_chain(files.cert, files.key, password="")
         except (ssl.SSLError, OSError) as error:
             raise BadSecurityFile(
-                self._files.cert,
-                f"it is no certificate that fits the key {self._files.key}: {_reason(error)}",
+                files.cert,
+                f"it is no certificate that fits the key {files.key}: {_reason(error)}",
                 "give a PEM chain with the server's own certificate first, and its key without a password",
             ) from error
-        if self._files.client_ca is not None:
+        if files.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED
             try:
-                context.load_verify_locations(self._files.client_ca)
+                context.load_verify_locations(files.client_ca)
             except (ssl.SSLError, OSError) as error:
                 raise BadSecurityFile(
-                    self._files.client_ca, f"it holds no certificates of a CA: {_reason(error)}"
+                    files.client_ca, f"it holds no certificates of a CA: {_reason(error)}"
                 ) from error
+        return context
 
 
 def _reason(error: OSError) -> str:

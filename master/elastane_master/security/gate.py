@@ -3,8 +3,8 @@
     token -> role -> request counted -> (request parsed) job -> what else it takes -> the servicer
 
 An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those not
-written yet pass it too. Refusals before the request is parsed cost a caller who is not let in nothing but a lookup. A stream
-names its job in its first message, which the gate reads and hands on.
+written yet pass it too. Refusals before the request is parsed cost a caller who is not let in nothing but a
+lookup. A stream names its job in its first message, which the gate reads and hands on.
 
 When the file of tokens changes, calls that the new table does not allow are ended where they stand.
 """

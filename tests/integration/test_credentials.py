@@ -232,6 +232,8 @@ def test_credentials_that_cannot_be_used_are_told_before_anything_is_sent(
 def test_workers_get_their_own_token_and_not_the_agents() -> None:
     agents = {"ELASTANE_TOKEN_FILE": "ops", "ELASTANE_TLS_CA": "ca", "PATH": "p"}
     assert worker_environment(agents) == agents
+    masters = {"ELASTANE_STORE": "redis://:password@x", "ELASTANE_MASTER_STORE_PASSWORD_FILE": "x"}
+    assert worker_environment({**agents, **masters}) == agents
     own = worker_environment({**agents, "ELASTANE_WORKER_TOKEN_FILE": "trainers"})
     assert own == {"ELASTANE_TOKEN_FILE": "trainers", "ELASTANE_TLS_CA": "ca", "PATH": "p"}
     own = worker_environment({**agents, "ELASTANE_WORKER_TOKEN": "secret"})

@@ -119,3 +119,11 @@ async def test_certificates_without_tls_are_a_mistake(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path)
     with pytest.raises(BadSecurityFile, match="without TLS"):
         await Store.open(StoreOptions(url="redis://127.0.0.1:1/0", access=StoreAccess(ca=certificates.ca)))
+
+
+async def test_the_private_store_is_the_users_alone(tmp_path: Path) -> None:
+    async with private_store(tmp_path / "state") as store:
+        assert store.embedded is not None
+        assert store.embedded.folder.stat().st_mode & 0o077 == 0
+        assert store.embedded.socket_path.stat().st_mode & 0o077 == 0
+        assert await store.redis.config_get("port") == {"port": "0"}

@@ -115,7 +115,12 @@ def credentials_stamp() -> tuple[object, ...]:
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """`environment` for a worker: the workers' own token, if there is one, replaces the agent's."""
-    given = dict(environment)
+    # How the master and its store are protected is no business of the script's.
+    given = {
+        name: value
+        for name, value in environment.items()
+        if name != "ELASTANE_STORE" and not name.startswith("ELASTANE_MASTER_")
+    }
     own = {name: value for name in _WORKER_TOKENS if (value := given.pop(name, ""))}
     if own:
         given.pop("ELASTANE_TOKEN", None)

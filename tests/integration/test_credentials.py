@@ -297,6 +297,24 @@ def test_token_makes_a_file_for_the_owner_and_an_entry_without_the_secret(tmp_pa
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--listen", "0.0.0.0:0"], "--insecure"),
+        (["--tls-cert", "x.pem"], "--tls-cert and --tls-key belong together"),
+        (["--token-file", "/missing/tokens.toml"], "/missing/tokens.toml cannot be used"),
+    ],
+)
+def test_a_master_that_would_be_open_or_is_half_protected_does_not_start(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    done = elastane("master", "--state-dir", str(tmp_path / "state"), *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "state").exists()
+
+
 # ---------------------------------------------------------------- between workers
 
 

@@ -27,6 +27,20 @@ def test_the_example_of_an_entry_is_one() -> None:
     assert len(TokenTable.parse(block("toml"))) == 1
 
 
+def test_every_test_and_target_that_a_claim_names_is_there() -> None:
+    file, named = "", 0
+    for name in re.findall(r"`([^`]+)`", (ROOT / "SECURITY.md").read_text()):
+        path, separator, test = name.partition("::")
+        if name.startswith("tests/") or separator:
+            file = path or file
+            assert (ROOT / file).exists(), name
+            assert not test or f"def {test}(" in (ROOT / file).read_text(), name
+            named += 1
+        elif name.startswith("make "):
+            assert f"\n{name.removeprefix('make ')}:" in (ROOT / "Makefile").read_text(), name
+    assert named > 20
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes its certificates with openssl")
 def test_the_commands_work_as_written(tmp_path: Path) -> None:
     commands = tmp_path / "bin"

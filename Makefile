@@ -6,6 +6,8 @@
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
+# make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
+# make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
 
 PYTHON ?= python3
@@ -24,7 +26,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check bench clean
+.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -80,6 +82,24 @@ proto-check: $(VENV)/.installed
 	for file in $$(cd $$fresh && find . -type f); do cmp "$$fresh/$$file" "proto/$$file" || { echo "run: make proto"; exit 1; }; done && \
 	echo "generated code: up to date"
 
+lock: $(VENV)/.installed
+	$(BIN)/python tools/lock.py
+
+# pip refuses a file whose hash is not the locked one.
+audit-hashes: $(VENV)/.installed
+	@files=$$(mktemp -d) && trap 'rm -rf "$$files"' EXIT && \
+	$(BIN)/pip download --quiet --require-hashes --no-deps --dest "$$files" -r requirements.lock && \
+	echo "hashes: $$(ls "$$files" | wc -l) files are the locked ones"
+
+# Strict: a package whose advisories PyPI does not give is a failure, and not a clean one.
+audit-deps: audit-hashes $(VENV)-audit/.installed
+	$(VENV)-audit/bin/pip-audit --strict --require-hashes --disable-pip --progress-spinner off -r requirements.lock
+
+$(VENV)-audit/.installed: Makefile
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	@touch $@
+
 # The stamp is remade when a dependency changes.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -87,4 +107,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .elastane .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-audit .elastane .mypy_cache .ruff_cache .hypothesis .import_linter_cache

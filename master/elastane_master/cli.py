@@ -17,6 +17,8 @@ from pydantic import ValidationError
 
 from elastane_master.errors import CannotListen
 from elastane_master.log_limit import LogLimit
+from elastane_master.security.errors import BadSecurityFile
+from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
 from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
 
@@ -26,6 +28,11 @@ EXIT_FENCED = 3
 """Another master leads, and --no-standby was given: do not start this one again."""
 EXIT_BROKEN = 4
 """A fault of the master itself: start it again."""
+
+
+def _protection(text: str, flag: str = "") -> Any:
+    return typer.Option(*([flag] if flag else []), help=text, rich_help_panel="Protection")
+
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -63,8 +70,46 @@ def main(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [info]")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json. [console]")] = None,
+    token_file: Annotated[
+        Path | None,
+        _protection(
+            "Table of tokens and their rights; see `elastane token`. Without: anybody may do anything."
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, _protection("PEM chain of the master's certificate. Without: no TLS.")
+    ] = None,
+    tls_key: Annotated[Path | None, _protection("PEM key of --tls-cert.")] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        _protection("PEM of the CA whose certificate callers must have. Without: they need none."),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        _protection(
+            "Serve beyond this machine without TLS, or without telling callers apart.", flag="--insecure"
+        ),
+    ] = None,
+    reflection: Annotated[
+        bool | None,
+        _protection(
+            "Whether the API describes itself to grpcurl; it does by default.",
+            flag="--reflection/--no-reflection",
+        ),
+    ] = None,
+    store_ca: Annotated[
+        Path | None, _protection("PEM of the CA of a rediss:// store. Without: the system's.")
+    ] = None,
+    store_cert: Annotated[Path | None, _protection("PEM certificate shown to a rediss:// store.")] = None,
+    store_key: Annotated[Path | None, _protection("PEM key of --store-cert.")] = None,
+    store_password_file: Annotated[
+        Path | None, _protection("File with the password of the user in --store.")
+    ] = None,
 ) -> None:
-    """Serves the jobs of one store over gRPC. Every option also is a variable, ELASTANE_LISTEN and so on.
+    """Serves the jobs of one store over gRPC.
+
+    Every option also is a variable, ELASTANE_LISTEN and so on; those that protect have a longer prefix,
+    ELASTANE_MASTER_TOKEN_FILE and so on. Changed files of tokens and certificates are taken up at once.
 
     Several masters may be started on one --store: one leads, the others stand by and take over when it
     stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
@@ -83,20 +128,35 @@ def main(
         "log_level": log_level,
         "log_format": log_format,
     }
+    protections = {
+        "token_file": token_file,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "insecure": insecure,
+        "reflection": reflection,
+        "store_ca": store_ca,
+        "store_cert": store_cert,
+        "store_key": store_key,
+        "store_password_file": store_password_file,
+    }
     try:
-        settings = MasterSettings(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+        security = SecuritySettings(**_given(protections))
+        settings = MasterSettings(security=security, **_given(given))
     except ValidationError as error:
         for fault in error.errors():
             if not fault["loc"]:  # of several settings together
                 typer.echo(f"elastane master: {fault['msg'].removeprefix('Value error, ')}", err=True)
                 continue
             name = "--" + "-".join(str(part) for part in fault["loc"]).replace("_", "-")
-            typer.echo(f"elastane master: {name}: {fault['msg']} (given: {fault['input']!r})", err=True)
+            where = f"{name}: " if fault["loc"] else ""
+            given_value = f" (given: {fault['input']!r})" if fault["loc"] else ""
+            typer.echo(f"elastane master: {where}{fault['msg']}{given_value}", err=True)
         raise typer.Exit(EXIT_BAD_START) from None
     configure_logging(settings)
     try:
         run(serve(settings))
-    except CannotListen as error:
+    except (CannotListen, BadSecurityFile) as error:
         _fail(error, error.hint, EXIT_BAD_START)
     except (AnotherLeads, Fenced) as error:
         _fail(error, error.hint, EXIT_FENCED)
@@ -134,6 +194,8 @@ async def serve(settings: MasterSettings) -> None:
             await asyncio.wait({starting})
             return
         await starting
+        # Renewed certificates and tokens are noticed anyway, a second later.
+        loop.add_signal_handler(signal.SIGHUP, master.refresh_security)
         failed = asyncio.create_task(master.failed())
         await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -174,6 +236,11 @@ def configure_logging(settings: MasterSettings) -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what was left away: variables and defaults stand in."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _fail(error: Exception, hint: str, code: int) -> NoReturn:

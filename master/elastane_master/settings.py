@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from elastane_master.decisions.machine import VERSION
 from elastane_master.limits import Limits
+from elastane_master.security.settings import SecuritySettings
+from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.connection import StoreOptions
 from elastane_master.store.log import LogOptions
 
@@ -18,7 +20,8 @@ class MasterSettings(Limits):
 
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
     empty: a private one in state_dir. store_fsync: of the private one. port_file: gets the address served,
-    once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped.
+    once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped. security:
+    tokens, certificates, what is allowed without them.
     standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
     advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
     leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
@@ -40,6 +43,7 @@ class MasterSettings(Limits):
     history_entries_max: int = Field(default=2_000_000, ge=1)
     events_max: int = Field(default=10_000, ge=1)
     stop_grace_seconds: float = Field(default=2.0, ge=0)
+    security: SecuritySettings = Field(default_factory=SecuritySettings)
 
     @field_validator("listen")
     @classmethod
@@ -80,6 +84,12 @@ class MasterSettings(Limits):
             state_dir=self.state_dir,
             fsync=self.store_fsync,
             start_timeout_seconds=self.store_timeout_seconds,
+            access=StoreAccess(
+                ca=self.security.store_ca,
+                cert=self.security.store_cert,
+                key=self.security.store_key,
+                password_file=self.security.store_password_file,
+            ),
         )
 
     def log_options(self) -> LogOptions:

@@ -24,6 +24,7 @@ from grpc_status import rpc_status
 
 from elastane.addresses import AddressBook
 from elastane.backoff import wait_backoff
+from elastane.credentials import TLS_HINT, credentials_stamp, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.message_size import size_options
 from elastane_proto import versions
@@ -117,6 +118,7 @@ class MasterClient:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._stamp = credentials_stamp()
 
     def __enter__(self) -> MasterClient:
         return self
@@ -397,9 +399,13 @@ class MasterClient:
         with self._lock:
             if self._closing.is_set():
                 raise ClientClosedError("the connection to the master was closed")
+            if (stamp := credentials_stamp()) != self._stamp:
+                # Certificates were renewed. Calls of other threads keep their channels until they end.
+                self._stamp = stamp
+                self._channels.clear()
             if address not in self._channels:
-                self._channels[address] = grpc.insecure_channel(
-                    address, options=_CHANNEL_OPTIONS + size_options()
+                self._channels[address] = open_channel(
+                    address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address)
                 )
             return self._channels[address]
 
@@ -437,7 +443,8 @@ class MasterClient:
     def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
         return MasterUnreachableError(
             f"no master answered at {self._book} within {timeout_seconds:.3g} s: {error}",
-            hint=error.hint or "is it running, and is its address right? Set --master or ELASTANE_MASTER",
+            hint=error.hint
+            or f"is it running, and is its address right? Set --master or ELASTANE_MASTER; {TLS_HINT}",
             last_error=str(error),
         )
 

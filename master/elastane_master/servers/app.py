@@ -24,6 +24,9 @@ from redis.exceptions import RedisError
 
 from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
+from elastane_master.security.facts import JobFacts
+from elastane_master.security.gate import Gate, TokenFile
+from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.following import not_leading, stopping
@@ -74,16 +77,23 @@ class Master(Follower):
         self._keeper: SuccessionKeeper | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
+        self._tokens_task: asyncio.Task[None] | None = None
+        self._gate: Gate | None = None
+        self._tls: ServerTls | None = None
         self._health_news = Signal()
         self._reachable = True
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves, or stands by, when it returns. Raises CannotListen and StoreError."""
+        """Serves, or stands by, when it returns. Raises CannotListen, BadSecurityFile and StoreError."""
         settings = self.settings
         if settings.port_file is not None:
             settings.port_file.unlink(missing_ok=True)
-        self._server = self._bind()
+        settings.security.require_safe(settings.listen, settings.listen_host)
+        files = settings.security.tls_files()
+        self._tls = ServerTls(files) if files is not None else None
+        self._gate = Gate(TokenFile(settings.security.token_file))
+        self._server = self._bind(self._gate)
         if not settings.store:
             self._state_lock = StateLock(settings.state_dir)
             self._state_lock.acquire()
@@ -95,6 +105,7 @@ class Master(Follower):
             on_failed=self._failed,
             on_reachable=self._store_reachable,
         )
+        self._gate.facts = JobFacts(self._hosts)
         self._hosts.refuse(not_leading(None))
         names = self._add_services(self._server, self._hosts)
         if settings.store:
@@ -106,6 +117,7 @@ class Master(Follower):
         else:
             await self.lead()
         self._health_task = asyncio.create_task(self._keep_health(["", *names]))
+        self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
         await self._server.start()
         if settings.port_file is not None:
             _write_atomically(settings.port_file, self.address)
@@ -114,17 +126,28 @@ class Master(Follower):
             address=self.address,
             store=self._store.url,
             jobs=len(self._hosts.all()) if self.leads else None,
+            tls=_how(files),
+            tokens=settings.security.token_file is not None,
         )
 
     async def failed(self) -> None:
         """Waits until the master cannot serve any more; raises the StoreError that says why."""
         await asyncio.shield(self._failure)
 
+    def refresh_security(self) -> None:
+        """Takes up changed files of tokens and certificates now; called on SIGHUP."""
+        if self._gate is not None:
+            self._gate.refresh()
+        if self._tls is not None:
+            self._tls.refresh()
+
     async def stop(self) -> None:
         """Stops in good order: streams are told, what is pending is written, the private store is ended.
 
         A master that stands by for this one is told once everything is written.
         """
+        if self._tokens_task is not None:
+            self._tokens_task.cancel()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
@@ -235,14 +258,18 @@ class Master(Follower):
         )
         names = [service.full_name for service in described]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        if self.settings.security.reflection:
+            described_names = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
+            reflection.enable_server_reflection(described_names, server)
         return names
 
     # ---------------------------------------------------------------- the server
 
-    def _bind(self) -> grpc.aio.Server:
+    def _bind(self, gate: Gate) -> grpc.aio.Server:
         settings = self.settings
         server = grpc.aio.server(
+            # Without tokens everybody may call everything: the gate would only cost.
+            interceptors=[gate] if settings.security.token_file is not None else [],
             options=[
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
                 ("grpc.max_send_message_length", settings.answer_bytes_max),
@@ -255,11 +282,14 @@ class Master(Follower):
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
-            ]
+            ],
         )
         wanted = f"{settings.listen_host}:{settings.listen_port}"
         try:
-            port = server.add_insecure_port(wanted)
+            if self._tls is not None:
+                port = server.add_secure_port(wanted, self._tls.grpc_credentials())
+            else:
+                port = server.add_insecure_port(wanted)
         except RuntimeError as error:
             raise CannotListen(
                 settings.listen, "the address is in use, or not one of this machine"
@@ -293,6 +323,12 @@ class Master(Follower):
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _how(files: TlsFiles | None) -> str:
+    if files is None:
+        return "none"
+    return "mutual" if files.client_ca is not None else "server"
 
 
 def _write_atomically(path: Path, text: str) -> None:

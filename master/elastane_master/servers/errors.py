@@ -33,9 +33,13 @@ _CODES: dict[str, grpc.StatusCode] = {
     "incompatible": grpc.StatusCode.FAILED_PRECONDITION,
     "limit_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "unauthenticated": grpc.StatusCode.UNAUTHENTICATED,
+    "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
+    "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
-_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy"})
+_RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
 """What a servicer may raise to refuse a call."""

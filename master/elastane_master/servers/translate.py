@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 from google.protobuf import duration_pb2, timestamp_pb2
 
 from elastane_master.decisions.events import Rejection
+from elastane_master.limits import clip
 from elastane_proto.v1 import common_pb2
 
 NAME_CHARACTERS_MAX = 253
 """Of a worker id, a dataset's name and a request id."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 _NANOS = 1_000_000_000
 _TIMESTAMP_SECONDS_MAX = 253_402_300_799
@@ -40,6 +46,19 @@ def as_range(start: int, end: int) -> common_pb2.Range:
 
 
 def checked_name(name: str, field: str) -> str:
+    """`name` itself; raises Rejection unless it could stand in a path, a key or on a terminal unharmed."""
+    checked_length(name, field)
+    if not _NAME.fullmatch(name):
+        raise Rejection(
+            "invalid_argument",
+            f"{name[:80]!r} cannot be {field}",
+            hint=f"{field} has letters, digits and . _ - : @ + only, and begins with a letter, a digit or _",
+            field=field,
+        )
+    return name
+
+
+def checked_length(name: str, field: str) -> str:
     """`name` itself; raises Rejection when it is empty or too long."""
     if not name or len(name) > NAME_CHARACTERS_MAX:
         raise Rejection(
@@ -53,4 +72,9 @@ def checked_name(name: str, field: str) -> str:
 
 def checked_request_id(request_id: str) -> str:
     """`request_id` itself, which may be empty; raises Rejection when it is too long."""
-    return checked_name(request_id, "request_id") if request_id else ""
+    return checked_length(request_id, "request_id") if request_id else ""
+
+
+def shown(text: str, characters_max: int = 4000) -> str:
+    """Words of a worker that people will read: not too many, and none that would steer their terminal."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", clip(text, characters_max))

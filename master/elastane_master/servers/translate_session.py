@@ -8,7 +8,14 @@ from typing import Any, Literal
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.limits import clip
-from elastane_master.servers.translate import NAME_CHARACTERS_MAX, as_range, checked_name, duration, seconds
+from elastane_master.servers.translate import (
+    NAME_CHARACTERS_MAX,
+    as_range,
+    checked_name,
+    duration,
+    seconds,
+    shown,
+)
 from elastane_master.sessions import WorkerMessage
 from elastane_proto import contexts, versions
 from elastane_proto.v1 import common_pb2, ring_pb2
@@ -40,7 +47,7 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         session=session,
         role=role,
         signature=_signature(message.signature),
-        host=clip(message.host, NAME_CHARACTERS_MAX),
+        host=shown(message.host, NAME_CHARACTERS_MAX),
         pid=message.pid,
         store_address=clip(message.store_address, NAME_CHARACTERS_MAX),
         generation=message.generation,
@@ -88,8 +95,8 @@ def _loaded(message: ring_pb2.Loaded, worker: str, session: str) -> events.AnyEv
         message.step,
         tuple(_delta(context) for context in message.contexts),
         tuple(message.extra.ready_order),
-        message.checkpoint,
-        tuple(message.rejected),
+        shown(message.checkpoint),
+        tuple(shown(reason) for reason in message.rejected),
     )
 
 
@@ -117,7 +124,7 @@ def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> eve
 
 
 def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
-    return events.RingBrokenReported(worker, session, message.generation, message.step, clip(message.error))
+    return events.RingBrokenReported(worker, session, message.generation, message.step, shown(message.error))
 
 
 def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEvent:
@@ -130,20 +137,20 @@ def _saved(message: ring_pb2.Saved, worker: str, session: str) -> events.AnyEven
         message.file,
         message.sha256,
         message.bytes,
-        clip(message.error),
+        shown(message.error),
         message.complete,
     )
 
 
 def _leaving(message: ring_pb2.Leaving, worker: str, session: str) -> events.AnyEvent:
-    return events.LeavingReported(worker, session, clip(message.reason), seconds(message.notice, "notice"))
+    return events.LeavingReported(worker, session, shown(message.reason), seconds(message.notice, "notice"))
 
 
 def _bye(message: ring_pb2.Bye, worker: str, session: str) -> events.AnyEvent:
     reason = _BYES.get(message.reason)
     if reason is None:
         raise Rejection("invalid_argument", f"{worker} said Bye without a reason", field="reason")
-    return events.ByeReported(worker, session, reason, clip(message.message), message.applied_step)
+    return events.ByeReported(worker, session, reason, shown(message.message), message.applied_step)
 
 
 _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {

@@ -9,7 +9,6 @@ from elastane_master.decisions.datasets import LOCKSTEP_DATASET, LeaseResult
 from elastane_master.decisions.effects import Commit
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport, TasksRequested
 from elastane_master.decisions.views import ProgressView
-from elastane_master.limits import clip
 from elastane_master.records import StoredCommit
 from elastane_master.servers.translate import (
     as_range,
@@ -17,6 +16,7 @@ from elastane_master.servers.translate import (
     checked_request_id,
     duration,
     seconds,
+    shown,
     timestamp,
 )
 from elastane_proto import contexts
@@ -67,7 +67,7 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest, request_id: str) -> Ta
         dataset=checked_name(request.dataset, "dataset"),
         worker=checked_name(request.worker_id, "worker_id"),
         completed=tuple(
-            TaskReport(report.epoch, report.index, report.attempt, clip(report.error), report.count or 1)
+            TaskReport(report.epoch, report.index, report.attempt, shown(report.error), report.count or 1)
             for report in request.completed
         ),
         max_tasks=request.max_tasks,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
 
+from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     BadStoreUrl,
@@ -27,6 +29,8 @@ from elastane_master.store.keys import JOBS_KEY, checked_job_name
 
 logger = structlog.get_logger(__name__)
 
+_QUERY_PASSWORD = re.compile(r"((?:^|[?&])(?:ssl_)?password=)[^&]*", re.IGNORECASE)
+
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
@@ -34,7 +38,8 @@ class StoreOptions:
 
     url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
     server. start_timeout_seconds: how long an unreachable store is tried at start.
-    socket_timeout_seconds: after so long without a reply a request is given up and repeated.
+    socket_timeout_seconds: after so long without a reply a request is given up and repeated. access: with
+    which certificates and password.
     """
 
     url: str = ""
@@ -42,6 +47,7 @@ class StoreOptions:
     fsync: Literal["everysec", "always", "no"] = "everysec"
     start_timeout_seconds: float = 15.0
     socket_timeout_seconds: float = 10.0
+    access: StoreAccess = field(default_factory=StoreAccess)
 
 
 class Store:
@@ -56,7 +62,7 @@ class Store:
     async def open(cls, options: StoreOptions) -> Store:
         """Connects, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile.
         """
         embedded = None
         if options.url:
@@ -66,11 +72,12 @@ class Store:
             await embedded.start()
             url = embedded.url
         # Repeating is the log's business: only there is a repeated write known to be harmless.
+        arguments = options.access.arguments(url) if options.url else {"url": url}
         redis = Redis.from_url(
-            url,
             socket_timeout=options.socket_timeout_seconds,
             socket_connect_timeout=options.socket_timeout_seconds,
             retry=Retry(NoBackoff(), 0),
+            **arguments,
         )
         try:
             await _reach(redis, url, options.start_timeout_seconds)
@@ -126,6 +133,7 @@ def checked_store_url(url: str) -> str:
 
 def without_password(url: str) -> str:
     """The URL as it may be shown."""
+    url = _QUERY_PASSWORD.sub(r"\1***", url)
     scheme, separator, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
     if not at:
@@ -144,7 +152,7 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
             await redis.ping()
         except (RedisError, OSError) as error:
             last_error = str(error) or type(error).__name__
-            if isinstance(error.__cause__, AuthenticationError):
+            if _is_refusal(error):
                 # While connecting, a wrong password comes as a connection error: waiting does not mend it.
                 raise StoreRefused(f"the store at {shown} refuses: {last_error}", url=shown) from error
             raise
@@ -162,3 +170,12 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
             f"no store answered at {shown} within {timeout_seconds:g} s: {last_error or 'no answer'}",
             url=shown,
         ) from error
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Whether an AuthenticationError is at the bottom of it, however often it was wrapped."""
+    while error is not None:
+        if isinstance(error, AuthenticationError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

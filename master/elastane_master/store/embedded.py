@@ -140,7 +140,8 @@ class EmbeddedStore:
     def _try_lock(self) -> int | None:
         """The locked descriptor, or None while a server lives."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            # The server's file holds all that the jobs hold, and the server makes it readable for everybody.
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise EmbeddedStoreFailed(

@@ -33,7 +33,7 @@ class BadStoreUrl(StoreError, ValueError):
 
 
 class BadJobName(StoreError, ValueError):
-    hint = "a job's name has 1 to 63 characters out of A-Z a-z 0-9 . _ -"
+    hint = "a job's name has 1 to 63 characters out of A-Z a-z 0-9 . _ - and begins with a letter or digit"
 
 
 class StoreUnreachable(StoreError):

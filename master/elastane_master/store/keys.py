@@ -14,11 +14,11 @@ from elastane_master.store.errors import BadJobName
 JOBS_KEY = "elastane:jobs"
 """Set of the names of all jobs of the store."""
 
-_JOB_NAME = re.compile(r"[A-Za-z0-9._-]{1,63}")
+_JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def checked_job_name(job: str) -> str:
-    """`job` itself; raises BadJobName when it cannot be part of a key."""
+    """`job` itself; raises BadJobName when it cannot be part of a key or a path."""
     if not _JOB_NAME.fullmatch(job):
         raise BadJobName(f"{job[:80]!r} cannot be the name of a job", job=job[:80])
     return job

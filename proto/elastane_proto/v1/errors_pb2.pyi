@@ -23,6 +23,10 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_INCOMPATIBLE: _ClassVar[ErrorReason]
     ERROR_REASON_LIMIT_EXCEEDED: _ClassVar[ErrorReason]
     ERROR_REASON_BUSY: _ClassVar[ErrorReason]
+    ERROR_REASON_UNAUTHENTICATED: _ClassVar[ErrorReason]
+    ERROR_REASON_PERMISSION_DENIED: _ClassVar[ErrorReason]
+    ERROR_REASON_QUOTA_EXCEEDED: _ClassVar[ErrorReason]
+    ERROR_REASON_RATE_LIMITED: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason
 ERROR_REASON_NOT_FOUND: ErrorReason
@@ -37,6 +41,10 @@ ERROR_REASON_NOT_LEADING: ErrorReason
 ERROR_REASON_INCOMPATIBLE: ErrorReason
 ERROR_REASON_LIMIT_EXCEEDED: ErrorReason
 ERROR_REASON_BUSY: ErrorReason
+ERROR_REASON_UNAUTHENTICATED: ErrorReason
+ERROR_REASON_PERMISSION_DENIED: ErrorReason
+ERROR_REASON_QUOTA_EXCEEDED: ErrorReason
+ERROR_REASON_RATE_LIMITED: ErrorReason
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "facts", "hint", "retryable")

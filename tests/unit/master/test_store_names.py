@@ -23,7 +23,9 @@ def test_good_job_names(name: str) -> None:
     assert checked_job_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 64, "a b", "a{b}", "a:b", "ä", "a/b", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "x" * 64, "a b", "a{b}", "a:b", "ä", "a/b", "a\n", ".", "..", "-a", ".hidden"]
+)
 def test_bad_job_names(name: str) -> None:
     with pytest.raises(BadJobName) as refused:
         JobKeys.of(name)
@@ -51,6 +53,7 @@ def test_bad_urls(url: str) -> None:
 def test_a_password_is_never_shown() -> None:
     assert without_password("redis://u:s3cret@h:1/0") == "redis://u:***@h:1/0"
     assert without_password("redis://:s3@cret@h:1/0") == "redis://:***@h:1/0"
+    assert without_password("redis://h:1/0?db=1&password=s3cret&x=2") == "redis://h:1/0?db=1&password=***&x=2"
     assert without_password("redis://h:1/0") == "redis://h:1/0"
 
 

@@ -30,6 +30,7 @@ from elastane.agent.output import Output
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import ClientClosedError, MasterClient
+from elastane.credentials import worker_environment
 from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2, ring_pb2
@@ -267,7 +268,7 @@ class Agent:
     def _worker_environment(self, worker: str) -> dict[str, str]:
         settings = self._job.settings
         environment = {
-            **os.environ,
+            **worker_environment(os.environ),
             "PYTHONUNBUFFERED": "1",
             # A peer's death is a normal event here; torch would print a C++ backtrace for it.
             "TORCH_CPP_LOG_LEVEL": "ERROR",

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from elastane.agent.guard import stop_store
 from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.credentials import speak_plainly
 from elastane.errors import ElastaneError
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -83,7 +84,11 @@ class EmbeddedMaster:
         return self.state_dir / "master.log"
 
     def start(self) -> str:
-        """Start it, first or again; returns its address once it listens. Raises MasterStartError."""
+        """Start it, first or again; returns its address once it listens. Raises MasterStartError.
+
+        This process and those it starts speak with this master from now on: if it serves without TLS, the
+        certificates in the environment are for another one and are dropped.
+        """
         assert not self.running, "already running"
         self._stopping = False
         self.state_dir.mkdir(parents=True, exist_ok=True)
@@ -108,6 +113,8 @@ class EmbeddedMaster:
         self._process = process
         self._tell_guard(process.pid)
         self._port = self._wait_for_port(process, port_file)
+        if "--tls-cert" not in self._arguments and not os.environ.get("ELASTANE_MASTER_TLS_CERT"):
+            speak_plainly(os.environ)
         return self.address
 
     def stop(self, grace_seconds: float = 10.0) -> None:

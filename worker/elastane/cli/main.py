@@ -13,7 +13,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -30,6 +31,7 @@ GROUPS: Final = (
     "elastane.cli.audit",
     "elastane.cli.doctor",
     "elastane.cli.demo",
+    "elastane.cli.token",
 )
 
 EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
@@ -53,9 +55,45 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _connection(name: str, metavar: str, text: str) -> Any:
+    """An option that also is the variable ELASTANE_<name>; both stand before the command."""
+    return typer.Option(
+        "--" + name.lower().replace("_", "-"),
+        envvar=f"ELASTANE_{name}",
+        metavar=metavar,
+        help=text,
+        rich_help_panel="Connection to the master, before the command",
+    )
+
+
 def _root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    token_file: Annotated[
+        Path | None, _connection("TOKEN_FILE", "FILE", "File with the token for the master.")
+    ] = None,
+    tls_ca: Annotated[
+        str | None, _connection("TLS_CA", "FILE", 'CA of the master\'s certificate (PEM), or "system".')
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, _connection("TLS_CERT", "FILE", "Certificate shown to the master (PEM).")
+    ] = None,
+    tls_key: Annotated[Path | None, _connection("TLS_KEY", "FILE", "Key of --tls-cert (PEM).")] = None,
+    tls_server_name: Annotated[
+        str | None, _connection("TLS_SERVER_NAME", "NAME", "Name in the master's certificate, if another.")
+    ] = None,
 ) -> None:
+    given = {
+        "TOKEN_FILE": token_file,
+        "TLS_CA": tls_ca,
+        "TLS_CERT": tls_cert,
+        "TLS_KEY": tls_key,
+        "TLS_SERVER_NAME": tls_server_name,
+    }
+    for name, value in given.items():
+        if value is not None:
+            # Workers that this process starts connect in the same way, from whatever folder.
+            is_path = name != "TLS_SERVER_NAME" and str(value) != "system"
+            os.environ[f"ELASTANE_{name}"] = str(Path(value).absolute() if is_path else value)
     if version:
         from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as installed_version

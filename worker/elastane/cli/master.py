@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "master",
         help="Start a master (all options: elastane master --help).\n\n"
-        "Example: elastane master --listen :50051 --http :8080 --store redis://...",
+        "Example: elastane master --listen 127.0.0.1:50051 --store redis://...",
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
         rich_help_panel="Run",

@@ -229,4 +229,4 @@ def checkpoint_url(text: str) -> str:
 def default_job_name(script: str, *, module: bool) -> str:
     """The script's name without folder and ending, in the characters a job's name may have."""
     name = script.rpartition(".")[2] if module else Path(script).stem
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "job"
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:63] or "job"

@@ -34,6 +34,8 @@ TIMEOUT_SECONDS: Final = 600.0
 HANDOVER_TAG: Final = 1 << 20
 #: A tag that carries no message: a receive on it can only time out.
 _SILENT_TAG: Final = (1 << 31) - 1
+#: Connections of peers that may wait at the rendezvous store.
+_BACKLOG: Final = 1024
 #: How often a forming group looks whether it is still wanted.
 _CANCEL_POLL_SECONDS: Final = 0.002
 #: How long the end of the process waits for threads that still form an unwanted group.
@@ -73,11 +75,20 @@ class _Group(Protocol):
 class RendezvousStore:
     """The store this worker hosts for the groups whose first member it is.
 
-    host: address or name under which the other workers reach this one. Listens on a free port.
+    host: address or name under which the other workers reach this one. Listens on a free port of that
+    address and of no other: torch's own socket would take connections on every interface, from anybody.
     """
 
     def __init__(self, host: str) -> None:
-        self._server: TCPStore | None = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+            port = listener.getsockname()[1]
+            # The store takes the descriptor over and closes it when it is dropped.
+            self._server: TCPStore | None = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+            )
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._server.port}"
         atexit.register(self.close)

@@ -25,6 +25,7 @@ from grpc_status import rpc_status
 
 from elastane.addresses import AddressBook
 from elastane.backoff import backoff_seconds
+from elastane.credentials import TLS_HINT, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.message_size import size_options
 from elastane_proto import versions
@@ -158,11 +159,12 @@ class MasterSession:
             attempt = 1 if self._last_contact > contact_before else attempt + 1
             silent_seconds = time.monotonic() - self._last_contact
             if silent_seconds > self._timeout_seconds:
+                why = error.details() if error is not None else "stream closed"
                 raise MasterUnreachableError(
-                    f"no master answered at {self._book} for {silent_seconds:.0f} s",
+                    f"no master answered at {self._book} for {silent_seconds:.0f} s: {why}",
                     hint="is the master running, and is --master right? "
-                    "ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait",
-                    last_error=error.details() if error is not None else "stream closed",
+                    f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
+                    last_error=why,
                 )
             if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
                 self._book.failed(address, detail.facts.get("leader", ""))
@@ -170,6 +172,20 @@ class MasterSession:
             if detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING:
                 seconds = min(seconds, _STANDBY_SECONDS_MAX)
             self._closing.wait(seconds)
+
+    def _open_channel(self, address: str) -> grpc.Channel:
+        return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))
+
+    def _serves(self, address: str) -> bool:
+        """Whether a master at `address` says that it leads."""
+        with self._open_channel(address) as channel:
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
+                )
+            except grpc.RpcError:
+                return False
+        return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _attend(self, address: str) -> grpc.RpcError | None:
         """One stream, from Hello until it ends; returns the error that ended it."""
@@ -180,7 +196,7 @@ class MasterSession:
                 yield message
 
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
-        with _open_channel(address) as channel:
+        with self._open_channel(address) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
             self._stream = stream
             try:
@@ -234,27 +250,11 @@ class MasterSession:
             if not silent or stream is None:
                 continue
             for address in others:
-                if _serves(address) and self._stream is stream:
+                if self._serves(address) and self._stream is stream:
                     _log.info("another master leads", address=address, left=current)
                     self._book.go_to(address)
                     stream.cancel()
                     break
-
-
-def _open_channel(address: str) -> grpc.Channel:
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS + size_options())
-
-
-def _serves(address: str) -> bool:
-    """Whether a master at `address` says that it leads."""
-    with _open_channel(address) as channel:
-        try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(
-                health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
-            )
-        except grpc.RpcError:
-            return False
-    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:

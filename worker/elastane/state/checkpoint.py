@@ -62,6 +62,7 @@ __all__ = [
 MANIFEST: Final = "manifest.json"
 VERSION: Final = 1
 _NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")
+_SHARD: Final = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.bin")
 _MANIFEST_BYTES_MAX: Final = 64 << 20
 _READERS_MAX: Final = 4
 _log = structlog.get_logger(__name__)
@@ -312,6 +313,8 @@ def _read_manifest(folder: Folder, checkpoint: Checkpoint) -> Manifest:
 
 
 def _read_header(folder: Folder, manifest: Manifest, entry: ShardInfo) -> ShardHeader:
+    if not _SHARD.fullmatch(entry.file):
+        raise CheckpointDamagedError(f"{entry.file[:80]!r} is no name of a shard")
     path = f"{manifest.checkpoint}/{entry.file}"
     size = folder.size(path)
     if size != entry.bytes:

@@ -1,0 +1,27 @@
+"""What is wrong with the files and options that protect a master; said at start, with what to do."""
+
+# ruff: noqa: N818 - these say what is wrong
+
+from __future__ import annotations
+
+from elastane_master.errors import CannotListen
+
+
+class BadSecurityFile(Exception):
+    """A file of tokens, certificates or a password cannot be used. Attributes: path, hint."""
+
+    hint = "mend the file; the text says what is wrong with it, never what is secret in it"
+
+    def __init__(self, path: object, why: str, hint: str = "") -> None:
+        super().__init__(f"{path} cannot be used: {why}")
+        self.path = str(path)
+        self.hint = hint or self.hint
+
+
+class InsecureListen(CannotListen):
+    """Other machines can reach the address, and callers could not be told apart, or be overheard."""
+
+    hint = (
+        "give --tls-cert and --tls-key, and --token-file or --tls-client-ca; listen on 127.0.0.1; "
+        "or say --insecure if the network itself keeps everybody else out"
+    )

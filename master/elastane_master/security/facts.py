@@ -1,0 +1,23 @@
+"""What the gate asks of the jobs that are served."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from elastane_master.hosts import JobHosts
+
+
+class JobFacts:
+    """Names of the jobs, and of a job's dynamic datasets, as decided so far."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+
+    def job_names(self) -> Collection[str]:
+        return [host.name for host in self._hosts.all()]
+
+    def dataset_names(self, job: str) -> Collection[str]:
+        for host in self._hosts.all():
+            if host.name == job:
+                return host.machine.queues.dynamic.keys()
+        return ()

@@ -1,0 +1,56 @@
+"""Files that protect a master and may change under it: how a change is seen, how they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from elastane_master.security.errors import BadSecurityFile
+
+FILE_BYTES_MAX = 4 * 2**20
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp_of(paths: Sequence[Path | None]) -> Stamp:
+    """Changes when one of the files does; also when a link on the way leads elsewhere (as in Kubernetes)."""
+    stamp: list[tuple[int, int, int] | None] = []
+    for path in paths:
+        try:
+            status = os.stat(path) if path is not None else None  # noqa: PTH116 - once a handshake: the quick way
+        except OSError:
+            status = None
+        stamp.append((status.st_mtime_ns, status.st_ino, status.st_size) if status is not None else None)
+    return tuple(stamp)
+
+
+def read_file(path: Path) -> bytes:
+    """All of the file. Raises BadSecurityFile."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadSecurityFile(path, error.strerror or str(error), "check its place and its rights") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise BadSecurityFile(path, f"it has more than {FILE_BYTES_MAX} bytes")
+    return content
+
+
+def read_secret(path: Path) -> str:
+    """A password: the file without the line end that editors add. Raises BadSecurityFile."""
+    try:
+        secret = read_file(path).decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise BadSecurityFile(path, "it is not UTF-8 text") from error
+    if not secret:
+        raise BadSecurityFile(path, "it is empty")
+    return secret
+
+
+def open_to_others(path: Path) -> bool:
+    """Whether everybody on this machine may read the file."""
+    try:
+        return bool(path.stat().st_mode & 0o004)
+    except OSError:
+        return False

@@ -1,0 +1,166 @@
+"""Which rpc needs which role, and where its request names the job: one table for all of them.
+
+An rpc that is not in the table is refused to everybody: whoever adds one has to say here who may call it.
+Pure: names, values and messages in, Rejections out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Literal
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.security.tokens import Principal, Role
+
+_JOB, _SHARD, _RING, _CONTEXT = (
+    f"/elastane.v1.{noun}Service/" for noun in ("Job", "Shard", "Ring", "Context")
+)
+_HEALTH = "/grpc.health.v1.Health/"
+
+_NAMES_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call an rpc, and for what.
+
+    roles: one of them is enough; none: everybody, without a token. job: path of the request's field that
+    names the job; empty: the rpc is of no job. takes: what of the token's quotas a call takes, beside
+    being a request. lists: the response's field that lists jobs by their name; those of others are left out.
+    """
+
+    roles: frozenset[Role] = frozenset()
+    job: str = ""
+    only_job: bool = False
+    takes: Literal["", "session", "job", "dataset"] = ""
+    lists: str = ""
+
+    @property
+    def open(self) -> bool:
+        return not self.roles
+
+    @property
+    def writes(self) -> bool:
+        """Whether only operators may call it: worth a line in the log."""
+        return self.roles == _OPERATOR
+
+
+_OPERATOR: frozenset[Role] = frozenset({"operator"})
+_WORKER: frozenset[Role] = frozenset({"worker"})
+_DATA: frozenset[Role] = frozenset({"worker", "operator"})
+_LOOK: frozenset[Role] = frozenset({"reader", "operator"})
+_ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
+
+RULES: dict[str, Rule] = {
+    _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
+    _JOB + "Get": Rule(_LOOK, "name"),
+    _JOB + "List": Rule(_LOOK, lists="jobs"),
+    _JOB + "Watch": Rule(_LOOK, "name"),
+    _JOB + "Scale": Rule(_OPERATOR, "name"),
+    _JOB + "Suspend": Rule(_OPERATOR, "name"),
+    _JOB + "Resume": Rule(_OPERATOR, "name"),
+    _JOB + "Cancel": Rule(_OPERATOR, "name"),
+    _JOB + "DrainWorker": Rule(_OPERATOR, "name"),
+    _JOB + "Checkpoint": Rule(_OPERATOR, "name"),
+    _SHARD + "CreateDataset": Rule(_DATA, "job", takes="dataset"),
+    _SHARD + "LeaseTasks": Rule(_WORKER, "job"),
+    _SHARD + "StreamTasks": Rule(_WORKER, "request.job"),
+    _SHARD + "GetProgress": Rule(_ALL, "job", only_job=True),
+    _SHARD + "WatchProgress": Rule(_LOOK, "job", only_job=True),
+    _SHARD + "ListTasks": Rule(_ALL, "job"),
+    _SHARD + "GetAuditLog": Rule(_LOOK, "job"),
+    _SHARD + "ExtendDataset": Rule(_DATA, "job"),
+    _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
+    _RING + "GetRing": Rule(_LOOK, "job"),
+    _RING + "WatchEvents": Rule(_LOOK, "job"),
+    _CONTEXT + "Get": Rule(_LOOK, "job"),
+    _CONTEXT + "List": Rule(_LOOK, "job"),
+    # Probes of an orchestrator bear no token. A watch would be held open, so it needs one.
+    _HEALTH + "Check": Rule(),
+    _HEALTH + "Watch": Rule(_ALL),
+    _HEALTH + "List": Rule(_ALL),
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_ALL),
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Rule(_ALL),
+}
+
+
+def rule_of(rpc: str) -> Rule:
+    """The rule of "/package.Service/Method". Raises Rejection when there is none."""
+    rule = RULES.get(rpc)
+    if rule is None:
+        raise Rejection(
+            "permission_denied",
+            f"nobody may call {rpc}: it has no rule",
+            hint="this is a fault of the master: the rpc is missing in its table of rights",
+            rpc=rpc,
+        )
+    return rule
+
+
+def unauthenticated(why: str) -> Rejection:
+    """The refusal of a caller whose token is missing or unknown."""
+    return Rejection(
+        "unauthenticated",
+        why,
+        hint="name the file of your token in ELASTANE_TOKEN_FILE, or put the token into ELASTANE_TOKEN",
+    )
+
+
+def require_role(rule: Rule, rpc: str, caller: Principal) -> None:
+    """Raises Rejection unless the caller has one of the rule's roles."""
+    if not rule.roles & caller.roles:
+        raise Rejection(
+            "permission_denied",
+            f"token {caller.name!r} may not call {rpc}",
+            hint=f"this needs the role {' or '.join(sorted(rule.roles))}",
+            rpc=rpc,
+            token=caller.name,
+            roles=", ".join(sorted(caller.roles)),
+        )
+
+
+def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]) -> str:
+    """The job a request is of; raises Rejection unless the token is for it, whether it exists or not.
+
+    Where a request may leave the job away and does, it gets the only one of `jobs` that the token is for.
+    """
+    if not rule.job:
+        return ""
+    *parents, field = rule.job.split(".")
+    holder = reduce(getattr, parents, request)
+    job: str = getattr(holder, field)
+    if not job and rule.only_job:
+        job = _only(caller, jobs)
+        setattr(holder, field, job)
+    if not caller.covers(job):
+        raise Rejection(
+            "permission_denied",
+            f"token {caller.name!r} is not for job {job[:80]!r}",
+            hint=f"it is for {', '.join(caller.jobs)}",
+            job=job[:80],
+            token=caller.name,
+        )
+    return job
+
+
+def hide_others(rule: Rule, caller: Principal, response: Any) -> None:
+    """Leaves those jobs out of a response that the token is not for."""
+    if rule.lists:
+        listed = getattr(response, rule.lists)
+        kept = [job for job in listed if caller.covers(job.name)]
+        del listed[:]
+        listed.extend(kept)
+
+
+def _only(caller: Principal, jobs: Iterable[str]) -> str:
+    seen = sorted(job for job in jobs if caller.covers(job))
+    if len(seen) != 1:
+        raise Rejection(
+            "invalid_argument" if seen else "not_found",
+            f"there are {len(seen)} jobs this token is for: which one?",
+            hint="name the job",
+            jobs=", ".join(seen[:_NAMES_SHOWN]),
+        )
+    return seen[0]

@@ -1,0 +1,89 @@
+"""What each token has taken of its quotas. Pure: time comes in as an argument.
+
+Requests are counted by a bucket that holds a second's worth and fills steadily. Sessions are those open
+now. Jobs and datasets are those there are, and those being made, so a restart of the master forgets nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.security.tokens import Principal
+
+
+class QuotaBook:
+    """The accounts of all tokens, by name. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[str, tuple[float, float]] = {}
+        self._sessions: Counter[str] = Counter()
+        self._making: Counter[tuple[str, str]] = Counter()
+
+    def take_request(self, caller: Principal, now: float) -> None:
+        """Counts a request at `now` seconds of a steady clock. Raises Rejection."""
+        rate = caller.quotas.requests_per_second
+        if not rate:
+            return
+        size = max(rate, 1.0)
+        left, at = self._buckets.get(caller.name, (size, now))
+        left = min(size, left + max(now - at, 0.0) * rate)
+        if left < 1.0:
+            self._buckets[caller.name] = (left, now)
+            raise Rejection(
+                "rate_limited",
+                f"token {caller.name!r} may send {rate:g} requests a second",
+                hint="ask again a little later",
+                token=caller.name,
+                retry_after_seconds=round((1.0 - left) / rate, 3),
+            )
+        self._buckets[caller.name] = (left - 1.0, now)
+
+    @contextmanager
+    def session(self, caller: Principal) -> Iterator[None]:
+        """Holds one of the token's sessions. Raises Rejection."""
+        _require(caller, "sessions", self._sessions[caller.name], caller.quotas.sessions_max)
+        self._sessions[caller.name] += 1
+        try:
+            yield
+        finally:
+            self._sessions[caller.name] -= 1
+            if not self._sessions[caller.name]:
+                del self._sessions[caller.name]
+
+    @contextmanager
+    def making_job(self, caller: Principal, job: str, jobs: Collection[str]) -> Iterator[None]:
+        """Holds a place for a job that may be made now; `jobs` are all there are. Raises Rejection."""
+        if not caller.quotas.jobs_max or job in jobs:
+            yield
+            return
+        making = {name for token, name in self._making if token == caller.name and name != job}
+        taken = len(making.union(name for name in jobs if caller.covers(name)))
+        _require(caller, "jobs", taken, caller.quotas.jobs_max)
+        self._making[caller.name, job] += 1
+        try:
+            yield
+        finally:
+            self._making[caller.name, job] -= 1
+            if not self._making[caller.name, job]:
+                del self._making[caller.name, job]
+
+    def require_dataset(self, caller: Principal, dataset: str, datasets: Collection[str]) -> None:
+        """Raises Rejection when the job has as many other datasets as the token may make."""
+        if dataset not in datasets:
+            _require(caller, "datasets", len(datasets), caller.quotas.datasets_max)
+
+
+def _require(caller: Principal, what: str, taken: int, most: int) -> None:
+    if most and taken >= most:
+        raise Rejection(
+            "quota_exceeded",
+            f"token {caller.name!r} may have {most} {what}, and there are {taken}",
+            hint="end some of them, or have the token's quota raised",
+            token=caller.name,
+            quota=f"{what}_max",
+            most=most,
+            taken=taken,
+        )

@@ -1,0 +1,153 @@
+"""The table of tokens: who presents which, with which roles, for which jobs, within which quotas.
+
+    [[token]]
+    name = "ci"                       # appears in logs and refusals; the token itself never does
+    sha256 = "9f86d081..."            # of the token; or: token = "..."
+    roles = ["operator", "worker"]    # worker, operator, reader
+    jobs = ["digits", "ci-*"]         # names or patterns of them; ["*"]: every job
+    requests_per_second = 50          # quotas; left out or 0: none
+    sessions_max = 8                  # sessions of workers at a time
+    jobs_max = 3                      # jobs of this table's patterns on the master
+    datasets_max = 10                 # datasets of one job
+
+Pure: text in, table out. Tokens are compared by their digests, always with every entry, in a time that
+does not depend on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import tomllib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import msgspec
+
+Role = Literal["worker", "operator", "reader"]
+
+TOKEN_CHARACTERS_MIN = 16
+"""A shorter token could be guessed; `elastane token` makes one of 43."""
+
+
+class BadTokenTable(ValueError):  # noqa: N818 - says what is wrong
+    """The text is no table of tokens; says where and why, without anything secret."""
+
+
+class Quotas(msgspec.Struct, frozen=True):
+    """What one token may take; 0: no limit. datasets_max: of one job."""
+
+    requests_per_second: float = 0.0
+    sessions_max: int = 0
+    jobs_max: int = 0
+    datasets_max: int = 0
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Whoever presents a token. jobs: patterns as of fnmatch, case matters."""
+
+    name: str
+    roles: frozenset[Role]
+    jobs: tuple[str, ...]
+    quotas: Quotas = Quotas()
+
+    def covers(self, job: str) -> bool:
+        """Whether the token is for this job."""
+        return any(fnmatchcase(job, pattern) for pattern in self.jobs)
+
+
+ANYBODY = Principal("anybody", frozenset({"worker", "operator", "reader"}), ("*",))
+"""Every caller of a master without tokens."""
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    roles: list[Role]
+    jobs: list[str]
+    token: str = ""
+    sha256: str = ""
+    requests_per_second: float = 0.0
+    sessions_max: int = 0
+    jobs_max: int = 0
+    datasets_max: int = 0
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    token: list[_Entry]
+
+
+class TokenTable:
+    """All tokens of a master. Immutable; a changed file makes another table."""
+
+    def __init__(self, entries: Iterable[tuple[bytes, Principal]], *, plain: bool = False) -> None:
+        self._entries = tuple(entries)
+        #: Whether the file holds tokens themselves, and not their digests only.
+        self.plain = plain
+
+    @classmethod
+    def parse(cls, text: str) -> TokenTable:
+        """Raises BadTokenTable."""
+        try:
+            file = msgspec.convert(tomllib.loads(text), _File)
+        except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise BadTokenTable(str(error)) from None
+        entries: dict[bytes, Principal] = {}
+        names: set[str] = set()
+        for number, entry in enumerate(file.token, start=1):
+            digest = _checked_digest(entry, f"token {number} ({entry.name or 'without a name'})", names)
+            if digest in entries:
+                raise BadTokenTable(f"tokens {entries[digest].name} and {entry.name} are the same")
+            names.add(entry.name)
+            entries[digest] = Principal(
+                entry.name,
+                frozenset(entry.roles),
+                tuple(entry.jobs),
+                Quotas(entry.requests_per_second, entry.sessions_max, entry.jobs_max, entry.datasets_max),
+            )
+        if not entries:
+            raise BadTokenTable("it has no token: nobody could be let in")
+        return cls(entries.items(), plain=any(entry.token for entry in file.token))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def find(self, digest: bytes) -> Principal | None:
+        """Whose token has this digest; None: nobody's. Looks at every entry, found or not."""
+        found = None
+        for known, principal in self._entries:
+            if hmac.compare_digest(known, digest):
+                found = principal
+        return found
+
+
+def digest_of(token: str) -> bytes:
+    """The digest a token is known by."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _checked_digest(entry: _Entry, which: str, names: set[str]) -> bytes:
+    if not entry.name:
+        raise BadTokenTable(f"{which}: name is empty")
+    if entry.name in names:
+        raise BadTokenTable(f"{which}: another token has this name")
+    if not entry.roles or not entry.jobs:
+        raise BadTokenTable(f'{which}: without roles or jobs it is good for nothing; jobs = ["*"] means all')
+    numbers = (entry.requests_per_second, entry.sessions_max, entry.jobs_max, entry.datasets_max)
+    if not all(0 <= number < float("inf") for number in numbers):
+        raise BadTokenTable(f"{which}: a quota is a number from 0 on")
+    if bool(entry.token) == bool(entry.sha256):
+        raise BadTokenTable(f"{which}: give either token or sha256")
+    if entry.token:
+        if len(entry.token) < TOKEN_CHARACTERS_MIN or not entry.token.isascii() or " " in entry.token:
+            raise BadTokenTable(
+                f"{which}: the token needs {TOKEN_CHARACTERS_MIN} or more ASCII characters, no spaces"
+            )
+        return digest_of(entry.token)
+    try:
+        digest = bytes.fromhex(entry.sha256)
+    except ValueError:
+        digest = b""
+    if len(digest) != hashlib.sha256().digest_size:
+        raise BadTokenTable(f"{which}: sha256 is not 64 hexadecimal digits")
+    return digest

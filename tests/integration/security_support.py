@@ -1,0 +1,189 @@
+"""What the tests of the gate share: certificates, a table of tokens, every rpc, and a request for each."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import trustme
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_status import rpc_status
+
+from elastane_master.servers.app import services
+from elastane_proto.v1 import errors_pb2
+
+JOB = "mine"
+#: A job that is not there, but that the right tokens are for: a call that is let in ends with NOT_FOUND.
+ABSENT = "mine-absent"
+
+_LOOK, _DATA = {"reader", "operator"}, {"worker", "operator"}
+#: Written down apart from the product's table, from what the README promises.
+ALLOWED: dict[str, set[str]] = {
+    "JobService.Create": {"operator"},
+    "JobService.Get": _LOOK,
+    "JobService.List": _LOOK,
+    "JobService.Watch": _LOOK,
+    "JobService.Scale": {"operator"},
+    "JobService.Suspend": {"operator"},
+    "JobService.Resume": {"operator"},
+    "JobService.Cancel": {"operator"},
+    "JobService.DrainWorker": {"operator"},
+    "JobService.Checkpoint": {"operator"},
+    "ShardService.CreateDataset": _DATA,
+    "ShardService.LeaseTasks": {"worker"},
+    "ShardService.GetProgress": {"worker", "reader", "operator"},
+    "ShardService.WatchProgress": _LOOK,
+    "ShardService.ListTasks": {"worker", "reader", "operator"},
+    "ShardService.GetAuditLog": _LOOK,
+    "ShardService.ExtendDataset": _DATA,
+    "RingService.Attend": {"worker"},
+    "RingService.GetRing": _LOOK,
+    "RingService.WatchEvents": _LOOK,
+    "ContextService.Get": _LOOK,
+    "ContextService.List": _LOOK,
+}
+ROLES = ("worker", "operator", "reader")
+
+
+def methods() -> list[MethodDescriptor]:
+    """Every rpc of every service a master serves, from the descriptors."""
+    return [method for service in services() for method in service.methods]
+
+
+def short_name(method: MethodDescriptor) -> str:
+    return f"{method.containing_service.name}.{method.name}"
+
+
+def path_of(method: MethodDescriptor) -> str:
+    return f"/{method.containing_service.full_name}/{method.name}"
+
+
+def request_for(method: MethodDescriptor, job: str) -> Any:
+    """A request of that rpc for `job`, filled in so far that only the right to call it is in question."""
+    request = GetMessageClass(method.input_type)()
+    if method.name == "Attend":
+        request.hello.job, request.hello.worker_id, request.hello.role = job, "intruder", 2
+        return request
+    fields = request.DESCRIPTOR.fields_by_name
+    if method.containing_service.name == "JobService":
+        if "name" in fields:
+            request.name = job
+        if method.name == "Scale":
+            request.workers_min, request.workers_max = 1, 1
+        if method.name == "DrainWorker":
+            request.worker_id = "w0"
+        return request
+    request.job = job
+    if "dataset" in fields and method.name != "GetAuditLog":
+        request.dataset = "intruded" if method.name == "CreateDataset" else "d"
+    if method.name == "CreateDataset":
+        request.settings.task_size, request.settings.range.size = 1, 1
+    if method.name == "LeaseTasks":
+        request.worker_id, request.max_tasks = "intruder", 1
+        request.wait.SetInParent()
+    return request
+
+
+def call(
+    channel: grpc.Channel, method: MethodDescriptor, job: str, token: str | None = None, **fields: Any
+) -> Any:
+    """Calls it and gives (the first of) its answer. Raises grpc.RpcError."""
+    request = request_for(method, job)
+    for name, value in fields.items():
+        setattr(request, name, value)
+    metadata = [("authorization", f"Bearer {token}")] if token is not None else []
+    serialize = type(request).SerializeToString
+    parse = GetMessageClass(method.output_type).FromString
+    form = f"{'stream' if method.client_streaming else 'unary'}_"
+    form += "stream" if method.server_streaming else "unary"
+    stub = getattr(channel, form)(path_of(method), serialize, parse)
+    sent = iter([request]) if method.client_streaming else request
+    reply = stub(sent, metadata=metadata, timeout=60)
+    if not method.server_streaming:
+        return reply
+    try:
+        return next(reply)
+    except StopIteration:
+        return None
+    finally:
+        reply.cancel()
+
+
+def refusal(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    """The code, and the reason of the typed detail."""
+    status = rpc_status.from_call(error)
+    assert status is not None, f"no typed detail: {error}"
+    detail = errors_pb2.ErrorDetail()
+    assert status.details[0].Unpack(detail)
+    assert detail.hint
+    return error.code(), errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_")
+
+
+# ---------------------------------------------------------------- certificates
+
+
+class Certificates:
+    """A CA with a server's and a caller's certificate, as files."""
+
+    def __init__(self, folder: Path, name: str = "127.0.0.1") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.authority = trustme.CA()
+        self.ca, self.cert, self.key, self.client_cert, self.client_key = (
+            folder / file for file in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")
+        )
+        self.authority.cert_pem.write_to_path(str(self.ca))
+        self.issue(self.cert, self.key, name)
+        self.issue(self.client_cert, self.client_key, "caller")
+
+    def issue(self, cert: Path, key: Path, name: str) -> None:
+        issued = self.authority.issue_cert(name)
+        cert.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(key))
+
+    def channel_credentials(self, *, with_certificate: bool = True) -> grpc.ChannelCredentials:
+        own = (self.client_key.read_bytes(), self.client_cert.read_bytes()) if with_certificate else ()
+        return grpc.ssl_channel_credentials(self.ca.read_bytes(), *own)
+
+    def master_options(self, *, mutual: bool = True) -> dict[str, Path]:
+        """As fields of SecuritySettings."""
+        options = {"tls_cert": self.cert, "tls_key": self.key}
+        return {**options, "tls_client_ca": self.ca} if mutual else options
+
+    def caller_environment(self) -> dict[str, str]:
+        return {
+            "ELASTANE_TLS_CA": str(self.ca),
+            "ELASTANE_TLS_CERT": str(self.client_cert),
+            "ELASTANE_TLS_KEY": str(self.client_key),
+        }
+
+
+# ---------------------------------------------------------------- tokens
+
+
+def token_of(name: str) -> str:
+    return f"token-of-{name}-0123456789abcdef"
+
+
+def entry(name: str, roles: list[str], jobs: list[str], **quotas: float) -> str:
+    """An entry of the table for `token_of(name)`."""
+    lines = [
+        "[[token]]",
+        f'name = "{name}"',
+        f'sha256 = "{hashlib.sha256(token_of(name).encode()).hexdigest()}"',
+        f"roles = {roles}",
+        f"jobs = {jobs}",
+        *(f"{quota} = {value}" for quota, value in quotas.items()),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def standard_tokens() -> Iterator[str]:
+    """One token of each role for the jobs "mine*", one of all roles for another job, one for all."""
+    for role in ROLES:
+        yield entry(role, [role], ["mine*"])
+    yield entry("stranger", list(ROLES), ["yours"])
+    yield entry("root", list(ROLES), ["*"])

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "ShardService.LeaseTasks": {"worker"},
     "ShardService.GetProgress": {"worker", "reader", "operator"},
     "ShardService.WatchProgress": _LOOK,
+    "ShardService.StreamTasks": {"worker"},
     "ShardService.ListTasks": {"worker", "reader", "operator"},
     "ShardService.GetAuditLog": _LOOK,
     "ShardService.ExtendDataset": _DATA,
@@ -67,6 +68,11 @@ def request_for(method: MethodDescriptor, job: str) -> Any:
     request = GetMessageClass(method.input_type)()
     if method.name == "Attend":
         request.hello.job, request.hello.worker_id, request.hello.role = job, "intruder", 2
+        return request
+    if method.name == "StreamTasks":
+        lease = request.request
+        lease.job, lease.dataset, lease.worker_id, lease.max_tasks = job, "d", "intruder", 1
+        lease.wait.SetInParent()
         return request
     fields = request.DESCRIPTOR.fields_by_name
     if method.containing_service.name == "JobService":

@@ -118,6 +118,16 @@ async def test_a_refusal_ends_the_stream_after_what_came_before(
     assert (code, detail.reason) == (grpc.StatusCode.NOT_FOUND, errors_pb2.ERROR_REASON_NOT_FOUND)
 
 
+async def test_a_stream_is_of_one_job(shards: shard_pb2_grpc.ShardServiceStub) -> None:
+    """What a token may do is asked for the first message's job."""
+    call = shards.StreamTasks()
+    await call.write(request(0))
+    await call.write(request(1, job="other"))
+    assert (await call.read()).response.tasks
+    with pytest.raises(grpc.aio.AioRpcError, match="one job"):
+        await call.read()
+
+
 async def test_bytes_that_are_no_request_are_refused_with_a_reason(
     shards: shard_pb2_grpc.ShardServiceStub, tmp_path: Path
 ) -> None:

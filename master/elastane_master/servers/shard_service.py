@@ -67,16 +67,25 @@ class ShardServicer:
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
     ) -> AsyncGenerator[shard_pb2.StreamTasksResponse]:
         """Requests are decided on as they come, and answered in order as they become durable."""
-        async with Pipeline(self._answer, requests, REQUESTS_IN_FLIGHT) as answers:
-            async for answer in answers:
-                yield shard_pb2.StreamTasksResponse(response=answer)
+        job: str | None = None
 
-    async def _answer(
-        self, message: shard_pb2.StreamTasksRequest | Malformed
-    ) -> shard_pb2.LeaseTasksResponse:
-        if isinstance(message, Malformed):
-            raise message.rejection()
-        return await self._lease_tasks(message.request)
+        async def answer(message: shard_pb2.StreamTasksRequest | Malformed) -> shard_pb2.LeaseTasksResponse:
+            nonlocal job
+            if isinstance(message, Malformed):
+                raise message.rejection()
+            job = message.request.job if job is None else job
+            if message.request.job != job:  # what the caller may do was asked for the first one's
+                raise Rejection(
+                    "invalid_argument",
+                    f"a stream is of one job: this one is of {job[:80]!r}",
+                    hint="open another stream for another job",
+                    field="job",
+                )
+            return await self._lease_tasks(message.request)
+
+        async with Pipeline(answer, requests, REQUESTS_IN_FLIGHT) as answers:
+            async for response in answers:
+                yield shard_pb2.StreamTasksResponse(response=response)
 
     async def GetProgress(
         self, request: shard_pb2.GetProgressRequest, context: Context

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from elastane.credentials import open_channel
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 
 _RETRY_SECONDS = 0.02
@@ -104,7 +105,7 @@ class JobWatch:
     def _run(self) -> None:
         request = job_pb2.JobServiceWatchRequest(name=self._job)
         while not self._closing.is_set():
-            with grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS) as channel:
+            with open_channel(self._address, _CHANNEL_OPTIONS) as channel:
                 with self._changed:
                     self._channel = channel
                 try:

@@ -329,3 +329,10 @@ def test_the_rendezvous_store_listens_at_its_own_address_only() -> None:
     store.close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), 10)
+
+
+@pytest.mark.parametrize("host", ["192.0.2.77", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_told(host: str) -> None:
+    with pytest.raises(RefusedError, match="cannot listen") as refused:
+        RendezvousStore(host)
+    assert "ELASTANE_STORE_HOST" in refused.value.hint

@@ -57,24 +57,29 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
         certificates.ca.read_bytes(), others.client_key.read_bytes(), others.client_cert.read_bytes()
     )
     worker = _Attending()
+    channels: list[grpc.Channel] = []
     try:
-        channels = SimpleNamespace(
-            right=grpc.secure_channel(address, certificates.channel_credentials(), options=LOCAL),
-            none=grpc.secure_channel(
-                address, certificates.channel_credentials(with_certificate=False), options=LOCAL
-            ),
-            foreign=grpc.secure_channel(address, foreign, options=LOCAL),
-            plain=grpc.insecure_channel(address, options=LOCAL),
-        )
-        job_pb2_grpc.JobServiceStub(channels.right).Create(
+        for credentials in (
+            certificates.channel_credentials(),
+            certificates.channel_credentials(with_certificate=False),
+            foreign,
+        ):
+            channels.append(grpc.secure_channel(address, credentials, options=LOCAL))
+        channels.append(grpc.insecure_channel(address, options=LOCAL))
+        right = channels[0]
+        job_pb2_grpc.JobServiceStub(right).Create(
             job_pb2.JobServiceCreateRequest(name=JOB, settings=job_pb2.JobSettings(ests=1)),
             metadata=[("authorization", f"Bearer {token_of('operator')}")],
         )
-        call(channels.right, BY_NAME["ShardService.CreateDataset"], JOB, token_of("worker"))
-        worker.attend(channels.right)
-        yield SimpleNamespace(master=master, **vars(channels))
+        call(right, BY_NAME["ShardService.CreateDataset"], JOB, token_of("worker"))
+        worker.attend(right)
+        yield SimpleNamespace(
+            master=master, **dict(zip(("right", "none", "foreign", "plain"), channels, strict=True))
+        )
     finally:
         worker.leave()
+        for channel in channels:
+            channel.close()
         master.stop()
 
 

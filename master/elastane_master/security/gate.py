@@ -224,7 +224,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 try:
                     request = await self._let_in(call, request, context, held, handler.request_streaming)
                     response = await _behaviour(handler)(request, context)
-                    hide_others(rule, self._tokens.owner(digest), response)
+                    if rule.lists:
+                        hide_others(rule, self._tokens.owner(digest), response)
                     return response
                 except asyncio.CancelledError:
                     if call.refusal is None:

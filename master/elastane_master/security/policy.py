@@ -146,12 +146,11 @@ def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]
 
 
 def hide_others(rule: Rule, caller: Principal, response: Any) -> None:
-    """Leaves those jobs out of a response that the token is not for."""
-    if rule.lists:
-        listed = getattr(response, rule.lists)
-        kept = [job for job in listed if caller.covers(job.name)]
-        del listed[:]
-        listed.extend(kept)
+    """Leaves those jobs out of the response of a rule that `lists` which the token is not for."""
+    listed = getattr(response, rule.lists)
+    kept = [job for job in listed if caller.covers(job.name)]
+    del listed[:]
+    listed.extend(kept)
 
 
 def _only(caller: Principal, jobs: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from elastane.errors import ElastaneError
+from elastane.errors import ElastaneError, RefusedError
 
 #: How long a message may take before the ring counts as broken, if no membership change ends it first.
 TIMEOUT_SECONDS: Final = 600.0
@@ -77,18 +77,16 @@ class RendezvousStore:
 
     host: address or name under which the other workers reach this one. Listens on a free port of that
     address and of no other: torch's own socket would take connections on every interface, from anybody.
+    Raises RefusedError when the address is not one of this machine.
     """
 
     def __init__(self, host: str) -> None:
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            listener.bind(place)
-            listener.listen(_BACKLOG)
-            port = listener.getsockname()[1]
-            # The store takes the descriptor over and closes it when it is dropped.
-            self._server: TCPStore | None = TCPStore(
-                host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-            )
+        listener = _listener(host)
+        port = listener.getsockname()[1]
+        # The store takes the descriptor over and closes it when it is dropped.
+        self._server: TCPStore | None = TCPStore(
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
         bracketed = f"[{host}]" if ":" in host else host
         self.address = f"{bracketed}:{self._server.port}"
         atexit.register(self.close)
@@ -97,6 +95,25 @@ class RendezvousStore:
         """Stop listening; groups that still form here break. Idempotent."""
         self._server = None
         atexit.unregister(self.close)
+
+
+def _listener(host: str) -> socket.socket:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.bind(place)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise RefusedError(
+            f"this worker cannot listen at {host}: {error.strerror or error}",
+            hint="ELASTANE_STORE_HOST names the address, of this machine, at which other workers reach it",
+            host=host,
+        ) from error
+    return listener
 
 
 class Transfer:

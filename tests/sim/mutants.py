@@ -220,9 +220,9 @@ MUTANTS = (
     ),
     Mutant(
         "contexts are dropped when a step is prepared",
-        f"{DECISIONS}.ring",
-        "turn.state.contexts.drop_below(steps.committed)",
-        "turn.state.contexts.drop_below(steps.prepared + 1)",
+        f"{DECISIONS}.boundary",
+        "    state.contexts.put(book.prepared + 1, contexts)\n",
+        "    state.contexts.reset(book.prepared + 1, contexts)\n",
     ),
     Mutant(
         "claims of a history that was given up are believed",

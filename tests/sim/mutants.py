@@ -302,6 +302,7 @@ SELDOM = frozenset(
         "Prepared of another generation counts",
         "claims of a history that was given up are believed",
         "a script that ended in an older history counts",
+        "a store that lost the token fences its own master",
         "history is given up before everybody was asked",
         "a ring goes ahead although a member was lost while it loaded",
         "the clock of a new master is its machine's",

@@ -19,7 +19,7 @@ no refusal          a well-behaved caller is not refused for what it says
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,7 @@ class Checkers:
         if kind == "prepare" and body.members:
             self._ring(body.generation, list(body.members))
         elif kind == "go":
-            self._check_go(worker, body)
+            self._check_go(stream, worker, body)
         elif kind == "load":
             self._check_load(stream, body.generation)
         elif kind == "prepared":
@@ -180,12 +180,13 @@ class Checkers:
             self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")
         return known
 
-    def _check_go(self, worker: str, go: ring_pb2.Go) -> None:
+    def _check_go(self, stream: Stream, worker: str, go: ring_pb2.Go) -> None:
         ring = self._ring(go.generation, list(go.members))
         if ring.resume_step not in (None, go.resume_step):
             text = f"ring {go.generation} resumes at {ring.resume_step} and at {go.resume_step}"
             self._broken("one ring", text)
         ring.resume_step = go.resume_step
+        self._check_resume_step(stream, go)
         mine = [rank for rank, owner in enumerate(ring.owners) if owner == worker]
         if not mine or [context.virtual_rank for context in go.contexts] != mine:
             self._broken("contexts exist", f"{worker} got a Go without the contexts of its {mine}")
@@ -215,11 +216,34 @@ class Checkers:
         ring = self.rings.get(self.applied_generation)
         lineage = ring.lineage if ring is not None else None
         saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
+        for worker in self._holders_of(stream, generation, lineage):
+            if worker.name != stream.worker_name and worker.protocol.applied_step > saved:
+                text = f"a checkpoint is loaded although {worker.name} holds all {self.next_step} steps"
+                self._broken("nothing lost", text)
+
+    def _check_resume_step(self, stream: Stream, go: ring_pb2.Go) -> None:
+        """No member of the ring holds more of its history than the step it goes on from."""
+        before = self.rings.get(self.applied_generation)
+        lineage = before.lineage if before is not None else None
+        members = {member.worker_id for member in go.members}
+        for worker in self._holders_of(stream, go.generation, lineage):
+            applied = worker.protocol.applied_step
+            if (
+                worker.name in members
+                and worker.protocol.generation < go.generation
+                and applied > go.resume_step
+            ):
+                text = (
+                    f"ring {go.generation} goes on from step {go.resume_step}, {worker.name} holds {applied}"
+                )
+                self._broken("nothing lost", text)
+
+    def _holders_of(self, stream: Stream, generation: int, lineage: int | None) -> Iterator[WorkerModel]:
+        """Who attends at the master of this stream, has answered Ready, and could be gone on from."""
         for worker in self.workers():
             ready = self._ready.get((worker.name, generation))
             if (
                 worker.attends
-                and worker.name != stream.worker_name
                 and worker.stream is not None
                 and worker.stream.master is stream.master
                 and worker.said_bye is None
@@ -227,10 +251,8 @@ class Checkers:
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
-                and worker.protocol.applied_step > saved
             ):
-                text = f"a checkpoint is loaded although {worker.name} holds all {self.next_step} steps"
-                self._broken("nothing lost", text)
+                yield worker
 
     def heard(self, worker: str, message: ring_pb2.AttendRequest) -> None:
         """A master got a worker's message."""

@@ -251,7 +251,7 @@ class Cluster:
             ("master stopped", lambda: master(self._stop), 1),
             ("master frozen", lambda: master(lambda m: m.process.freeze(freeze)), 1),
             ("master's clock set", lambda: master(self._set_clock), 0.5),
-            ("second master", lambda: self._store_is_whole and self.start_master(), 2),
+            ("second master", self._second_master, 2),
             ("master and workers killed", self._crash_all, 1),
             ("store killed", lambda: store.crash(down), 1),
             ("store killed at a write", lambda: self._crash_store_at_write(down), 1.5),
@@ -278,6 +278,19 @@ class Cluster:
         """Not while its memory is all there is: what was acknowledged would be lost with it."""
         if self.masters_alive and self._store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
+
+    def _second_master(self) -> None:
+        """Started while the first runs; now and then two of them at once, and a store that takes its time."""
+        if not self._store_is_whole:
+            return
+        self.start_master()
+        if self.world.rng.random() < 0.4:
+            self._slow()
+            self.world.after(self.world.rng.uniform(0.0, 1.0), self._third_master)
+
+    def _third_master(self) -> None:
+        if self._store_is_whole and self.calm_in > 0:
+            self.start_master()
 
     def _stop(self, master: MasterModel) -> None:
         """SIGTERM, and now and then to a master whose last writes take long."""

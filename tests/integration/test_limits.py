@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 from google.protobuf import duration_pb2
 
 from elastane.client import MasterClient, RequestRefusedError
+from elastane.errors import ElastaneError
+from elastane.runtime.session import MasterSession
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import (
     common_pb2,
@@ -312,3 +315,25 @@ async def test_a_stream_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: 
         silent = Worker(served.channel, "s")
         assert await silent.ended() == grpc.StatusCode.INVALID_ARGUMENT
         assert "does not begin with Hello" in await silent.call.details()
+
+
+async def test_a_worker_that_finds_no_room_waits_for_it(tmp_path: Path) -> None:
+    welcome = threading.Event()
+    errors: list[ElastaneError] = []
+    async with api(tmp_path, sessions_per_job_max=1) as served:
+        first = Worker(served.channel, "a")
+        await first.hello()
+        session = MasterSession(
+            served.master.address,
+            hello=lambda: ring_pb2.Hello(job="j", worker_id="b", role=ring_pb2.WORKER_ROLE_TASKS),
+            heartbeat=lambda: ring_pb2.AttendRequest(heartbeat=ring_pb2.Heartbeat()),
+            handler=lambda message: welcome.set(),
+            failed=errors.append,
+            timeout_seconds=60.0,
+        )
+        session.start()
+        assert not await asyncio.to_thread(welcome.wait, 0.3)
+        await first.send(bye=ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FINISHED))
+        assert await asyncio.to_thread(welcome.wait, 30)
+        session.close()
+    assert errors == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from elastane.client import MasterClient
 from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import MasterProcess, master_process, private_store, reason_of
+from integration.master_support import MasterProcess, Worker, master_process, private_store, reason_of
 from integration.test_master_process import Leaser, create, progress_and_history, run_cli
 
 LEASE_SECONDS = 1.0
@@ -35,6 +36,10 @@ def master_on(store: Store, folder: Path, *arguments: str) -> object:
     return master_process(
         folder, "--store", store.url, "--leader-lease-seconds", str(LEASE_SECONDS), *arguments
     )
+
+
+def channel_to(master: MasterProcess) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(master.address)
 
 
 async def health(master: MasterProcess) -> int:
@@ -210,23 +215,102 @@ async def test_a_private_store_has_one_master_and_says_so(tmp_path: Path) -> Non
 async def test_a_leader_cut_off_from_the_store_sends_its_callers_away_and_goes_on_after(
     store: Store, tmp_path: Path
 ) -> None:
-    async with master_on(store, tmp_path / "a") as first:
+    async with master_on(store, tmp_path / "a") as first, channel_to(first) as channel:
         await create(first, 10)
+        worker = Worker(channel, "w")
+        await worker.hello(pid=7)
+        assert len(await lease_all(first, 3)) == 3
         server = store.embedded.server_pid()
         os.kill(server, signal.SIGSTOP)
         try:
             await serving(first, NOT_SERVING)
+            assert await worker.ended() == grpc.StatusCode.UNAVAILABLE
             assert (await refusal(first))[1] == "NOT_LEADING"
         finally:
             os.kill(server, signal.SIGCONT)
         await serving(first)
-        assert (await progress_and_history(first))[0].todo == 10
+        await Worker(channel, "w").hello(pid=7)
+        progress = (await progress_and_history(first))[0]
+        assert (progress.todo, progress.doing) == (7, 3)  # its tasks are its own: it did not die
+
+
+async def test_a_leader_that_alone_is_cut_off_from_the_store_is_replaced(
+    store: Store, tmp_path: Path
+) -> None:
+    path = store.embedded.socket_path.with_name("relay.sock")
+    async with Partition(store.embedded.socket_path, path) as partition:
+        await partition.heal()
+        behind = ["--store", f"unix://{path}", "--leader-lease-seconds", str(LEASE_SECONDS)]
+        async with (
+            master_process(tmp_path / "a", *behind) as first,
+            master_on(store, tmp_path / "b") as second,
+            channel_to(first) as channel,
+        ):
+            await create(first, 10)
+            worker = Worker(channel, "w")
+            await worker.hello()
+            await partition.cut()
+            await serving(second)
+            # The old leader holds nobody back: its workers are free to look for the new one.
+            assert await worker.ended() == grpc.StatusCode.UNAVAILABLE
+            assert len(await lease_all(second, 4)) == 4
+            assert (await refusal(first))[1] == "NOT_LEADING"
+            await partition.heal()
+            async with asyncio.timeout(60):
+                while (await refusal(first))[2].facts.get("leader") != second.address:
+                    await asyncio.sleep(0.05)
+            progress = (await progress_and_history(second))[0]
+            assert (progress.todo, progress.doing) == (6, 4)
+
+
+class Partition:
+    """A way to the store's socket that can be cut: connections break, new ones are refused."""
+
+    def __init__(self, target: Path, listen: Path) -> None:
+        self.target = target
+        self.listen = listen
+        self.server: asyncio.Server | None = None
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Partition:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.cut()
+
+    async def heal(self) -> None:
+        self.server = await asyncio.start_unix_server(self.serve, self.listen)
+
+    async def cut(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
+        self.listen.unlink(missing_ok=True)
+        for writer in list(self.writers):
+            writer.transport.abort()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_unix_connection(self.target)
+        pair = {writer, up_writer}
+        self.writers |= pair
+        try:
+            await asyncio.gather(pump(reader, up_writer), pump(up_reader, writer))
+        finally:
+            self.writers -= pair
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 async def test_leasers_lose_nothing_over_many_successions(store: Store, tmp_path: Path, how: str) -> None:
     """Two masters, killed or told to stop in turn while tasks are leased: each task done exactly once."""
-    size, changes = 1500, 4
+    size, changes = 900, 3
     async with master_on(store, tmp_path / "a") as first, master_on(store, tmp_path / "b") as second:
         await create(first, size)
         masters = [first, second]

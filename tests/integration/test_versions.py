@@ -109,7 +109,7 @@ async def test_a_worker_refuses_a_master_that_is_too_old(
             hello=lambda: ring_pb2.Hello(
                 job="j", worker_id="w", role=ring_pb2.WORKER_ROLE_TASKS, version="1"
             ),
-            heartbeat=ring_pb2.AttendRequest,
+            heartbeat=lambda: ring_pb2.AttendRequest(heartbeat=ring_pb2.Heartbeat()),
             handler=lambda message: None,
             failed=fail,
             timeout_seconds=30.0,

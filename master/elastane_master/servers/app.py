@@ -9,6 +9,7 @@ lock on its directory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -178,7 +179,8 @@ class Master(Follower):
         port = self.address.rpartition(":")[2]
         address = self.address
         if settings.listen_host in _WILDCARDS:  # others do not reach us at the loopback address
-            address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
+            with contextlib.suppress(OSError):  # a host that does not know its own name
+                address = f"{socket.gethostbyname(socket.gethostname())}:{port}"
         claimant = Claimant(
             address=settings.advertise or address,
             master=f"{socket.gethostname()}:{os.getpid()}",

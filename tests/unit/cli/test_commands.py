@@ -116,6 +116,13 @@ def test_bad_usage_exits_with_2(master: FakeMaster, arguments: list[str]) -> Non
     assert master.requests == []
 
 
+@pytest.mark.parametrize("command", [["status"], ["run", "--ests", "1", __file__]])
+def test_an_address_that_is_none_says_what_to_write(command: list[str]) -> None:
+    result = CliRunner().invoke(build_app(), [command[0], "--master", "nonsense", *command[1:]])
+    assert result.exit_code == 2
+    assert "HOST:PORT" in result.output
+
+
 @pytest.mark.parametrize("arguments", [["scale", "2:3"], ["scale", "train", "2:3"]], ids=" ".join)
 def test_scale(master: FakeMaster, arguments: list[str]) -> None:
     result = invoke(master, *arguments)

@@ -99,15 +99,20 @@ class Promises:
         """Steps that somebody applied with other bits than the fixed run, since the last call."""
         for file in sorted(self._traces.glob("elastic-*.jsonl")):
             records, self._offsets[file] = read_applied(file, self._offsets.get(file, 0))
-            for record in records:
-                fixed = self._fixed.get(int(record["step"]))
-                if fixed is None:
-                    yield f"{file.stem} applied step {record['step']}, which the fixed run has not"
-                    continue
-                self.steps_compared.add(int(record["step"]))
-                different = [part for part in COMPARED if record[part] != fixed[part]]
-                if different:
-                    yield f"{file.stem}: {', '.join(different)} differ after step {record['step']}"
+            found = [problem for record in records if (problem := self._difference(record))]
+            if found:
+                more = f", and so on for {len(found) - 1} more" if len(found) > 1 else ""
+                yield f"{file.stem}: {found[0]}{more}"
+
+    def _difference(self, record: Mapping[str, Any]) -> str:
+        """What of an applied step is not as in the fixed run; empty if nothing."""
+        step = int(record["step"])
+        fixed = self._fixed.get(step)
+        if fixed is None:
+            return f"applied step {step}, which the fixed run has not"
+        self.steps_compared.add(step)
+        different = [part for part in COMPARED if record[part] != fixed[part]]
+        return f"{', '.join(different)} differ after step {step}" if different else ""
 
     def _history_problems(self, client: MasterClient, job: str, strike: Strike) -> list[str]:
         entries = training_entries(client, job)

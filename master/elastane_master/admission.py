@@ -71,7 +71,7 @@ def _check_metrics(limits: Limits, tasks: tuple[StepTask, ...]) -> None:
 
 def _check_lease(limits: Limits, event: TasksRequested) -> None:
     require_within("tasks_per_lease_max", event.max_tasks, limits.tasks_per_lease_max, "tasks in one call")
-    reports = len(event.completed)
+    reports = sum(report.count for report in event.completed)
     require_within("reports_per_lease_max", reports, limits.reports_per_lease_max, "reports in one call")
     size = sum(map(len, event.rng.values()))
     require_within("context_bytes_max", size, limits.context_bytes_max, "bytes of RNG states")

@@ -13,6 +13,7 @@ it connects to the one that does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -36,6 +37,7 @@ logger = structlog.get_logger(__name__)
 _SOCKET_PATH_BYTES_MAX = 100
 """The kernel's limit is 107; some are left for the temporary name a server may bind first."""
 
+_END_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 
 
@@ -123,6 +125,10 @@ class EmbeddedStore:
                 await asyncio.sleep(_POLL_SECONDS)
             if lock is not None:
                 os.close(lock)
+                if self._process is not None:
+                    # The lock is free a moment before the process is gone, and nobody else reaps it.
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        await asyncio.to_thread(self._process.wait, _END_SECONDS)
             self._reap()
 
     def server_pid(self) -> int | None:

@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -33,7 +33,7 @@ from elastane_master import host as host_module
 from elastane_master.decisions import operators as operators_module
 from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
-from elastane_master.store import log as log_module
+from elastane_master.store.log import LogOptions
 from elastane_proto.contexts import pack_loader
 from elastane_proto.v1 import (
     common_pb2,
@@ -285,12 +285,17 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
     )
 
 
+class _Settings(MasterSettings):
+    """Nothing is kept for real seconds, of which virtual ones have many."""
+
+    def log_options(self) -> LogOptions:
+        return replace(super().log_options(), kept_seconds=0.0)
+
+
 async def soak(folder: Path, minutes: int, seed: int = 1) -> list[Sample]:
     """The load of so many virtual minutes, and what was left after each."""
     host_module.RECENT_NOTES = operators_module.REQUESTS_MAX = RECENT_NOTES
-    # What is kept for a store that loses writes is bounded by time; virtual minutes are short.
-    log_module.RECENT_SECONDS = 0.0
-    settings = MasterSettings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5)
+    settings = _Settings(listen="127.0.0.1:0", state_dir=folder, stop_grace_seconds=0.5)
     master = Master(settings)
     samples = []
     try:

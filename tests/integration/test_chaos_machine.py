@@ -45,16 +45,18 @@ def test_relay_carries_cuts_and_heals(listener: socket.socket) -> None:
     assert server.recv(10) == b"up"
     relay.up.cut = True
     # What was being read when the direction was cut may still pass.
-    client.sendall(b"1")
+    held = b"1"
+    client.sendall(held)
     server.settimeout(QUIET_SECONDS)
     with pytest.raises(TimeoutError):
-        while server.recv(1) == b"1":
-            client.sendall(b"2")
+        while server.recv(1) == held:
+            held = b"2"
+            client.sendall(held)
     server.sendall(b"down")
     assert client.recv(10) == b"down"  # the other direction stands
     relay.heal()
     server.settimeout(WAIT_SECONDS)
-    assert server.recv(10) == b"2"
+    assert server.recv(10) == held
     relay.reset()
     with pytest.raises(ConnectionError):
         if client.recv(10) == b"":

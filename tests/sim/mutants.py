@@ -116,7 +116,7 @@ MUTANTS = (
         "local follows = holder == token and stored == sequence - 1 and mode ~= 'check'",
         "if holder == token and stored >= sequence and mode == 'check' then return 'DUPLICATE' end\n"
         "if holder == token and stored == sequence then\n"
-        "  for i = 9, 8 + tonumber(ARGV[8]) do redis.call('XADD', KEYS[4], '*', 'commit', ARGV[i]) end\n"
+        "  for i = 11, 10 + tonumber(ARGV[10]) do redis.call('XADD', KEYS[4], '*', 'commit', ARGV[i]) end\n"
         "  return 'DUPLICATE'\n"
         "end\n"
         "local follows = holder == token and stored == sequence - 1 and mode ~= 'check'",

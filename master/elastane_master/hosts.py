@@ -60,8 +60,8 @@ class JobHosts(HostOwner):
         """Every request is refused with `refusal` from here on; None: they are served."""
         self._refusal = lambda: refusal
 
-    def refuse_by(self, refusal: Callable[[], Rejection]) -> None:
-        """Every request is refused with what `refusal` says when it comes."""
+    def refuse_by(self, refusal: Callable[[], Rejection | None]) -> None:
+        """Every request is refused with what `refusal` says when it comes; None: it is served."""
         self._refusal = refusal
 
     def any_fenced(self) -> bool:
@@ -88,7 +88,15 @@ class JobHosts(HostOwner):
             async with gate:
                 await self._take_over(name)
 
-        await asyncio.gather(*[take_over(name) for name in names])
+        tasks = [asyncio.create_task(take_over(name)) for name in names]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            # Those that are left would take jobs over behind the back of the next attempt.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def stop(self, refusal: Rejection) -> None:
         """Stops serving: streams end with `refusal`, everything pending is written."""
@@ -116,8 +124,15 @@ class JobHosts(HostOwner):
         self._hosts.clear()
         for _ in self._unreachable:
             self.clock.resume()
-        self._unreachable.clear()
+        if self._unreachable:
+            self._unreachable.clear()
+            self._on_reachable(True)  # nobody is left who would say so
         self.clock.stop()
+
+    @property
+    def count(self) -> int:
+        """Jobs that this master holds, whether it serves them now or not."""
+        return len(self._hosts)
 
     def all(self) -> list[JobHost]:
         """Every job's host, by name. Raises Rejection while this master does not serve."""
@@ -181,7 +196,9 @@ class JobHosts(HostOwner):
             machine = JobMachine.create(name, settings, self.clock())
             # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
             await self.store.add_job(name)
+            self._require_serving()  # what follows would put out whoever leads by now
             log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            self._require_serving()  # a host made now would be served by nobody, and never be ended
             if recovered.snapshot is not None:
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
@@ -196,8 +213,8 @@ class JobHosts(HostOwner):
     async def _take_over(self, name: str) -> None:
         log, recovered = await JobLog.open(self.store.redis, name, self._options)
         if recovered.snapshot is None:
+            # It stays listed: another master may be about to store it, and to acknowledge its creation.
             logger.warning("a job was never stored; its creation was not acknowledged", job=name)
-            await self.store.remove_job(name)
             return
         await self._serve(name, log, recovered)
 

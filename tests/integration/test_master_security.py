@@ -366,6 +366,31 @@ async def test_too_many_requests_are_refused_and_may_be_sent_again(tmp_path: Pat
         await job_pb2_grpc.JobServiceStub(other).List(asked)
 
 
+async def test_each_message_of_a_stream_of_tasks_is_a_request(tmp_path: Path) -> None:
+    tokens = entry("slow", ["worker"], ["*"], requests_per_second=0.001)
+    tokens += entry("root", ["operator", "worker"], ["*"])
+    async with (
+        guarded_master(tmp_path, tokens) as master,
+        caller(master, "slow") as slow,
+        caller(master, "root") as root,
+    ):
+        settings = job_pb2.JobSettings(ests=1)
+        await job_pb2_grpc.JobServiceStub(root).Create(
+            job_pb2.JobServiceCreateRequest(name="mine", settings=settings)
+        )
+        data = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=9), task_size=1)
+        await shard_pb2_grpc.ShardServiceStub(root).CreateDataset(
+            shard_pb2.CreateDatasetRequest(job="mine", dataset="d", settings=data)
+        )
+        lease = shard_pb2.LeaseTasksRequest(job="mine", dataset="d", worker_id="w", max_tasks=1)
+        stream = shard_pb2_grpc.ShardServiceStub(slow).StreamTasks(metadata=_bearer("slow"))
+        await stream.write(shard_pb2.StreamTasksRequest(request=lease))
+        assert (await stream.read()).response.tasks
+        await stream.write(shard_pb2.StreamTasksRequest(request=lease))
+        code, reason, _ = await refused(stream.read())
+        assert (code, reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "RATE_LIMITED")
+
+
 # ---------------------------------------------------------------- certificates
 
 

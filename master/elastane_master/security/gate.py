@@ -248,7 +248,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         first = request
         if streaming and call.rule.job:
             first = await _first_message(request)
-            request = _again(first, request)
+            request = _again(first, self._counted(call, request) if call.rule.counts else request)
         if isinstance(first, Malformed):
             return request  # it says nothing, and the servicer refuses it
         try:
@@ -265,13 +265,22 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:
         rule, facts = call.rule, self.facts
         assert facts is not None, "the gate serves without knowing the jobs"
-        call.job = require_job(rule, caller, message, facts.job_names())
+        # A master that stands by knows no jobs: asked only where they matter (health is told all the same).
+        jobs = facts.job_names() if rule.only_job or rule.takes == "job" else ()
+        call.job = require_job(rule, caller, message, jobs)
         if rule.takes == "session":
-            held.enter_context(self._quotas.session(caller))
+            held.enter_context(self._quotas.session(caller, (call.job, message.hello.worker_id)))
         elif rule.takes == "job":
-            held.enter_context(self._quotas.making_job(caller, call.job, facts.job_names()))
+            held.enter_context(self._quotas.making_job(caller, call.job, jobs))
         elif rule.takes == "dataset":
             self._quotas.require_dataset(caller, message.dataset, facts.dataset_names(call.job))
+
+    async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
+        """The rest of a stream whose messages are requests. Raises Rejection at one that is too many."""
+        async for message in messages:
+            caller = self._tokens.owner(call.digest)
+            self._quotas.take_request(caller, asyncio.get_running_loop().time())
+            yield message
 
     async def _end(self, call: _Call, refusal: Rejection, context: Context) -> NoReturn:
         """Ends a call that was let in and is not allowed any more."""

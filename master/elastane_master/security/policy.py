@@ -29,6 +29,7 @@ class Rule:
     roles: one of them is enough; none: everybody, without a token. job: path of the request's field that
     names the job; empty: the rpc is of no job. takes: what of the token's quotas a call takes, beside
     being a request. lists: the response's field that lists jobs by their name; those of others are left out.
+    counts: each message of the stream is a request of its own.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -36,6 +37,7 @@ class Rule:
     only_job: bool = False
     takes: Literal["", "session", "job", "dataset"] = ""
     lists: str = ""
+    counts: bool = False
 
     @property
     def open(self) -> bool:
@@ -66,7 +68,7 @@ RULES: dict[str, Rule] = {
     _JOB + "Checkpoint": Rule(_OPERATOR, "name"),
     _SHARD + "CreateDataset": Rule(_DATA, "job", takes="dataset"),
     _SHARD + "LeaseTasks": Rule(_WORKER, "job"),
-    _SHARD + "StreamTasks": Rule(_WORKER, "request.job"),
+    _SHARD + "StreamTasks": Rule(_WORKER, "request.job", counts=True),
     _SHARD + "GetProgress": Rule(_ALL, "job", only_job=True),
     _SHARD + "WatchProgress": Rule(_LOOK, "job", only_job=True),
     _SHARD + "ListTasks": Rule(_ALL, "job"),

@@ -19,7 +19,7 @@ class QuotaBook:
 
     def __init__(self) -> None:
         self._buckets: dict[str, tuple[float, float]] = {}
-        self._sessions: Counter[str] = Counter()
+        self._sessions: dict[str, Counter[tuple[str, str]]] = {}
         self._making: Counter[tuple[str, str]] = Counter()
 
     def take_request(self, caller: Principal, now: float) -> None:
@@ -42,16 +42,21 @@ class QuotaBook:
         self._buckets[caller.name] = (left - 1.0, now)
 
     @contextmanager
-    def session(self, caller: Principal) -> Iterator[None]:
-        """Holds one of the token's sessions. Raises Rejection."""
-        _require(caller, "sessions", self._sessions[caller.name], caller.quotas.sessions_max)
-        self._sessions[caller.name] += 1
+    def session(self, caller: Principal, worker: tuple[str, str]) -> Iterator[None]:
+        """Holds one of the token's sessions, of a job's worker. Raises Rejection.
+
+        A worker that connects again takes the place of its old stream, which may be dead unnoticed.
+        """
+        held = self._sessions.setdefault(caller.name, Counter())
+        if worker not in held:
+            _require(caller, "sessions", len(held), caller.quotas.sessions_max)
+        held[worker] += 1
         try:
             yield
         finally:
-            self._sessions[caller.name] -= 1
-            if not self._sessions[caller.name]:
-                del self._sessions[caller.name]
+            held[worker] -= 1
+            if not held[worker]:
+                del held[worker]
 
     @contextmanager
     def making_job(self, caller: Principal, job: str, jobs: Collection[str]) -> Iterator[None]:

@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from redis.exceptions import RedisError
 
+from elastane_master.decisions.events import Rejection
 from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
 from elastane_master.security.facts import JobFacts
@@ -126,7 +127,7 @@ class Master(Follower):
             "master serves" if self.leads else "master stands by",
             address=self.address,
             store=self._store.url,
-            jobs=len(self._hosts.all()) if self.leads else None,
+            jobs=self._hosts.count if self.leads else None,
             tls=_how(files),
             tokens=settings.security.token_file is not None,
         )
@@ -196,6 +197,12 @@ class Master(Follower):
             try:
                 await self._hosts.start()
                 break
+            except Fenced as error:  # while we were reading: somebody else is about to serve
+                await self._hosts.abandon(not_leading(None))
+                if self._keeper is None:
+                    raise
+                self._keeper.fenced(str(error))
+                return
             except RedisError as error:
                 if self._health_task is None:
                     raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
@@ -205,11 +212,11 @@ class Master(Follower):
                     return
                 await asyncio.sleep(min(0.05 * 2.0 ** min(attempt, 10), 1.0))
         self.leads = True
-        self._hosts.refuse(None)
+        self._hosts.refuse_by(self._lease_over)
         self._health_news.announce()
         if self._keeper is not None:
             seconds = round(time.monotonic() - started, 3)
-            logger.info("leads", jobs=len(self._hosts.all()), address=self.address, takeover_seconds=seconds)
+            logger.info("leads", jobs=self._hosts.count, address=self.address, takeover_seconds=seconds)
 
     async def pause(self, reason: str) -> None:
         assert self._hosts is not None
@@ -223,6 +230,7 @@ class Master(Follower):
         logger.info("leads again: nobody else did meanwhile")
         self.leads = True
         self._hosts.resume()
+        self._hosts.refuse_by(self._lease_over)
         self._health_news.announce()
 
     async def give_way(self, reason: str) -> None:
@@ -241,6 +249,18 @@ class Master(Follower):
             leader = keeper.state.leader
             said = reason or (f"{leader.master} at {leader.address} leads this store" if leader else "")
             raise AnotherLeads(said or "another master leads this store")
+
+    def _lease_over(self) -> Rejection | None:
+        """The refusal of a request when the lease may be another master's, whether we were told or not.
+
+        A master that was stopped for a while finds requests waiting before it has asked for its lease.
+        """
+        if self._keeper is None:
+            return None
+        state = self._keeper.state
+        if state.role == "leading" and time.monotonic() - state.renewed_at <= state.lease_seconds:
+            return None
+        return not_leading(state.leader)
 
     def _keeper_failed(self, failure: asyncio.Future[None]) -> None:
         if not failure.cancelled() and (error := failure.exception()) is not None:

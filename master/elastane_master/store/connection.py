@@ -95,10 +95,6 @@ class Store:
         """Lists a job; raises BadJobName."""
         await self.redis.sadd(JOBS_KEY, checked_job_name(job))
 
-    async def remove_job(self, job: str) -> None:
-        """Takes a job off the list that was never stored."""
-        await self.redis.srem(JOBS_KEY, job)
-
     async def revive(self) -> None:
         """Starts the private server again if it died; without one, nothing can be done but wait."""
         if self.embedded is None:

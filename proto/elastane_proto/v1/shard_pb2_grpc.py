@@ -102,6 +102,8 @@ class ShardServiceServicer:
         """LeaseTasks again and again without the cost of a call: every request is
         answered, in order. A worker may send the next before it has the answer to the
         last. A refused request ends the stream; those before it have been answered.
+        After a break only the last request may be repeated with its id: what was
+        leased by those before it comes back when its lease ends, or with abandonment.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

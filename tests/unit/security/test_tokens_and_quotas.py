@@ -149,12 +149,21 @@ def test_who_waits_as_long_as_told_is_served() -> None:
 def test_a_session_is_given_back_however_it_ends() -> None:
     book, caller = QuotaBook(), somebody(sessions_max=1)
     for _ in range(3):
-        with pytest.raises(KeyError), book.session(caller):
-            with pytest.raises(Rejection), book.session(caller):
+        with pytest.raises(KeyError), book.session(caller, ("mine", "a")):
+            with pytest.raises(Rejection), book.session(caller, ("mine", "b")):
                 raise AssertionError("a second one at the same time")
             raise KeyError
-    with book.session(caller):
+    with book.session(caller, ("mine", "b")):
         pass
+
+
+def test_a_worker_that_comes_back_takes_the_place_of_its_old_session() -> None:
+    book, caller = QuotaBook(), somebody(sessions_max=1)
+    with book.session(caller, ("mine", "a")):
+        with book.session(caller, ("mine", "a")):
+            pass
+        with pytest.raises(Rejection), book.session(caller, ("yours", "a")):
+            raise AssertionError("another job's worker of that name")
 
 
 def test_jobs_of_other_patterns_do_not_count() -> None:

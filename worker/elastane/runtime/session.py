@@ -179,13 +179,13 @@ class MasterSession:
 
     def _serves(self, address: str) -> bool:
         """Whether a master at `address` says that it leads."""
-        with self._open_channel(address) as channel:
-            try:
+        try:
+            with self._open_channel(address) as channel:
                 reply = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
                 )
-            except grpc.RpcError:
-                return False
+        except (grpc.RpcError, ElastaneError):  # the file of the token may be missing for a moment
+            return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _attend(self, address: str) -> grpc.RpcError | None:

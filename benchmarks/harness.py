@@ -1,8 +1,7 @@
 """What all benchmarks share: options, figures of ours beside a peer's, tables, JSON.
 
 A benchmark runs the peer and ourselves in turn on the same work, several times, and reports for each case
-the medians, their range and the ratio. Times of one machine mean little on another, ratios mean more:
-they are what `compare.py` holds to the committed ones.
+the medians, their range and the ratio. Times of one machine mean little on another, ratios mean more.
 """
 
 from __future__ import annotations

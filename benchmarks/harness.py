@@ -47,7 +47,10 @@ class Row:
     """One case: our figure, the peer's (if it has one), and what was aimed at.
 
     better: whether more or less of the figure is better. target: the bound on ours divided by the peer's, or
-    on ours alone where there is no peer; None: none is set. note: why a target is missed, or what to know.
+    on ours alone where there is no peer; None: none is set. slack: in the figure's unit; ours may be worse than
+    the peer's by so much whatever the ratio ("at most 1 ms or 2 %, whichever is greater"). noise: by which
+    factor the ratio (or, without a peer, nothing) may be worse than the committed one before `bench-check`
+    fails. note: why a target is missed, or what to know.
     """
 
     case: str
@@ -57,6 +60,8 @@ class Row:
     better: Better = "lower"
     target: float | None = None
     target_absolute: bool = False
+    slack: float = 0.0
+    noise: float = 1.3
     note: str = ""
 
     @property
@@ -73,6 +78,10 @@ class Row:
         """Whether the target is met; None: there is none."""
         if self.target is None:
             return None
+        if self.slack and self.peer is not None:
+            worse = self.ours.median - self.peer.median
+            if (-worse if self.better == "higher" else worse) <= self.slack:
+                return True
         figure = self.ours.median if self.target_absolute or self.ratio is None else self.ratio
         return figure >= self.target if self.better == "higher" else figure <= self.target
 
@@ -82,7 +91,21 @@ class Row:
             return ""
         sign = ">=" if self.better == "higher" else "<="
         unit = f" {self.ours.unit}" if self.target_absolute else "x"
-        return f"{sign} {_number(self.target)}{unit}"
+        slack = f" or {_number(self.slack)} {self.ours.unit}" if self.slack else ""
+        return f"{sign} {_number(self.target)}{unit}{slack}"
+
+
+@dataclass
+class Plot:
+    """Lines to draw; lines: by name, points (x, y). Rows are drawn without it, as bars of their ratios."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: dict[str, list[tuple[float, float]]]
+    log_x: bool = False
+    log_y: bool = False
 
 
 @dataclass
@@ -92,6 +115,7 @@ class Report:
     name: str
     title: str
     rows: list[Row] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     quick: bool = False
 
@@ -106,6 +130,7 @@ class Report:
             "machine": machine(),
             "facts": self.facts,
             "rows": rows,
+            "plots": [asdict(plot) for plot in self.plots],
         }
 
     def show(self, console: Console) -> None:

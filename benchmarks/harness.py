@@ -47,10 +47,10 @@ class Row:
     """One case: our figure, the peer's (if it has one), and what was aimed at.
 
     better: whether more or less of the figure is better. target: the bound on ours divided by the peer's, or
-    on ours alone where there is no peer; None: none is set. slack: in the figure's unit; ours may be worse than
-    the peer's by so much whatever the ratio ("at most 1 ms or 2 %, whichever is greater"). noise: by which
-    factor the ratio (or, without a peer, nothing) may be worse than the committed one before `bench-check`
-    fails. note: why a target is missed, or what to know.
+    on ours alone where there is no peer; None: none is set. slack: ours may be worse than the peer's by so
+    much, in its unit, whatever the ratio ("at most 1 ms or 2 %, whichever is greater"). noise: the factor by
+    which the ratio may be worse than the committed one before `make bench-check` fails; without a peer there
+    is nothing to compare. note: why a target is missed, or what to know.
     """
 
     case: str

@@ -6,6 +6,8 @@
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
+# make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long
+# make bench-check   the same again: fails where a ratio is worse than the kept one by more than noise
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
@@ -26,7 +28,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench clean
+.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -57,6 +59,7 @@ fuzz: $(VENV)/.installed
 fuzz-stored: $(VENV)/.installed
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[fuzz]'
 	PYTHONPATH=tests $(BIN)/python -m fuzz.coverage_guided -max_total_time=$(FUZZ_SECONDS)
+
 soak: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m integration.soak --minutes $(SOAK_MINUTES)
 
@@ -82,6 +85,12 @@ proto-check: $(VENV)/.installed
 	for file in $$(cd $$fresh && find . -type f); do cmp "$$fresh/$$file" "proto/$$file" || { echo "run: make proto"; exit 1; }; done && \
 	echo "generated code: up to date"
 
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
+bench-check: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/bench.py --check $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+
 lock: $(VENV)/.installed
 	$(BIN)/python tools/lock.py
 
@@ -104,6 +113,10 @@ $(VENV)-audit/.installed: Makefile
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[worker,dev]'
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench]'
 	@touch $@
 
 clean:

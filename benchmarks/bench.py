@@ -1,0 +1,221 @@
+"""Runs all benchmarks, keeps their figures, and writes docs/benchmarks.md from them.
+
+    python benchmarks/bench.py [--only NAME,...] [--full] [--page-only]
+    python benchmarks/bench.py --check [--only NAME,...] [--results FOLDER]
+
+Without --full in the quick forms, which take less than 25 minutes on two idle cores. With --check nothing is
+kept: the ratios are compared with the kept ones (benchmarks/results), and the exit code is 1 when one is
+worse by more than the noise that its benchmark states; with --results the figures of an earlier run are
+compared. Exit code 2: a benchmark did not end well; the others are run all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench_check import Comparison, compare
+from bench_page import write_page
+from harness import Report, Row, Series
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+BENCHMARKS = (
+    "dispatch",
+    "data_scale",
+    "worker_scale",
+    "recovery",
+    "steady_step",
+    "data_pipeline",
+    "allreduce",
+    "startup",
+    "succession",
+    "micro",
+)
+"""In the order of the page; each is a file beside this one, "micro" a folder for pytest-benchmark."""
+
+TIMEOUT_SECONDS = 3 * 3600.0
+REFERENCE = "reference"
+"""The micro-benchmark whose time is the unit of the others."""
+
+
+class BenchmarkError(Exception):
+    """One benchmark did not end well; the message has the end of what it printed."""
+
+
+def run(name: str, results: Path, *, full: bool) -> Path:
+    """Runs one benchmark; returns the file with its figures. Raises BenchmarkError."""
+    found = results / f"{name}.json"
+    with tempfile.TemporaryDirectory() as folder:
+        fresh, log = Path(folder) / "figures.json", Path(folder) / "log"
+        if name == "micro":
+            command = [sys.executable, "-m", "pytest", str(HERE / "micro"), f"--benchmark-json={fresh}"]
+        else:
+            command = [sys.executable, str(HERE / f"{name}.py"), "--json", str(fresh)]
+            command += [] if full else ["--quick"]
+        _call(command, log)
+        if not fresh.exists():
+            raise BenchmarkError(f"{name} wrote no figures; it printed:\n{_end_of(log)}")
+        figures = json.loads(fresh.read_text())
+        if name == "micro":
+            figures = of_micro(figures).as_dict() | {"quick": not full}
+        found.write_text(json.dumps(figures, indent=1) + "\n")
+    return found
+
+
+def _call(command: Sequence[str], log: Path) -> None:
+    """Runs the command in a session of its own, so that whatever it started can be ended with it."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=HERE.parent
+        )
+        try:
+            code = process.wait(TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise BenchmarkError(f"did not end within {TIMEOUT_SECONDS:g} s:\n{_end_of(log)}") from None
+        except KeyboardInterrupt:
+            _end(process)
+            raise
+    if code:
+        raise BenchmarkError(f"ended with {code}; it printed:\n{_end_of(log)}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks the benchmark to clean up after itself; whatever does not go is killed."""
+    os.killpg(process.pid, signal.SIGINT)
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end_of(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-25:])
+
+
+def of_micro(figures: dict[str, Any]) -> Report:
+    """pytest-benchmark's figures as a report: each beside the reference, a fixed amount of Python work."""
+    report = Report("micro", "Pure parts alone, in microseconds, beside a fixed amount of plain Python work.")
+    names = {one["name"].removeprefix("test_"): one for one in figures["benchmarks"]}
+    reference = _series(names.pop(REFERENCE)) if REFERENCE in names else None
+    for name, one in names.items():
+        note = str(one.get("extra_info", {}).get("note", ""))
+        report.rows.append(
+            Row(name.replace("_", " "), _series(one), reference, "reference", noise=1.6, note=note)
+        )
+    return report
+
+
+def _series(one: dict[str, Any]) -> Series:
+    stats = one["stats"]
+    return Series([stats[name] * 1e6 for name in ("q1", "median", "q3")], "us")
+
+
+def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool) -> dict[str, str]:
+    """Runs the benchmarks one after the other; returns what went wrong, by name."""
+    results.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=len(names))
+        for name in names:
+            progress.update(task, description=name)
+            start = time.monotonic()
+            try:
+                run(name, results, full=full)
+            except BenchmarkError as error:
+                failures[name] = str(error)
+            verdict = "failed" if name in failures else "done"
+            progress.console.print(f"{name}: {verdict} after {time.monotonic() - start:.0f} s")
+            progress.advance(task)
+    for name, text in failures.items():
+        console.print(f"[red]{name}[/] {text}", highlight=False)
+    return failures
+
+
+def load(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The kept figures of the benchmarks, where there are any."""
+    files = {name: folder / f"{name}.json" for name in names}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
+
+
+def show(comparisons: Sequence[Comparison], console: Console) -> None:
+    """Print which ratios are worse than they were, and by how much."""
+    table = Table(title="Ratios beside the kept ones", title_justify="left")
+    for column in ("benchmark", "case", "kept", "now", "worse by", "noise", ""):
+        table.add_column(column, overflow="fold")
+    for one in comparisons:
+        now = "missing" if one.now is None else f"{one.now:.3g}"
+        worse = "" if one.now is None else f"{one.worse:.2f}x"
+        verdict = "[red]regression[/]" if one.regression else "ok"
+        table.add_row(one.benchmark, one.case, f"{one.kept:.3g}", now, worse, f"{one.noise:g}x", verdict)
+    console.print(table)
+
+
+def check(args: argparse.Namespace, names: Sequence[str], console: Console) -> int:
+    """Compares a run with the kept figures; returns the exit code."""
+    kept = load(RESULTS, names)
+    if not kept:
+        console.print(f"nothing to compare with: {RESULTS} has no figures of {', '.join(names)}")
+        return 2
+    failures: dict[str, str] = {}
+    if args.results:
+        now = load(args.results, names)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            failures = run_all(list(kept), Path(folder), console, full=args.full)
+            now = load(Path(folder), names)
+    comparisons = [one for name in now if name in kept for one in compare(name, kept[name], now[name])]
+    show(comparisons, console)
+    worse = [one for one in comparisons if one.regression]
+    console.print(f"{len(comparisons)} ratios compared, {len(worse)} worse than noise explains")
+    return 2 if failures or not comparisons else int(bool(worse))
+
+
+def main() -> None:
+    """Reads the options, and does what they ask for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", help=f"some of: {', '.join(BENCHMARKS)}")
+    parser.add_argument("--full", action="store_true", help="the long forms, an hour or more")
+    parser.add_argument("--page-only", action="store_true", help="write the page from the kept figures")
+    parser.add_argument("--check", action="store_true", help="compare with the kept figures, keep nothing")
+    parser.add_argument("--results", type=Path, help="with --check: figures of an earlier run")
+    args = parser.parse_args()
+    names = [name for name in args.only.split(",") if name] or list(BENCHMARKS)
+    if unknown := sorted(set(names) - set(BENCHMARKS)):
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(BENCHMARKS)}")
+    if args.results and not args.results.is_dir():
+        parser.error(f"no such folder: {args.results}")
+    console = Console(highlight=False)
+    try:
+        if args.check:
+            sys.exit(check(args, names, console))
+        failures = {} if args.page_only else run_all(names, RESULTS, console, full=args.full)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    from bench_pictures import draw  # matplotlib takes long to import, and a check does without
+
+    write_page(PAGE, load(RESULTS, BENCHMARKS), HERE / "changes", draw)
+    console.print(f"wrote {PAGE.relative_to(HERE.parent)}")
+    sys.exit(2 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

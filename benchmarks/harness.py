@@ -120,7 +120,10 @@ class Report:
     quick: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is written to JSON."""
+        """As it is written to JSON. Raises ValueError when two cases have the same text: it is their key."""
+        cases = [row.case for row in self.rows]
+        if twice := sorted({case for case in cases if cases.count(case) > 1}):
+            raise ValueError(f"two rows of {self.name} are called the same: {', '.join(twice)}")
         rows = [asdict(row) | {"ratio": row.ratio, "met": row.met, "aim": row.aim()} for row in self.rows]
         return {
             "name": self.name,

@@ -56,6 +56,11 @@ def test_case_without_a_peer_is_not_compared() -> None:
     assert compare("d", figures(alone), figures()) == []
 
 
+def test_two_cases_of_one_text_are_refused() -> None:
+    with pytest.raises(ValueError, match="called the same: one"):
+        figures(row(1.0), row(2.0))
+
+
 def test_micro_benchmarks_stand_beside_the_reference() -> None:
     stats = {"q1": 1e-6, "median": 2e-6, "q3": 3e-6}
     double = {name: value * 2 for name, value in stats.items()}

@@ -26,13 +26,13 @@ from elastane_master.limits import Limits, require_within
 def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> None:
     """Raises Rejection("limit_exceeded") for an event that is larger than this master takes."""
     match event:
+        case TasksRequested():
+            _check_lease(limits, event)
         case StepReported():
             _check_contexts(limits, machine, event.contexts, event.step)
             _check_metrics(limits, event.tasks)
         case LoadedReported():
             _check_contexts(limits, machine, event.contexts, event.step)
-        case TasksRequested():
-            _check_lease(limits, event)
         case DatasetCreated():
             _check_dataset(limits, machine, event)
         case WorkerJoined():
@@ -71,10 +71,11 @@ def _check_metrics(limits: Limits, tasks: tuple[StepTask, ...]) -> None:
 
 def _check_lease(limits: Limits, event: TasksRequested) -> None:
     require_within("tasks_per_lease_max", event.max_tasks, limits.tasks_per_lease_max, "tasks in one call")
-    reports = sum(report.count for report in event.completed)
+    reports = sum([report.count for report in event.completed])
     require_within("reports_per_lease_max", reports, limits.reports_per_lease_max, "reports in one call")
-    size = sum(map(len, event.rng.values()))
-    require_within("context_bytes_max", size, limits.context_bytes_max, "bytes of RNG states")
+    if event.rng:
+        size = sum(map(len, event.rng.values()))
+        require_within("context_bytes_max", size, limits.context_bytes_max, "bytes of RNG states")
 
 
 def _check_dataset(limits: Limits, machine: JobMachine, event: DatasetCreated) -> None:

@@ -177,6 +177,19 @@ class JobHost(LogListener):
 
         Raises Rejection, MachineBroken, and StoreError when the job is not served any more.
         """
+        self.require_taking()
+        try:
+            result, durable = self.begin(event)
+        except Rejection:
+            await self.confirm()
+            raise
+        if durable is not None:
+            # The write is shared by all who wait for it: a caller who leaves must not cancel it.
+            await asyncio.shield(durable)
+        return result
+
+    def require_taking(self) -> None:
+        """Raises Rejection while no request can be taken."""
         if self.paused is not None:
             raise self.paused
         if not self.log.reachable and self.log.appended - self.log.durable > self.limits.backlog_requests_max:
@@ -187,15 +200,15 @@ class JobHost(LogListener):
                 limit="backlog_requests_max",
                 maximum=self.limits.backlog_requests_max,
             )
-        try:
-            decision = self._decide(event)
-        except Rejection:
-            await self.confirm()
-            raise
-        if (durable := self.log.pending) is not None:
-            # The write is shared by all who wait for it: a caller who leaves must not cancel it.
-            await asyncio.shield(durable)
-        return decision.result
+
+    def begin(self, event: AnyEvent) -> tuple[object, asyncio.Future[None] | None]:
+        """Decides on a request at once: its result, and what must resolve before anybody is told of it.
+
+        None: nothing must. The future is shared: await it through `asyncio.shield`. Raises as `submit`; a
+        Rejection, too, may be told only after `confirm`.
+        """
+        decision = self._decide(event)
+        return decision.result, self.log.pending
 
     async def confirm(self) -> None:
         """Returns once the store has said, after this call, that the job is still this master's.

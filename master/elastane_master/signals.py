@@ -14,16 +14,21 @@ class Signal:
 
     def __init__(self) -> None:
         self.count = 0
-        self._event = asyncio.Event()
+        self._event: asyncio.Event | None = (
+            None  # only while somebody waits: most news are waited for by nobody
+        )
 
     def announce(self) -> None:
         """Wakes all who wait."""
         self.count += 1
-        self._event.set()
-        self._event = asyncio.Event()
+        if self._event is not None:
+            self._event.set()
+            self._event = None
 
     async def beyond(self, seen: int) -> int:
         """Returns the count as soon as it is higher than `seen`."""
         while self.count <= seen:
+            if self._event is None:
+                self._event = asyncio.Event()
             await self._event.wait()
         return self.count

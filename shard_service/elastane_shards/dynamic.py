@@ -104,7 +104,7 @@ class DynamicQueue:
             )
         self._advance(now)
         deadline = now + self._settings.lease_seconds
-        first_rng = dict(rng or {})
+        first_rng = dict(rng) if rng else {}
         tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
         for left in range(max_tasks, 0, -1):
             if runs and not tasks.requeued:
@@ -168,6 +168,8 @@ class DynamicQueue:
 
         Returns runs of equal outcomes, (first index, tasks, outcome). Raises what `check_report` raises.
         """
+        if count == 1:
+            return [(index, 1, self.report(worker, epoch, index, attempt, "", now))]
         self.check_report(epoch, index, attempt)
         self.check_report(epoch, index + count - 1, attempt)
         run = range(index, index + count)

@@ -178,11 +178,27 @@ class StoreServer:
         return before - len(stream.entries)
 
 
+class PinnedScriptModel:
+    """A script with a connection of its own."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    async def __call__(self, **words: Any) -> Any:
+        return await self._run(**words)
+
+    async def aclose(self) -> None:
+        pass
+
+
 class StoreClient:
     """What the master uses of `redis.asyncio.Redis`, spoken by one process to the server."""
 
     def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
         self._server, self._network, self._process = server, network, process
+
+    def pinned_script(self, text: str) -> PinnedScriptModel:
+        return PinnedScriptModel(self.register_script(text))
 
     def register_script(self, text: str) -> Callable[..., Any]:
         async def run(*, keys: Sequence[str], args: Sequence[bytes | int | str] = ()) -> Any:

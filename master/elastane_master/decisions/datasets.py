@@ -170,19 +170,23 @@ def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
 
 def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None:
     """Raises Rejection unless all reports are of tasks that were leased."""
-    if any(report.count < 1 or (report.count > 1 and report.error) for report in reports):
-        raise Rejection("invalid_argument", "a run of tasks is reported done, errors are reported one by one")
-    if sum(report.count for report in reports) > TASKS_MAX:
-        raise Rejection(
-            "invalid_argument", f"more than {TASKS_MAX} tasks in one report", hint="report earlier"
-        )
+    tasks = 0
     try:
         for report in reports:
+            if report.count < 1 or (report.count > 1 and report.error):
+                raise Rejection(
+                    "invalid_argument", "a run of tasks is reported done, errors are reported one by one"
+                )
+            tasks += report.count
             queue.check_report(report.epoch, report.index, report.attempt)
             if report.count > 1:
                 queue.check_report(report.epoch, report.index + report.count - 1, report.attempt)
     except ShardsError as error:
         raise _rejection(error) from error
+    if tasks > TASKS_MAX:
+        raise Rejection(
+            "invalid_argument", f"more than {TASKS_MAX} tasks in one report", hint="report earlier"
+        )
 
 
 def _report(

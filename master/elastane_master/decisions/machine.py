@@ -8,6 +8,8 @@ raises `Rejection` before anything changed; one that changes nothing need not be
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -93,7 +95,7 @@ class JobMachine:
     def handle(self, event: AnyEvent, now: float) -> Decision:
         """Decides on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
         turn = Turn(self._state, self._queues, now)
-        self._dispatch(turn, event)
+        _HANDLERS.get(type(event), operators.request)(turn, event)
         boundary.release(turn)
         return turn.decision()
 
@@ -113,37 +115,22 @@ class JobMachine:
             raise ValueError(f"a job's snapshot of version {stored.version}; this master reads {VERSION}")
         return cls(stored.state, Queues.restore(stored.queues))
 
-    def _dispatch(self, turn: Turn, event: AnyEvent) -> None:
-        match event:
-            case StepReported():
-                boundary.report_step(turn, event)
-            case AppliedReported():
-                boundary.applied(turn, event)
-            case Tick():
-                leases.tick(turn)
-            case ReadyReported():
-                ring.ready(turn, event)
-            case LoadedReported():
-                ring.loaded(turn, event)
-            case RingBrokenReported():
-                ring.broken(turn, event)
-            case SavedReported():
-                boundary.saved(turn, event)
-            case WorkerJoined():
-                sessions.joined(turn, event)
-            case StreamLost():
-                sessions.stream_lost(turn, event)
-            case LeavingReported():
-                sessions.leaving(turn, event)
-            case ByeReported():
-                sessions.bye(turn, event)
-            case MasterStarted():
-                sessions.master_started(turn, event)
-            case TasksRequested():
-                datasets.lease(turn, event)
-            case DatasetCreated():
-                datasets.create(turn, event)
-            case DatasetExtended():
-                datasets.extend(turn, event)
-            case _:
-                operators.request(turn, event)
+
+_HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
+    StepReported: boundary.report_step,
+    AppliedReported: boundary.applied,
+    Tick: lambda turn, event: leases.tick(turn),
+    ReadyReported: ring.ready,
+    LoadedReported: ring.loaded,
+    RingBrokenReported: ring.broken,
+    SavedReported: boundary.saved,
+    WorkerJoined: sessions.joined,
+    StreamLost: sessions.stream_lost,
+    LeavingReported: sessions.leaving,
+    ByeReported: sessions.bye,
+    MasterStarted: sessions.master_started,
+    TasksRequested: datasets.lease,
+    DatasetCreated: datasets.create,
+    DatasetExtended: datasets.extend,
+}
+"""Who decides on an event; operators' requests are not among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -11,22 +11,35 @@ Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 
 
+class Decided(Generic[Answer]):
+    """An answer that is known, and may be given once `durable` has resolved; None: at once."""
+
+    __slots__ = ("answer", "durable")
+
+    def __init__(self, answer: Answer, durable: asyncio.Future[None] | None) -> None:
+        self.answer = answer
+        self.durable = durable
+
+
 class Pipeline(Generic[Request, Answer]):
     """Reads `requests` ahead, up to `most` unanswered ones; iterating over it gives the answers.
 
-    work: makes the answer. It is begun for each request as it comes, so what it does before it first waits
-    is done in order. What it or the requests raise is raised at its place; what was begun behind it is
-    cancelled.
+    begin: called for each request as it comes, so what it does is done in order; gives the answer, or a task
+    that makes it. What it, the task or the requests raise is raised at its place; what was begun behind it
+    is cancelled.
     A context manager: leaving it ends everything that is still in work.
     """
 
     def __init__(
-        self, work: Callable[[Request], Awaitable[Answer]], requests: AsyncIterator[Request], most: int
+        self,
+        begin: Callable[[Request], Decided[Answer] | asyncio.Task[Answer]],
+        requests: AsyncIterator[Request],
+        most: int,
     ) -> None:
-        self._work = work
+        self._begin = begin
         self._requests = requests
         self._room = asyncio.Semaphore(most)
-        self._begun: asyncio.Queue[asyncio.Task[Answer] | None] = asyncio.Queue()
+        self._begun: asyncio.Queue[Decided[Answer] | asyncio.Task[Answer] | None] = asyncio.Queue()
         self._reader: asyncio.Task[None] | None = None
         self._current: asyncio.Task[Answer] | None = None
 
@@ -37,18 +50,24 @@ class Pipeline(Generic[Request, Answer]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        left: list[asyncio.Task[Answer] | asyncio.Task[None] | None] = [self._reader, self._current]
+        left: list[object] = [self._reader, self._current]
         while not self._begun.empty():
             left.append(self._begun.get_nowait())
-        tasks = [task for task in left if task is not None]
+        tasks = [task for task in left if isinstance(task, asyncio.Task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def __aiter__(self) -> AsyncIterator[Answer]:
-        while (task := await self._begun.get()) is not None:
-            self._current = task
-            answer = await task
+        while (begun := await self._begun.get()) is not None:
+            if isinstance(begun, Decided):
+                if begun.durable is not None:
+                    # Others wait for the same write: whoever leaves must not cancel it.
+                    await (begun.durable if begun.durable.done() else asyncio.shield(begun.durable))
+                answer = begun.answer
+            else:
+                self._current = begun
+                answer = await begun
             self._room.release()
             yield answer
         assert self._reader is not None
@@ -58,6 +77,6 @@ class Pipeline(Generic[Request, Answer]):
         try:
             async for request in self._requests:
                 await self._room.acquire()
-                self._begun.put_nowait(asyncio.ensure_future(self._work(request)))
+                self._begun.put_nowait(self._begin(request))
         finally:
             self._begun.put_nowait(None)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import cast
+from typing import NamedTuple, NoReturn, cast
 
 import msgspec
 
@@ -19,7 +18,7 @@ from elastane_master.limits import require_room
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.following import require_serving
-from elastane_master.servers.pipeline import Pipeline
+from elastane_master.servers.pipeline import Decided, Pipeline
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import shard_pb2
@@ -54,14 +53,9 @@ class ShardServicer:
     async def LeaseTasks(
         self, request: shard_pb2.LeaseTasksRequest, context: Context
     ) -> shard_pb2.LeaseTasksResponse:
-        return await self._lease_tasks(request)
-
-    async def _lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> shard_pb2.LeaseTasksResponse:
-        host = self._hosts.get(request.job)
-        wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
-        event = translate_shard.tasks_requested(request, uuid.uuid4().hex)
-        result = await _lease(host, event, min(wait_seconds, WAIT_SECONDS_MAX))
-        return translate_shard.lease_response(request.dataset, result)
+        asked = self._asked(request)
+        result = cast("LeaseResult", await asked.host.submit(asked.event))
+        return await _answer(asked, result)
 
     async def StreamTasks(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
@@ -69,7 +63,9 @@ class ShardServicer:
         """Requests are decided on as they come, and answered in order as they become durable."""
         job: str | None = None
 
-        async def answer(message: shard_pb2.StreamTasksRequest | Malformed) -> shard_pb2.LeaseTasksResponse:
+        def begin(
+            message: shard_pb2.StreamTasksRequest | Malformed,
+        ) -> Decided[shard_pb2.LeaseTasksResponse] | asyncio.Task[shard_pb2.LeaseTasksResponse]:
             nonlocal job
             if isinstance(message, Malformed):
                 raise message.rejection()
@@ -81,11 +77,18 @@ class ShardServicer:
                     hint="open another stream for another job",
                     field="job",
                 )
-            return await self._lease_tasks(message.request)
+            return _begin(self._asked(message.request))
 
-        async with Pipeline(answer, requests, REQUESTS_IN_FLIGHT) as answers:
+        async with Pipeline(begin, requests, REQUESTS_IN_FLIGHT) as answers:
             async for response in answers:
                 yield shard_pb2.StreamTasksResponse(response=response)
+
+    def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
+        """What a request for tasks asks. Raises Rejection."""
+        host = self._hosts.get(request.job)
+        wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
+        event = translate_shard.tasks_requested(request)
+        return _Asked(host, event, asyncio.get_running_loop().time() + min(wait_seconds, WAIT_SECONDS_MAX))
 
     async def GetProgress(
         self, request: shard_pb2.GetProgressRequest, context: Context
@@ -146,22 +149,56 @@ class ShardServicer:
         return shard_pb2.ExtendDatasetResponse(progress=_progress(host, dataset)[0])
 
 
-async def _lease(host: JobHost, event: TasksRequested, wait_seconds: float) -> LeaseResult:
-    """Reports and leases; waits while there is nothing to lease but may be later."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_seconds
-    result = cast("LeaseResult", await host.submit(event))
+class _Asked(NamedTuple):
+    """A request for tasks. deadline: until when it waits for them, on the loop's clock."""
+
+    host: JobHost
+    event: TasksRequested
+    deadline: float
+
+
+def _begin(
+    asked: _Asked,
+) -> Decided[shard_pb2.LeaseTasksResponse] | asyncio.Task[shard_pb2.LeaseTasksResponse]:
+    """Decides on a request: the answer, or a task where it cannot be given at once."""
+    host = asked.host
+    host.require_taking()
+    try:
+        result, durable = host.begin(asked.event)
+    except Rejection as refusal:
+        return asyncio.create_task(_refuse(host, refusal))
+    leased = cast("LeaseResult", result)
+    if leased.wait:
+        return asyncio.create_task(_answer(asked, leased, durable))
+    return Decided(translate_shard.lease_response(asked.event.dataset, leased), durable)
+
+
+async def _refuse(host: JobHost, refusal: Rejection) -> NoReturn:
+    await host.confirm()
+    raise refusal
+
+
+async def _answer(
+    asked: _Asked, result: LeaseResult, durable: asyncio.Future[None] | None = None
+) -> shard_pb2.LeaseTasksResponse:
+    """The answer to what was decided; waits while there is nothing to lease but may be later."""
+    host, event, deadline = asked
+    if durable is not None:
+        await asyncio.shield(durable)
     outcomes = result.outcomes
-    again = msgspec.structs.replace(event, completed=())  # the reports have been counted
-    while result.wait and (left := deadline - loop.time()) > 0:
-        require_serving(host)
-        maximum = host.limits.lease_waiters_per_job_max
-        require_room(
-            "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
-        )
-        await host.task_waiters.wait(event.dataset, left)
-        result = cast("LeaseResult", await host.submit(again))
-    return msgspec.structs.replace(result, outcomes=outcomes)
+    if result.wait:
+        again = msgspec.structs.replace(event, completed=())  # the reports have been counted
+        loop = asyncio.get_running_loop()
+        while result.wait and (left := deadline - loop.time()) > 0:
+            require_serving(host)
+            maximum = host.limits.lease_waiters_per_job_max
+            require_room(
+                "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
+            )
+            await host.task_waiters.wait(event.dataset, left)
+            result = cast("LeaseResult", await host.submit(again))
+        result = msgspec.structs.replace(result, outcomes=outcomes)
+    return translate_shard.lease_response(event.dataset, result)
 
 
 def _progress(host: JobHost, dataset: str) -> list[shard_pb2.Progress]:

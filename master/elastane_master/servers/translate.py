@@ -37,8 +37,15 @@ def duration(value: float) -> duration_pb2.Duration:
 
 def timestamp(value: float) -> timestamp_pb2.Timestamp:
     """A Timestamp of `value` seconds since the Unix epoch; what lies outside its range is cut."""
+    message = timestamp_pb2.Timestamp()
+    set_timestamp(message, value)
+    return message
+
+
+def set_timestamp(message: timestamp_pb2.Timestamp, value: float) -> None:
+    """`timestamp`, into a message that is there."""
     whole, nanos = divmod(round(min(max(value, 0.0), _TIMESTAMP_SECONDS_MAX) * _NANOS), _NANOS)
-    return timestamp_pb2.Timestamp(seconds=whole, nanos=nanos)
+    message.seconds, message.nanos = whole, nanos
 
 
 def as_range(start: int, end: int) -> common_pb2.Range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Iterator
 
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET, LeaseResult
@@ -12,10 +13,11 @@ from elastane_master.decisions.views import ProgressView
 from elastane_master.records import StoredCommit
 from elastane_master.servers.translate import (
     as_range,
+    checked_length,
     checked_name,
-    checked_request_id,
     duration,
     seconds,
+    set_timestamp,
     shown,
     timestamp,
 )
@@ -60,19 +62,24 @@ def dataset_settings(message: shard_pb2.DatasetSettings) -> DatasetSettings:
     )
 
 
-def tasks_requested(request: shard_pb2.LeaseTasksRequest, request_id: str) -> TasksRequested:
-    """The event of a LeaseTasks call; `request_id` stands in where the caller gave none. Raises Rejection."""
+def tasks_requested(request: shard_pb2.LeaseTasksRequest) -> TasksRequested:
+    """The event of a LeaseTasks call. Raises Rejection."""
+    request_id = request.request_id
     return TasksRequested(
-        request_id=checked_request_id(request.request_id) or request_id,
+        request_id=checked_length(request_id, "request_id") if request_id else uuid.uuid4().hex,
         dataset=checked_name(request.dataset, "dataset"),
         worker=checked_name(request.worker_id, "worker_id"),
-        completed=tuple(
-            TaskReport(report.epoch, report.index, report.attempt, shown(report.error), report.count or 1)
-            for report in request.completed
-        ),
+        completed=tuple([_report(report) for report in request.completed]),
         max_tasks=request.max_tasks,
-        rng=contexts.rng_from_proto(request.rng),
+        rng=contexts.rng_from_proto(request.rng) if request.HasField("rng") else {},
         runs=request.runs,
+    )
+
+
+def _report(report: shard_pb2.TaskReport) -> TaskReport:
+    error = report.error
+    return TaskReport(
+        report.epoch, report.index, report.attempt, shown(error) if error else "", report.count or 1
     )
 
 
@@ -94,17 +101,17 @@ def lease_response(dataset: str, result: LeaseResult) -> shard_pb2.LeaseTasksRes
 
 
 def _task(dataset: str, lease: TaskLease) -> shard_pb2.Task:
-    return shard_pb2.Task(
-        dataset=dataset,
-        epoch=lease.epoch,
-        index=lease.index,
-        range=as_range(lease.start, lease.end),
-        entries=lease.entries,
-        attempt=lease.attempt,
-        deadline=timestamp(lease.deadline),
-        rng=contexts.rng_to_proto(lease.rng) if lease.rng else None,
-        count=lease.count if lease.count > 1 else 0,
+    task = shard_pb2.Task(
+        dataset=dataset, epoch=lease.epoch, index=lease.index, attempt=lease.attempt, entries=lease.entries
     )
+    # Filled in place: a message made apart is copied into its holder.
+    task.range.start, task.range.end = lease.start, lease.end
+    set_timestamp(task.deadline, lease.deadline)
+    if lease.rng:
+        task.rng.CopyFrom(contexts.rng_to_proto(lease.rng))
+    if lease.count > 1:
+        task.count = lease.count
+    return task
 
 
 def progress_message(view: ProgressView) -> shard_pb2.Progress:

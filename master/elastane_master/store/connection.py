@@ -26,6 +26,7 @@ from elastane_master.store.errors import (
     StoreUnreachable,
 )
 from elastane_master.store.keys import JOBS_KEY, checked_job_name
+from elastane_master.store.pinned import PinnedScript
 
 logger = structlog.get_logger(__name__)
 
@@ -50,10 +51,18 @@ class StoreOptions:
     access: StoreAccess = field(default_factory=StoreAccess)
 
 
+class StoreRedis(Redis):
+    """The client of a store."""
+
+    def pinned_script(self, text: str) -> PinnedScript:
+        """A script with a connection of its own, for a caller that calls it all the time."""
+        return PinnedScript(self, text)
+
+
 class Store:
     """An open store. `redis` is for the logs; nothing else writes."""
 
-    def __init__(self, redis: Redis, url: str, embedded: EmbeddedStore | None) -> None:
+    def __init__(self, redis: StoreRedis, url: str, embedded: EmbeddedStore | None) -> None:
         self.redis = redis
         self.url = url
         self.embedded = embedded
@@ -73,7 +82,7 @@ class Store:
             url = embedded.url
         # Repeating is the log's business: only there is a repeated write known to be harmless.
         arguments = options.access.arguments(url) if options.url else {"url": url}
-        redis = Redis.from_url(
+        redis = StoreRedis.from_url(
             socket_timeout=options.socket_timeout_seconds,
             socket_connect_timeout=options.socket_timeout_seconds,
             retry=Retry(NoBackoff(), 0),

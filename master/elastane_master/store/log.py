@@ -26,11 +26,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import structlog
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from elastane_master.signals import Signal
+from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
 from elastane_master.store.format import FORMAT, encode_batch, encode_snapshot
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
@@ -140,7 +140,7 @@ class JobLog:
     that is safe. Used from one event loop.
     """
 
-    def __init__(self, redis: Redis, job: str, token: int, sequence: int, options: LogOptions) -> None:
+    def __init__(self, redis: StoreRedis, job: str, token: int, sequence: int, options: LogOptions) -> None:
         self.job = job
         self.appended = 0
         self.durable = 0
@@ -149,11 +149,11 @@ class JobLog:
         self._token = token
         self._sequence = sequence
         self._options = options
-        self._script = redis.register_script(WRITE)
+        self._script = redis.pinned_script(WRITE)
         self._groups: deque[_Group] = deque()
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max)
         self._writing: Sequence[_Group] = ()
-        self._work = asyncio.Event()
+        self._work: asyncio.Future[bool] | None = None
         self._changed = Signal()
         self._reachable = True
         self._dirty = False
@@ -165,7 +165,7 @@ class JobLog:
 
     @classmethod
     async def open(
-        cls, redis: Redis, job: str, options: LogOptions | None = None
+        cls, redis: StoreRedis, job: str, options: LogOptions | None = None
     ) -> tuple[JobLog, Recovered]:
         """Takes the job over (every older master is fenced from here on) and reads what is stored.
 
@@ -222,14 +222,14 @@ class JobLog:
         group.events.extend(events)
         self.appended += 1
         group.end = self.appended
-        self._work.set()
+        self._wake()
         return group.durable
 
     def snapshot_soon(self) -> None:
         """The next write carries a snapshot, whatever the period says."""
         self._dirty = True
         self._snapshot_at = 0.0
-        self._work.set()
+        self._wake()
 
     async def settled(self) -> None:
         """Returns when all appended so far is durable, or the store is known not to answer."""
@@ -240,11 +240,12 @@ class JobLog:
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Writes what is pending and a last snapshot, then stops; gives up after the timeout."""
         self._closing = True
-        self._work.set()
+        self._wake()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_seconds)
             self._task.cancel()
             await asyncio.wait({self._task})
+        await self._script.aclose()
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
 
     async def abandon(self) -> None:
@@ -252,6 +253,7 @@ class JobLog:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+        await self._script.aclose()
         self._fail(
             self.failure
             or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)
@@ -284,13 +286,16 @@ class JobLog:
         timeout = self._options.check_seconds
         if self._dirty:
             timeout = min(timeout, max(0.0, self._snapshot_at - time.monotonic()))
-        self._work.clear()
+        self._work = work = asyncio.get_running_loop().create_future()
+        timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
         try:
-            async with asyncio.timeout(timeout):
-                await self._work.wait()
-        except TimeoutError:
-            return True
-        return False
+            return await work
+        finally:
+            timer.cancel()
+
+    def _wake(self, timed_out: bool = False) -> None:
+        if self._work is not None and not self._work.done():
+            self._work.set_result(timed_out)
 
     def _snapshot_due(self) -> bool:
         return self._dirty and time.monotonic() >= self._snapshot_at

@@ -1,0 +1,76 @@
+"""A script that is called again and again, over a connection of its own.
+
+`redis.asyncio` borrows a connection for each call, packs it word by word and starts a task to bound each
+send: more work than the script itself. A job's log makes one call at a time, thousands a second, so it
+keeps a connection, and one timeout is around the whole call. Connecting, TLS, the password and parsing
+are those of `redis.asyncio`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import NoScriptError
+
+Word = bytes | int | str
+
+_APART_BYTES = 64 * 1024
+"""Longer words are handed to the socket as they are, not copied."""
+
+
+class PinnedScript:
+    """One Lua script. At most one call at a time; a call that fails leaves nothing on the connection."""
+
+    def __init__(self, redis: Redis, text: str) -> None:
+        self._pool = redis.connection_pool
+        self._text = text
+        self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+        self._timeout_seconds: float | None = self._pool.connection_kwargs.get("socket_timeout")
+        self._connection: AbstractConnection | None = None
+
+    async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
+        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time."""
+        words = (len(keys), *keys, *args)
+        async with asyncio.timeout(self._timeout_seconds):
+            try:
+                return await self._ask("EVALSHA", self._sha, *words)
+            except NoScriptError:  # the store is new, or was started again
+                await self._ask("SCRIPT", "LOAD", self._text)
+                return await self._ask("EVALSHA", self._sha, *words)
+
+    async def aclose(self) -> None:
+        """Gives the connection up. The next call opens another."""
+        if self._connection is not None:
+            await self._connection.disconnect(nowait=True)
+
+    async def _ask(self, *words: Word) -> bytes:
+        if self._connection is None:
+            # Its own timeout would start a task for each send; that around the call bounds it all.
+            settings = {**self._pool.connection_kwargs, "socket_timeout": None}
+            self._connection = self._pool.connection_class(**settings)
+        # Both end the connection when they are cut short, so that no late answer is taken for the next one.
+        await self._connection.send_packed_command(packed(words), check_health=False)
+        answer: bytes = await self._connection.read_response(timeout=math.inf)
+        return answer
+
+
+def packed(words: Sequence[Word]) -> list[bytes]:
+    """A command as the Redis protocol has it, in pieces to be sent one after the other."""
+    pieces: list[bytes] = []
+    small = [b"*%d\r\n" % len(words)]
+    for word in words:
+        data = word if isinstance(word, bytes) else str(word).encode()
+        small.append(b"$%d\r\n" % len(data))
+        if len(data) > _APART_BYTES:
+            pieces += [b"".join(small), data]
+            small.clear()
+        else:
+            small.append(data)
+        small.append(b"\r\n")
+    pieces.append(b"".join(small))
+    return pieces

@@ -1,9 +1,10 @@
 """DLRover's own splitters and shard checkpoint, without its master. Run in the peer's environment.
 
-dlrover_splitters.py KIND SIZE SHARD HELD      KIND: table, or text; prints JSON
+dlrover_splitters.py KIND SIZE SHARD HELD      KIND: table, table-whole or text; prints JSON
 
 Creates a shuffled dataset as its master does (the first task makes the shards), holds HELD tasks, takes its
-checkpoint and reads it back. Memory is what the process has grown by. Runs within 12 GiB.
+checkpoint and reads it back. A table has at most 50,000 shards at a time and is shuffled within them;
+table-whole lifts that. Memory is what the process has grown by. Runs within 12 GiB.
 """
 
 import json
@@ -29,8 +30,9 @@ process = psutil.Process()
 random.seed(1)
 before = process.memory_info().rss
 began = time.perf_counter()
-splitter_class = {"table": TableDatasetSplitter, "text": TextDatasetSplitter}[kind]
-manager = BatchDatasetManager("training", shard, splitter_class("d", size, shard, 1, shuffle=True))
+splitter_class = TextDatasetSplitter if kind == "text" else TableDatasetSplitter
+more = {"max_shard_count": size} if kind == "table-whole" else {}
+manager = BatchDatasetManager("training", shard, splitter_class("d", size, shard, 1, shuffle=True, **more))
 tasks = [manager.get_task("worker", 0)]
 created = time.perf_counter() - began
 tasks += [manager.get_task("worker", number % 64) for number in range(1, held)]

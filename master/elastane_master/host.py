@@ -55,6 +55,9 @@ CONFIRM_SECONDS = 5.0
 PLAN_SECONDS = 0.005
 """The next deadline is looked up at most so often: decisions come in thousands a second."""
 
+PLAN_SECONDS_PER_SESSION = 40e-6
+"""Twenty times what the look costs for each worker: at most a twentieth of the time goes into it."""
+
 BROKEN_SECONDS = 1.0
 """After a Tick that could not be decided, the next is tried so much later."""
 
@@ -152,7 +155,7 @@ class JobHost(LogListener):
         """Serves again after `pause`, `event` first: as after a restart, every session is gone."""
         self.paused = None
         self._decide(event)
-        self._plan(PLAN_SECONDS)
+        self._plan(self._plan_seconds)
 
     async def abandon(self, refusal: Rejection) -> None:
         """Stops without writing: the job is another master's."""
@@ -262,7 +265,7 @@ class JobHost(LogListener):
             raise
         self._streams[session] = None
         self.liveness.heard(session.worker, session.id, self.clock())
-        self._plan(PLAN_SECONDS)
+        self._plan(self._plan_seconds)
         if previous is not None:
             self.liveness.forget(previous.worker, previous.id)
             previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
@@ -331,7 +334,7 @@ class JobHost(LogListener):
         if decision.durable:
             self._when_durable(self.changed.announce)
             self.task_waiters.check()
-            self._plan(PLAN_SECONDS)
+            self._plan(self._plan_seconds)
         return decision
 
     def _store(self, stored: StoredEvent, decision: Decision) -> None:
@@ -415,6 +418,10 @@ class JobHost(LogListener):
 
     # ---------------------------------------------------------------- time
 
+    @property
+    def _plan_seconds(self) -> float:
+        return max(PLAN_SECONDS, PLAN_SECONDS_PER_SESSION * len(self.sessions))
+
     def _plan(self, delay_seconds: float) -> None:
         """Looks for deadlines after the delay, or earlier if that is planned already."""
         loop = asyncio.get_running_loop()
@@ -448,7 +455,7 @@ class JobHost(LogListener):
         silence = self.liveness.next_deadline(timeout_seconds)
         delays = [at - now for at in (deadline, silence) if at is not None]
         if delays:
-            self._plan(max(PLAN_SECONDS, min(delays)))
+            self._plan(max(self._plan_seconds, min(delays)))
 
     def _fall_silent(self, worker: str, session_id: str, timeout_seconds: float) -> None:
         session = self.sessions.get(worker)

@@ -109,7 +109,9 @@ class LockstepQueue:
                 f"step {step} needs a holder for each of {state.settings.ests} ESTs", ranks=sorted(holders)
             )
         self._time_newest(now)
-        state.paused = [worker for worker in state.paused if worker in holders.values()]
+        if state.paused:
+            present = set(holders.values())
+            state.paused = [worker for worker in state.paused if worker in present]
         deadline = now + self.lease_seconds
         attempt = self._next_attempt(step)
         leases = {
@@ -211,18 +213,17 @@ class LockstepQueue:
         if worker not in self._state.paused:
             self._state.paused.append(worker)
         for flight in self._state.in_flight:
-            for lease in flight.leases.values():
-                if lease.worker == worker:
-                    lease.deadline = None
-                    flight.timed = False
+            for lease in flight.leases_of(worker):
+                lease.deadline = None
+                flight.timed = False
 
     def resume(self, worker: str, now: float) -> None:
         """The worker is in a step again, or came back to a restarted master: its leases run from now."""
         self._unpause(worker)
         deadline = now + self.lease_seconds
         for flight in self._state.in_flight:
-            for lease in flight.leases.values():
-                if lease.worker == worker and not lease.reported:
+            for lease in flight.leases_of(worker):
+                if not lease.reported:
                     lease.deadline = deadline
 
     # ------------------------------------------------------------------ queries

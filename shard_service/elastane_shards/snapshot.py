@@ -1,10 +1,13 @@
 """The durable form of a `DynamicQueue`: what is kept, how small, and how it is read back.
 
 DONE is stored as gaps between runs, mostly one byte each. The RNG states of leased tasks are some 10 KB
-each but shared by all tasks of one call, so they go into a table and tasks name a row of it.
+each but shared by all tasks of one call, so they go into a table and tasks name a row of it. Tasks that were
+leased as a run are one entry.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 
@@ -16,11 +19,12 @@ from elastane_shards.settings import QueueSettings
 from elastane_shards.splitters import Source
 from elastane_shards.tasks import AttemptError, Parts
 
-VERSION = 1
+VERSION = 2
+VERSIONS_READ = (1, VERSION)
 
 
 class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """A `Held` of task `index`; rng is a row of the snapshot's table."""
+    """The `Held` of `count` tasks from `index` on; rng is a row of the snapshot's table."""
 
     index: int
     worker: str
@@ -28,12 +32,14 @@ class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
     deadline: float
     rng: int
     errors: tuple[AttemptError, ...]
+    count: int = 1
 
-    def restored(self, rng: list[Parts]) -> Held:
-        """The task again, sharing its row of the table. Raises InvalidSnapshot."""
+    def restored(self, rng: list[Parts]) -> dict[int, Held]:
+        """The tasks again, sharing their row of the table. Raises InvalidSnapshot."""
         if not 0 <= self.rng < len(rng):
             raise InvalidSnapshot(f"task {self.index} names RNG states that are not there", row=self.rng)
-        return Held(self.worker, self.attempt, self.deadline, rng[self.rng], self.errors)
+        held = Held(self.worker, self.attempt, self.deadline, rng[self.rng], self.errors)
+        return dict.fromkeys(range(self.index, self.index + self.count), held)
 
 
 class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
@@ -51,8 +57,9 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
         tasks = EpochTasks()
         tasks.counter = self.counter
         tasks.done = IntervalSet.from_gaps(self.done)
-        tasks.doing = {task.index: task.restored(self.rng) for task in self.doing}
-        tasks.requeued = {task.index: task.restored(self.rng) for task in self.requeued}
+        for group, stored in ((tasks.doing, self.doing), (tasks.requeued, self.requeued)):
+            for held in stored:
+                group.update(held.restored(self.rng))
         tasks.failed = dict(self.failed)
         return tasks
 
@@ -74,6 +81,20 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
     rate: RateWindow
 
 
+def _runs(group: dict[int, Held]) -> Iterator[tuple[int, int, Held]]:
+    """(first task, tasks, what they share) of tasks that follow one another and share it, in their order."""
+    start, count, shared = 0, 0, None
+    for index, held in group.items():
+        if held is shared and index == start + count:
+            count += 1
+            continue
+        if shared is not None:
+            yield start, count, shared
+        start, count, shared = index, 1, held
+    if shared is not None:
+        yield start, count, shared
+
+
 def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
     """The snapshot of an epoch's tasks."""
     rows: dict[int, int] = {}
@@ -87,8 +108,8 @@ def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
 
     def held(group: dict[int, Held]) -> list[HeldSnapshot]:
         return [
-            HeldSnapshot(index, task.worker, task.attempt, task.deadline, row(task.rng), task.errors)
-            for index, task in group.items()
+            HeldSnapshot(start, task.worker, task.attempt, task.deadline, row(task.rng), task.errors, count)
+            for start, count, task in _runs(group)
         ]
 
     return TasksSnapshot(
@@ -112,7 +133,7 @@ def decode_queue(snapshot: bytes) -> QueueSnapshot:
         state = msgspec.msgpack.decode(snapshot, type=QueueSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidSnapshot(f"these bytes are no snapshot of a dynamic queue: {error}") from error
-    if state.version != VERSION:
+    if state.version not in VERSIONS_READ:
         raise InvalidSnapshot(
             f"a snapshot of version {state.version}; this program reads {VERSION}", version=state.version
         )

@@ -77,7 +77,7 @@ class StepLease(msgspec.Struct):
     reported: bool = False
 
 
-class StepInFlight(msgspec.Struct):
+class StepInFlight(msgspec.Struct, dict=True):
     """A step that has begun and is not committed: leases by virtual rank, and how often it was begun."""
 
     step: int
@@ -90,6 +90,15 @@ class StepInFlight(msgspec.Struct):
     def all_reported(self) -> bool:
         """Whether every task of the step is reported."""
         return all(lease.reported for lease in self.leases.values())
+
+    def leases_of(self, worker: str) -> list[StepLease]:
+        """The leases of one worker. They keep their holders, so they are sorted by them once."""
+        held: dict[str, list[StepLease]] | None = self.__dict__.get("held")
+        if held is None:
+            held = self.__dict__["held"] = {}
+            for lease in self.leases.values():
+                held.setdefault(lease.worker, []).append(lease)
+        return held.get(worker, [])
 
 
 class LockstepState(msgspec.Struct, tag="lockstep"):

@@ -204,6 +204,12 @@ MUTANTS = (
         f"{DECISIONS}.ring",
         "commit_below(turn, min(applied, default=-1))",
         "commit_below(turn, max(applied, default=-1))",
+        (
+            (
+                "return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)",
+                "return False",
+            ),
+        ),
     ),
     Mutant(
         "the resume step is the lowest of the members'",
@@ -233,7 +239,7 @@ MUTANTS = (
     Mutant(
         "a change goes ahead before all are ready",
         f"{DECISIONS}.ring",
-        "    if unready(state):\n        return\n",
+        "    if not all_ready(state):\n        return\n",
         "    if len(unready(state)) > 1:\n        return\n",
     ),
     Mutant(

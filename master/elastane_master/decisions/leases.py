@@ -148,9 +148,10 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     records = state.active_members()
     idle_seconds = state.settings.idle_max_seconds
     between = [record for record in records if record.between_since is not None]
+    # One text for all of them: with thousands of members the texts would cost more than the deadlines.
+    reason = f"was between two steps for more than {idle_seconds:g} s"
     for record in between:
-        since = record.between_since or 0.0
-        yield since + idle_seconds, record, f"was between two steps for more than {idle_seconds:g} s"
+        yield (record.between_since or 0.0) + idle_seconds, record, reason
     if state.all_committed:
         return
     step = steps.current
@@ -158,11 +159,10 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     if step == ring_state.resume_step:
         if not between:
             lease_seconds = _first_step_seconds(turn)
+            reason = f"did not do step {step} within {lease_seconds:g} s"
+            earliest = max(ring_state.stalled_since or 0.0, ring_state.unblocked_at)
             for record in inside:
-                since = max(
-                    record.trainer_at or 0.0, ring_state.stalled_since or 0.0, ring_state.unblocked_at
-                )
-                yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
+                yield max(record.trainer_at or 0.0, earliest) + lease_seconds, record, reason
         return
     late = [record for record in inside if record.applied_step < step]
     lease_seconds = _lease_seconds(turn)
@@ -170,10 +170,10 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
         names = ", ".join(record.worker for record in late)
         reason = f"{names} did not apply step {steps.prepared} within {lease_seconds:g} s"
         yield steps.prepared_at + lease_seconds, None, reason
+    reason = f"did not do step {step} within {lease_seconds:g} s"
     for record in inside:
         if record.applied_step >= step:
-            since = max(record.trainer_at or 0.0, steps.prepared_at)
-            yield since + lease_seconds, record, f"did not do step {step} within {lease_seconds:g} s"
+            yield max(record.trainer_at or 0.0, steps.prepared_at) + lease_seconds, record, reason
 
 
 def _lease_seconds(turn: Turn) -> float:

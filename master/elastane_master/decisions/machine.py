@@ -39,7 +39,9 @@ from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 
-VERSION = 1
+VERSION = 2
+"""2: tasks leased as a run are one entry of a queue's snapshot."""
+VERSIONS_READ = (1, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -111,7 +113,7 @@ class JobMachine:
     def restore(cls, snapshot: bytes) -> JobMachine:
         """The job as it was at `snapshot`. Raises ValueError on a snapshot of another version."""
         stored = _decoder.decode(snapshot)
-        if stored.version != VERSION:
+        if stored.version not in VERSIONS_READ:
             raise ValueError(f"a job's snapshot of version {stored.version}; this master reads {VERSION}")
         return cls(stored.state, Queues.restore(stored.queues))
 

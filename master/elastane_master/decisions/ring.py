@@ -32,6 +32,8 @@ def next_members(
 
     Workers in quarantine are left out of it, unless there is none without them or they alone hold the state.
     """
+    if len(state.workers) < _fewest(state):
+        return ()
     order = {worker: place for place, worker in enumerate(state.ring.order)}
     everybody = [
         Candidate(
@@ -60,11 +62,21 @@ def _chosen(state: JobState, candidates: list[Candidate], *, planned: bool) -> t
     return choose_members(
         candidates,
         ests=state.settings.ests,
-        # Members whose scripts ended are not missing: the rest may finish in a smaller ring.
-        workers_min=1 if state.finished else state.settings.workers_min,
+        workers_min=_fewest(state),
         workers_max=state.settings.workers_max,
         planned=planned,
     )
+
+
+def _fewest(state: JobState) -> int:
+    # Members whose scripts ended are not missing: the rest may finish in a smaller ring.
+    return 1 if state.finished else state.settings.workers_min
+
+
+def most_members(state: JobState) -> int:
+    """How many workers may train; further ones stand by."""
+    settings = state.settings
+    return min(settings.workers_max or settings.ests, settings.ests)
 
 
 def planned_members(turn: Turn) -> tuple[Member, ...] | None:
@@ -161,9 +173,7 @@ def form_if_due(turn: Turn) -> None:
     if not members:
         wait(turn)
         return
-    settings = state.settings
-    full = len(members) >= min(settings.workers_max or settings.ests, settings.ests)
-    if full or state.join_due is None or turn.now >= state.join_due:
+    if len(members) >= most_members(state) or state.join_due is None or turn.now >= state.join_due:
         announce(turn, members, f"{len(members)} workers are there")
 
 
@@ -217,12 +227,18 @@ def unready(state: JobState) -> list[WorkerRecord]:
     ]
 
 
+def all_ready(state: JobState) -> bool:
+    """Whether nobody's Ready is missing."""
+    generation = state.ring.generation
+    return not state.lagging(lambda record: record.ready_generation != generation) and not unready(state)
+
+
 def proceed(turn: Turn) -> None:
     """Goes on with a change once every member is ready."""
     state, ring = turn.state, turn.state.ring
     if ring.stage != "preparing" or state.awaited() or ring.put_off:
         return
-    if unready(state):
+    if not all_ready(state):
         return
     best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
@@ -298,11 +314,17 @@ def commit_below(turn: Turn, step: int) -> None:
 def commit_applied(turn: Turn) -> None:
     """Commits what every member of the running ring has applied."""
     state, ring = turn.state, turn.state.ring
-    if ring.stage != "running":
+    if ring.stage != "running" or _held_up(state):
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
     commit_below(turn, min(applied, default=-1))
+
+
+def _held_up(state: JobState) -> bool:
+    """Whether a member has not applied the next step to commit."""
+    committed = state.steps.committed
+    return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)
 
 
 def go_message(state: JobState, member: Member) -> Go:

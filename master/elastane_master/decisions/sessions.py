@@ -182,13 +182,13 @@ def grace_over(turn: Turn) -> None:
     """The return grace has passed: who is missing is put out."""
     state, ring_state = turn.state, turn.state.ring
     turn.touch()
-    state.grace_until = None
     unsettled = bool(state.awaited())
     for record in [record for record in state.workers.values() if record.awaited]:
         why = f"did not return within {state.settings.return_grace_seconds:g} s"
         turn.note("worker_lost", f"{record.worker} {why}", record.worker)
         if _remove(turn, record, why, counts=True):
             ring_state.put_off = ring_state.put_off or f"{record.worker} {why}"
+    state.grace_until = None
     if unsettled:
         _settle(turn)
 
@@ -317,8 +317,9 @@ def _admit(turn: Turn, worker: str) -> None:
     state = turn.state
     if state.join_due is None:
         state.join_due = turn.now + state.settings.join_window_seconds
-    members = ring.next_members(state)
     record = state.workers[worker]
+    # A newcomer stands by only where there are more workers than the ring takes.
+    members = ring.next_members(state) if len(state.workers) > ring.most_members(state) else ()
     if record.held_until is None and members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
         turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)

@@ -6,7 +6,9 @@ decides anything: the modules named in the comments do.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from itertools import chain
+from typing import Literal, cast
 
 import msgspec
 
@@ -56,7 +58,7 @@ class WorkerRecord(msgspec.Struct):
     held_until: float | None = None
 
 
-class RingState(msgspec.Struct):
+class RingState(msgspec.Struct, dict=True):
     """The ring, and the change of membership in flight (ring.py).
 
     stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
@@ -95,7 +97,15 @@ class RingState(msgspec.Struct):
         """The worker's place, or None; a newcomer of a gone member's name has none."""
         if worker in self.gone:
             return None
-        return next((member for member in self.members if member.worker == worker), None)
+        return self._places().get(worker)
+
+    def _places(self) -> dict[str, Member]:
+        """The members by worker id: asked for at every message, so nothing is searched for in the tuple."""
+        members, places = self.__dict__.get("places", (None, {}))
+        if members is not self.members:
+            places = {member.worker: member for member in self.members}
+            self.__dict__["places"] = (self.members, places)
+        return cast("dict[str, Member]", places)
 
 
 class JobState(msgspec.Struct):
@@ -154,8 +164,25 @@ class JobState(msgspec.Struct):
 
     def awaited(self) -> list[WorkerRecord]:
         """Workers of the ring that may still return after the master's restart."""
+        if self.grace_until is None:  # asked at every Ready: nobody is looked at where nobody can be
+            return []
         return [record for record in self.workers.values() if record.awaited and record.role == "ring"]
 
     def active_members(self) -> list[WorkerRecord]:
         """The ring's members that have not ended, in the ring's order."""
         return [self.workers[name] for name in self.ring.names()]
+
+    def lagging(self, lags: Callable[[WorkerRecord], bool]) -> bool:
+        """Whether `lags` is true of an active member.
+
+        Asked at every message of a step, each of which clears one member: the search goes on where it
+        found somebody the last time, and so passes each member once a step and not N times.
+        """
+        ring, count = self.ring, len(self.ring.members)
+        first = ring.__dict__.get("lagging", 0)
+        for place in chain(range(first, count), range(min(first, count))):
+            worker = ring.members[place].worker
+            if worker not in ring.gone and lags(self.workers[worker]):
+                ring.__dict__["lagging"] = place
+                return True
+        return False

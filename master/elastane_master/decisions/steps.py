@@ -12,6 +12,8 @@ from which the job may go on.
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from elastane_master.decisions.effects import Commit
@@ -34,7 +36,7 @@ class PreparedStep(msgspec.Struct):
     tasks: tuple[tuple[str, StepTask], ...]
 
 
-class StepBook(msgspec.Struct):
+class StepBook(msgspec.Struct, dict=True):
     """Where the steps stand.
 
     committed: the next step to commit. prepared: the newest prepared step of this generation, resume_step - 1
@@ -75,11 +77,16 @@ class StepBook(msgspec.Struct):
         self, worker: str, contexts: dict[int, Parts], tasks: tuple[StepTask, ...], epoch: int
     ) -> None:
         """A member's part of the current step is in."""
+        known = self.reported_ranks()
         self.reports[worker] = Report(contexts, tasks, epoch)
+        self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 
     def reported_ranks(self) -> int:
         """How many contexts of the current step are in."""
-        return sum(len(report.contexts) for report in self.reports.values())
+        reports, count, ranks = self.__dict__.get("reported", (None, 0, 0))
+        if reports is not self.reports or count != len(self.reports):
+            return sum(len(report.contexts) for report in self.reports.values())
+        return cast("int", ranks)
 
     def prepare(self, generation: int, now: float) -> list[Parts]:
         """All contexts are in: the current step is prepared. Returns the contexts after it, by rank."""

@@ -105,11 +105,11 @@ def require_version(told: str, who: str) -> None:
         )
 
 
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+def _serialize(message: Message | bytes) -> bytes:
+    return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-async def _write(context: Context, message: Message, seconds: float) -> None:
+async def _write(context: Context, message: Message | bytes, seconds: float) -> None:
     """Sends one message of a stream; raises Rejection when the client does not read it in time."""
     try:
         async with asyncio.timeout(seconds):
@@ -138,7 +138,7 @@ def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[
 
 
 def _streaming(
-    behaviour: Callable[[Any, Context], AsyncGenerator[Message]], write_seconds: float
+    behaviour: Callable[[Any, Context], AsyncGenerator[Message | bytes]], write_seconds: float
 ) -> Callable[..., Awaitable[None]]:
     async def serve(request: Any, context: Context) -> None:
         try:

@@ -19,13 +19,13 @@ from elastane_master.decisions.views import ring_view
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.records import StoredNote
+from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.following import require_serving, stopping
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import (
     attend_event,
-    attend_response,
     hello,
     ring_members,
 )
@@ -45,8 +45,9 @@ class RingServicer:
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
+        self._encoder = AttendEncoder()
 
-    async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[ring_pb2.AttendResponse]:
+    async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[bytes]:
         first = await _first_message(requests)
         require_version(first.hello.version, f"worker {first.hello.worker_id}")
         host = self._hosts.get(first.hello.job)
@@ -60,7 +61,7 @@ class RingServicer:
         reader = asyncio.create_task(_read(host, session, requests))
         try:
             async for message in session.outgoing():
-                yield attend_response(message, host.machine.state.settings)
+                yield self._encoder.encode(message, host.machine.state.settings)
         finally:
             reader.cancel()
             host.stream_over(session, "its stream broke without Bye")

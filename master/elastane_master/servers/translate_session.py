@@ -246,10 +246,16 @@ def _prepare(message: effects.Prepare) -> ring_pb2.Prepare:
 
 
 def _go(message: effects.Go) -> ring_pb2.Go:
+    go = go_without_members(message)
+    go.members.extend(ring_members(message.members))
+    return go
+
+
+def go_without_members(message: effects.Go) -> ring_pb2.Go:
+    """What of a Go is this worker's alone."""
     return ring_pb2.Go(
         generation=message.generation,
         resume_step=message.resume_step,
-        members=ring_members(message.members),
         donors=message.donors,
         receivers=message.receivers,
         contexts=[

@@ -48,7 +48,8 @@ _RETRIED = (RedisError, OSError)
 class LogOptions:
     """Bounds and periods of a job's log.
 
-    snapshot_seconds: least time between two snapshots. check_seconds: how long an idle master goes
+    snapshot_seconds: least time between two snapshots. patience_seconds: a snapshot that is larger than the
+    records it would stand for waits for so long at most. check_seconds: how long an idle master goes
     without asking whether the job is still its own. batch_bytes_max: records in one write.
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
@@ -57,6 +58,7 @@ class LogOptions:
     """
 
     snapshot_seconds: float = 1.0
+    patience_seconds: float = 10.0
     check_seconds: float = 5.0
     batch_bytes_max: int = 32 * 2**20
     kept_seconds: float = 30.0
@@ -159,6 +161,8 @@ class JobLog:
         self._dirty = False
         self._closing = False
         self._snapshot_at = 0.0
+        self._snapshot_bytes = 0
+        self._log_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._snapshot_source: SnapshotSource = bytes
         self._listener = LogListener()
@@ -229,6 +233,7 @@ class JobLog:
         """The next write carries a snapshot, whatever the period says."""
         self._dirty = True
         self._snapshot_at = 0.0
+        self._snapshot_bytes = 0
         self._wake()
 
     async def settled(self) -> None:
@@ -285,7 +290,7 @@ class JobLog:
             return False
         timeout = self._options.check_seconds
         if self._dirty:
-            timeout = min(timeout, max(0.0, self._snapshot_at - time.monotonic()))
+            timeout = min(timeout, max(0.0, self._snapshot_due_at() - time.monotonic()))
         self._work = work = asyncio.get_running_loop().create_future()
         timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
         try:
@@ -298,13 +303,24 @@ class JobLog:
             self._work.set_result(timed_out)
 
     def _snapshot_due(self) -> bool:
-        return self._dirty and time.monotonic() >= self._snapshot_at
+        return self._dirty and time.monotonic() >= self._snapshot_due_at()
+
+    def _snapshot_due_at(self) -> float:
+        """When the next snapshot is due, if anything is written before it.
+
+        It holds the contexts of every EST, the records only those that changed: written each second it would
+        be most of what the store gets. So it waits until the log it replaces is as large.
+        """
+        waits = self._log_bytes < self._snapshot_bytes
+        return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
     def _take(self, *, is_replacement: bool = False) -> _Write:
         """Takes the next write: one group, or with a snapshot all of them."""
         sequence = self._sequence + 1
         if not (is_replacement or self._closing or self._snapshot_due()):
-            return _Write(sequence, "write", [self._groups.popleft()])
+            group = self._groups.popleft()
+            self._log_bytes += group.bytes
+            return _Write(sequence, "write", [group])
         started = time.monotonic()
         snapshot = encode_snapshot(sequence, self._snapshot_source())
         groups = list(self._groups)
@@ -313,6 +329,7 @@ class JobLog:
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
         seconds = max(self._options.snapshot_seconds, 20 * (time.monotonic() - started))
         self._snapshot_at = started + seconds
+        self._snapshot_bytes, self._log_bytes = len(snapshot), 0
         return _Write(sequence, "replace" if is_replacement else "write", groups, snapshot)
 
     async def _write(self, write: _Write) -> None:

@@ -1,0 +1,269 @@
+"""Simulated workers: many Attend sessions in one process, each with a connection of its own.
+
+attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED
+
+COUNT workers, from number FIRST on, of a job of ESTS, each with a context of BYTES in three parts, of
+which CHANGED (1 to 3) are sent each step. Workers say Hello, answer Prepare and Load as real ones do,
+print "go" when all of them have Go, and wait for a line with a time (CLOCK_MONOTONIC). From then on all report
+their step together, every PERIOD seconds or as soon as the step before is prepared, and send a heartbeat each
+second. Prints JSON: of each step when its last report was sent and when each session got its Prepared.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+
+from bare_http2 import BareStream
+
+from elastane_proto.v1 import common_pb2, ring_pb2
+
+HEARTBEAT_SECONDS = 1.0
+CONNECTING_MAX = 100
+"""Connections being made at a time: the kernel's backlog is short."""
+
+
+class Worker:
+    """One session."""
+
+    def __init__(self, group: Group, number: int) -> None:
+        self.group = group
+        self.number = number
+        self.generation = 0
+        self.ranks = range(0)
+        self.bodies: list[bytes] = []
+        self.prepared = -1
+        self.stream = BareStream("/elastane.v1.RingService/Attend", self.received, self.lost)
+
+    async def connect(self, host: str, port: int) -> None:
+        await asyncio.get_running_loop().create_connection(lambda: self.stream, host, port)
+        hello = ring_pb2.Hello(
+            job=self.group.job,
+            worker_id=f"w{self.number}",
+            role=ring_pb2.WORKER_ROLE_RING,
+            host=f"host{self.number}",
+            pid=1 + self.number,
+            store_address=f"10.0.{self.number >> 8}.{self.number & 255}:29500",
+        )
+        hello.signature.dataset_size = 1 << 40
+        hello.signature.batch_size = 1
+        hello.signature.steps_per_epoch = 1 << 20
+        hello.signature.epochs = 1
+        self.send(ring_pb2.AttendRequest(hello=hello))
+
+    def send(self, message: ring_pb2.AttendRequest) -> None:
+        self.stream.send(message.SerializeToString())
+
+    def lost(self, why: str) -> None:
+        if not self.group.over:
+            self.group.fail(f"worker {self.number}: {why}")
+
+    def received(self, payload: bytes) -> None:
+        # Thousands of these come at once: what is not needed is not parsed. The first byte is the field's.
+        kind = payload[0] >> 3
+        if kind == ring_pb2.AttendResponse.PREPARED_FIELD_NUMBER:
+            prepared = ring_pb2.AttendResponse.FromString(payload).prepared
+            assert prepared.generation == self.generation, "a Prepared of another generation"
+            self.prepared = prepared.step
+            self.group.got_prepared(prepared.step)
+        elif kind == ring_pb2.AttendResponse.PREPARE_FIELD_NUMBER:
+            generation = _first_number(payload)
+            ready = ring_pb2.Ready(generation=generation, applied_step=0, holds_state=False)
+            self.send(ring_pb2.AttendRequest(ready=ready))
+        elif kind == ring_pb2.AttendResponse.LOAD_FIELD_NUMBER:
+            self.load(ring_pb2.AttendResponse.FromString(payload).load.generation)
+        elif kind == ring_pb2.AttendResponse.GO_FIELD_NUMBER:
+            self.go(ring_pb2.AttendResponse.FromString(payload).go)
+        elif kind == ring_pb2.AttendResponse.WELCOME_FIELD_NUMBER:
+            self.group.welcomed.release()
+
+    def load(self, generation: int) -> None:
+        """The leader's: contexts of the initial state, small ones, for they do not count."""
+        loaded = ring_pb2.Loaded(generation=generation, step=0)
+        for rank in range(self.group.ests):
+            loaded.contexts.add(virtual_rank=rank).rng.python = b"initial"
+        self.send(ring_pb2.AttendRequest(loaded=loaded))
+
+    def go(self, go: ring_pb2.Go) -> None:
+        self.generation = go.generation
+        self.ranks = range(go.contexts[0].virtual_rank, go.contexts[-1].virtual_rank + 1)
+        self.bodies = [self.group.body(self.generation, self.ranks, variant) for variant in (0, 1)]
+        self.group.got_go()
+
+    def report(self, step: int) -> None:
+        body = self.bodies[step % 2] if step else self.group.first_body(self.generation, self.ranks)
+        # A message is its fields one after the other: only the step differs from what was made beforehand.
+        body += _tag(ring_pb2.StepReport.STEP_FIELD_NUMBER, 0) + _number(step)
+        tag = _tag(ring_pb2.AttendRequest.STEP_REPORT_FIELD_NUMBER, 2)
+        self.stream.send(tag + _number(len(body)) + body)
+
+    def beat(self) -> None:
+        beat = ring_pb2.Heartbeat(
+            generation=self.generation, applied_step=self.prepared + 1, phase=ring_pb2.TRAINER_PHASE_STEP
+        )
+        self.send(ring_pb2.AttendRequest(heartbeat=beat))
+
+
+class Group:
+    """All workers of this process."""
+
+    def __init__(self, job: str, first: int, count: int, ests: int, size: int, changed: int, seed: int) -> None:
+        self.job = job
+        self.ests = ests
+        self.over = False
+        self.welcomed = asyncio.Semaphore(0)
+        self.missing_go = count
+        self.all_go = asyncio.Event()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.workers = [Worker(self, number) for number in range(first, first + count)]
+        self.prepared_at: dict[int, list[float]] = {}
+        self.sent_at: list[float] = []
+        self.step_over = asyncio.Event()
+        draw = random.Random(seed)
+        # A real context's parts: generators of Python, NumPy (a quarter each) and torch (half).
+        sizes = (size // 2, size // 4, size - size // 2 - size // 4)
+        self.parts = [[draw.randbytes(length) for length in sizes] for _ in range(2)]
+        self.changed = changed
+
+    def fail(self, why: str) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(RuntimeError(why))
+
+    def body(self, generation: int, ranks: range, variant: int, changed: int | None = None) -> bytes:
+        """A StepReport without its step; changed: so many parts of each context are in it."""
+        count = self.changed if changed is None else changed
+        report = ring_pb2.StepReport(generation=generation)
+        for rank in ranks:
+            rng = common_pb2.RngStates()
+            for name, part in list(zip(("torch_cpu", "numpy", "python"), self.parts[variant], strict=True))[:count]:
+                setattr(rng, name, part)
+            report.contexts.add(virtual_rank=rank, delta=count < 3).rng.CopyFrom(rng)
+            report.tasks.add(virtual_rank=rank).range.CopyFrom(common_pb2.Range(start=rank, end=rank + 1))
+        return report.SerializeToString()
+
+    def first_body(self, generation: int, ranks: range) -> bytes:
+        """The whole context, in the first step."""
+        return self.body(generation, ranks, 0, 3)
+
+    def got_go(self) -> None:
+        self.missing_go -= 1
+        if not self.missing_go:
+            self.all_go.set()
+
+    def got_prepared(self, step: int) -> None:
+        times = self.prepared_at.setdefault(step, [])
+        times.append(time.monotonic())
+        if len(times) == len(self.workers):
+            self.step_over.set()
+
+    async def join(self, host: str, port: int) -> None:
+        gate = asyncio.Semaphore(CONNECTING_MAX)
+
+        async def connect(worker: Worker) -> None:
+            async with gate:
+                await worker.connect(host, port)
+                await self.welcomed.acquire()
+
+        await asyncio.gather(*[connect(worker) for worker in self.workers])
+
+    async def run(self, began: float, period: float, steps: int) -> None:
+        beats = asyncio.create_task(self.keep_beating())
+        at = began
+        for step in range(steps):
+            await asyncio.sleep(max(0.0, at - time.monotonic()))
+            self.step_over.clear()
+            for number, worker in enumerate(self.workers):
+                worker.report(step)
+                if number % 50 == 49:
+                    await asyncio.sleep(0)  # answers are read meanwhile
+            self.sent_at.append(time.monotonic())
+            if len(self.prepared_at.get(step, ())) < len(self.workers):
+                await self.step_over.wait()
+            # The next of the common times that is still to come.
+            at = began + period * max(step + 1, -(-(time.monotonic() - began) // period))
+        beats.cancel()
+
+    async def keep_beating(self) -> None:
+        """Each worker once a second, each at a moment of its own."""
+        while True:
+            began = time.monotonic()
+            for number, worker in enumerate(self.workers):
+                due = began + HEARTBEAT_SECONDS * number / len(self.workers)
+                if (late := due - time.monotonic()) > 0:
+                    await asyncio.sleep(late)
+                elif number % 50 == 49:
+                    await asyncio.sleep(0)
+                worker.beat()
+            await asyncio.sleep(max(0.0, began + HEARTBEAT_SECONDS - time.monotonic()))
+
+
+def _tag(field: int, wire_type: int) -> bytes:
+    return _number(field << 3 | wire_type)
+
+
+def _number(value: int) -> bytes:
+    """As protobuf writes it."""
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _first_number(payload: bytes) -> int:
+    """Field 1 of the one message in `payload`, however long it is."""
+    place = 1
+    while payload[place] & 128:
+        place += 1
+    place += 1
+    assert payload[place] == 0x08, "the message does not begin with its generation"
+    value = shift = 0
+    for byte in payload[place + 1 :]:
+        value |= (byte & 127) << shift
+        shift += 7
+        if not byte & 128:
+            break
+    return value
+
+
+async def main() -> None:
+    address, job = sys.argv[1:3]
+    first, count, ests, size, changed = map(int, sys.argv[3:8])
+    period, steps, seed = float(sys.argv[8]), int(sys.argv[9]), int(sys.argv[10])
+    host, _, port = address.rpartition(":")
+    group = Group(job, first, count, ests, size, changed, seed)
+
+    async def work() -> None:
+        await group.join(host, int(port))
+        print("joined", flush=True)
+        await group.all_go.wait()
+        print("go", flush=True)
+        loop = asyncio.get_running_loop()
+        began = float(await loop.run_in_executor(None, sys.stdin.readline))
+        await group.run(began, period, steps)
+
+    task = asyncio.create_task(work())
+    await asyncio.wait({task, group.failed}, return_when=asyncio.FIRST_COMPLETED)
+    group.over = True
+    if group.failed.done():
+        task.cancel()
+        raise group.failed.exception() or AssertionError
+    await task
+    prepared = [group.prepared_at[step] for step in range(steps)]
+    print(json.dumps({"sent": group.sent_at, "prepared": prepared}), flush=True)
+    sys.stdin.readline()  # the others may not be through: sessions stay until the parent says so
+    for worker in group.workers:
+        worker.stream.close()
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+
+        uvloop.run(main())
+    except ImportError:
+        asyncio.run(main())

@@ -3,8 +3,8 @@
 Five ways to the same bits, chosen by `way_for` from facts that all hosts share:
 
     local     one host: nothing is sent
-    shared    all hosts are workers of one machine, any vector that is not small: each adds a part of
-              the vector, reading from the others' memory
+    shared    all hosts are workers of one machine: each adds a part of the vector, reading from the
+              others' memory; no vector travels
     direct    small vectors: every host sends all of its vectors to every other and adds the N
               vectors itself; one hop
     scatter   medium vectors: their parts go straight to the owners of the chunks, which add them and
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from elastane.collective.additions import LocalSum
 from elastane.collective.order import Ranges, check_ranges, chunk_elements
-from elastane.collective.shared_memory import SharedMembers
+from elastane.collective.shared_members import SharedMembers
 from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import RingTransport
 from elastane.collective.ways import Ring, Scatter
@@ -34,9 +34,6 @@ DIRECT_BYTES_MAX: Final = 1 << 20
 #: to the owners; beyond, the ring's smaller traffic outweighs its hops.
 SCATTER_BYTES_MAX: Final = 8 << 20
 
-#: The same where memory is shared: there nothing but the fixed cost of more messages speaks for it.
-DIRECT_BYTES_MAX_SHARED: Final = 64 << 10
-
 Way = Literal["local", "shared", "direct", "scatter", "ring"]
 
 
@@ -44,13 +41,12 @@ def way_for(elements: int, element_size: int, ranges: Ranges, shared: bool = Fal
     """How a vector is all-reduced; every host comes to the same answer. shared: they share memory."""
     if len(ranges) == 1:
         return "local"
-    vector_bytes = elements * element_size
-    ests = [end - start for start, end in ranges]
-    received_bytes = (sum(ests) - min(ests)) * vector_bytes
-    if received_bytes <= (DIRECT_BYTES_MAX_SHARED if shared else DIRECT_BYTES_MAX):
-        return "direct"
     if shared:
         return "shared"
+    vector_bytes = elements * element_size
+    ests = [end - start for start, end in ranges]
+    if (sum(ests) - min(ests)) * vector_bytes <= DIRECT_BYTES_MAX:
+        return "direct"
     return "scatter" if (max(ests) + 1) * vector_bytes <= SCATTER_BYTES_MAX else "ring"
 
 
@@ -139,7 +135,7 @@ class CanonicalAllreduce:
         self._sum.run()
 
     def settle(self) -> None:
-        """Wait until the slots may be written to again: `run` returns when `out` is there, which may be before.
+        """Wait until the slots may be written to again; `run` returns as soon as `out` is there.
 
         Raises RingAborted or RingBroken.
         """

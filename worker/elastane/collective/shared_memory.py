@@ -1,14 +1,11 @@
-"""Memory that the workers of one machine read from one another, and how they find out that they can.
+"""Memory that the workers of one machine read from one another.
 
 Each process has one anonymous file (`Arena`), in which it places what others may read. The others reach
 it as /proc/PID/fd/FD, which works for processes of one user in one PID namespace (a machine, or a
 container), whatever the size of /dev/shm. Nobody writes to another's memory. The file has no name in any
 file system and goes with its last process, so a SIGKILL leaves nothing behind.
 
-When a ring forms, its members find out together whether each can read all others (`agree`). Memory is
-valid only as long as its owner is in the ring: the owner takes its mark down (`SharedMembers.leave`) before
-it may use the memory for anything else, and a reader looks at the marks after reading (`all_present`).
-docs/decisions/0014.
+Who may rely on another's memory, and until when: `shared_members`. docs/decisions/0014.
 """
 
 from __future__ import annotations
@@ -20,25 +17,19 @@ import secrets
 import sys
 import threading
 import weakref
-from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import Store
 
 #: Size of the file, which is sparse: memory is used where something is written.
 ARENA_BYTES: Final = 1 << 44
-#: How long members wait for one another's word; one of another release gives none. Then nobody shares.
-AGREE_SECONDS: Final = 5.0
 #: From this size on the kernel is asked for huge pages.
 _HUGE_BYTES: Final = 4 << 20
 _PAGE_BYTES: Final = mmap.PAGESIZE
 _NAME: Final = "elastane-"
 _NONCE_CHARACTERS: Final = 32
-_NOT_SHARED: Final = b"none"
-_VERDICT: Final = "memory/verdict"
 
 
 class Arena:
@@ -81,9 +72,10 @@ class Arena:
         """Where a tensor that `empty` gave lies in the file; None for any other."""
         return self._offsets.get(tensor.data_ptr())
 
-    def announcement(self, mark: Tensor) -> bytes:
-        """What others need to open this arena; mark: a tensor of it, which they look at to be sure."""
-        return f"{self._pid} {self._fd} {self._nonce} {self.offset_of(mark)}".encode()
+    @property
+    def announcement(self) -> str:
+        """What others need to open this arena; one word."""
+        return f"{self._pid}:{self._fd}:{self._nonce}"
 
     @property
     def inherited(self) -> bool:
@@ -104,20 +96,13 @@ class PeerMemory:
     announcement: that of its owner, on any machine.
     """
 
-    def __init__(self, announcement: bytes) -> None:
-        pid, fd, nonce, mark_offset = announcement.decode("ascii").split(" ")
+    def __init__(self, announcement: str) -> None:
+        pid, fd, nonce = announcement.split(":")
         if len(nonce) != _NONCE_CHARACTERS or not nonce.isalnum():
             raise ValueError(f"{nonce!r} is no arena's name")
-        path, name = f"/proc/{int(pid)}/fd/{int(fd)}", f"/memfd:{_NAME}{nonce} (deleted)"
-        # Another machine's process may have the same number here: its file has another name, and opening
-        # whatever that is could have effects.
-        if os.readlink(path) != name:
-            raise ValueError(f"{path} is not {name}")
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.pid = int(pid)
+        self._fd = open_of_process(self.pid, int(fd), f"/memfd:{_NAME}{nonce} (deleted)", os.O_RDWR)
         weakref.finalize(self, os.close, self._fd).atexit = False
-        if os.readlink(f"/proc/self/fd/{self._fd}") != name:
-            raise ValueError(f"{path} has become another file than {name}")
-        self.mark = self.view(int(mark_offset), 1, torch.int64)
 
     def view(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
         """What lies there, as its owner sees it, while it is the owner's; 1-d, not to be written to."""
@@ -126,76 +111,20 @@ class PeerMemory:
         return torch.frombuffer(mapping, dtype=dtype, count=max(1, elements))[:elements]
 
 
-@dataclass(frozen=True)
-class SharedMembers:
-    """A ring whose members read one another's memory; peers: the others, by rank."""
+def open_of_process(pid: int, fd: int, name: str, flags: int) -> int:
+    """A descriptor of ours for what process `pid` has open as `fd`; name: what the kernel must call it.
 
-    own: Arena
-    peers: dict[int, PeerMemory]
-    mark: Tensor
-
-    def leave(self) -> None:
-        """From here on nobody may rely on this member's memory. Any thread, any number of times."""
-        self.mark.zero_()
-
-    def all_present(self) -> bool:
-        """Whether no member has left: then all that was read of their memory until now was valid."""
-        return all(bool(peer.mark) for peer in self.peers.values())
-
-
-def agree(store: Store, rank: int, size: int, *, share: bool) -> SharedMembers | None:
-    """Find out, with all members of a ring that forms, whether they can share memory; all get the same answer.
-
-    store: the ring's; share: whether this member is willing. Raises RuntimeError when the store is gone.
+    On another machine that may be a process of somebody else: nothing is opened that has another name,
+    since opening alone can have effects. Raises OSError, or ValueError for another name.
     """
-    arena = own_arena() if share else None
-    wait = timedelta(seconds=AGREE_SECONDS)
-    if arena is None:
-        store.set(f"memory/{rank}", _NOT_SHARED)
-        _settle(store, b"no", wait)
-        return None
-    mark = arena.empty(1, torch.int64)
-    mark.fill_(1)
-    store.set(f"memory/{rank}", arena.announcement(mark))
-    others = [peer for peer in range(size) if peer != rank]
-    peers = _open(store, others, wait)
-    if peers is None:
-        verdict = _settle(store, b"no", wait)
-    elif store.add("memory/able", 1) == size:
-        verdict = _settle(store, b"yes", wait)
-    else:
-        verdict = _settle(store, b"", wait)
-    return SharedMembers(arena, peers, mark) if peers is not None and verdict == b"yes" else None
-
-
-def _open(store: Store, others: list[int], wait: timedelta) -> dict[int, PeerMemory] | None:
-    keys = [f"memory/{peer}" for peer in others]
-    if not _written(store, keys, wait):
-        return None
-    try:
-        peers = {
-            peer: PeerMemory(bytes(announcement))
-            for peer, announcement in zip(others, store.multi_get(keys), strict=True)
-        }
-    except (OSError, ValueError):
-        return None
-    return peers if all(int(peer.mark) == 1 for peer in peers.values()) else None
-
-
-def _settle(store: Store, verdict: bytes, wait: timedelta) -> bytes:
-    """The ring's verdict: the first that anybody gives. Without one of our own, wait for it."""
-    if not verdict and _written(store, [_VERDICT], wait):
-        return bytes(store.get(_VERDICT))
-    return bytes(store.compare_set(_VERDICT, "", (verdict or b"no").decode()))
-
-
-def _written(store: Store, keys: list[str], wait: timedelta) -> bool:
-    """Wait for the keys; False if they are not all written in time."""
-    try:
-        store.wait(keys, wait)
-    except torch.distributed.DistStoreError:
-        return False
-    return True
+    path = Path(f"/proc/{pid}/fd/{fd}")
+    if str(path.readlink()) != name:
+        raise ValueError(f"{path} is not {name}")
+    ours = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    if str(Path(f"/proc/self/fd/{ours}").readlink()) != name:
+        os.close(ours)
+        raise ValueError(f"{path} has become something else than {name}")
+    return ours
 
 
 _arena: Arena | None = None

@@ -7,12 +7,12 @@ result. A vector is read once by one host and never travels; the messages only s
     summed   my part of the sum is there
     copied   I need nothing of yours any more
 
-Messages go over the ring's own connections, so that what ends its waits ends these.
+Waits end when the ring does (`shared_members`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from elastane.collective.additions import BLOCK_ELEMENTS, OrderedSum
 from elastane.collective.order import Ranges, RingOrder
-from elastane.collective.shared_memory import SharedMembers
-from elastane.collective.transport import RingTransport, Transfer
+from elastane.collective.shared_members import Kind, MemberLeft, SharedMembers
+from elastane.collective.transport import RingTransport
 
 #: Bounds of parts are multiples of this: no two hosts write to one cache line.
 _PART_ELEMENTS: Final = 64
@@ -55,66 +55,66 @@ class SharedSum:
         self._peers = [host for host in range(len(ranges)) if host != me]
         self._order = RingOrder(out.numel(), out.element_size(), ranges, out.numel())
         offsets = [members.own.offset_of(tensor) for tensor in (*slots, mine)]
-        assert None not in offsets, "slots and part must lie in shared memory"
-        self._offsets = torch.tensor(offsets, dtype=torch.int64)
-        #: The peers' offsets.
-        self._theirs = {
-            host: torch.zeros(ranges[host][1] - ranges[host][0] + 1, dtype=torch.int64) for host in self._peers
-        }
-        self._flag = torch.zeros(1, dtype=torch.uint8)
-        self._flags = {host: torch.zeros(1, dtype=torch.uint8) for host in self._peers}
+        #: Where those lie, for the others.
+        self._offsets = members.own.empty(len(offsets), torch.int64)
+        self._offsets.copy_(torch.tensor(offsets, dtype=torch.int64))
         #: For each block of my part: its additions, and (sum, where it goes).
         self._blocks: list[tuple[OrderedSum, Tensor, Tensor]] = []
         #: (the others' parts, where they go), block by block.
         self._copies: list[tuple[Tensor, Tensor]] = []
-        self._copied: list[Transfer] = []
+        #: The run whose end the others have not all told.
+        self._unsettled: tuple[RingTransport, int] | None = None
 
     def run(self, transport: RingTransport, tag: int) -> None:
         """All hosts at once. Raises RingAborted or RingBroken, also when a member left meanwhile."""
         self.settle()
-        for transfer in transport.exchange(
-            [(self._offsets, host) for host in self._peers], list(self._pairs(self._theirs)), tag
-        ):
-            transfer.wait()
+        transport.check()
+        try:
+            self._run(transport, tag)
+        except MemberLeft as left:
+            raise transport.broken(str(left)) from left
+
+    def settle(self) -> None:
+        """Wait until the others need nothing of this host's memory any more; before it is used anew."""
+        if self._unsettled is None:
+            return
+        (transport, tag), self._unsettled = self._unsettled, None
+        try:
+            self._members.hear(Kind.COPIED, tag)
+        except MemberLeft as left:
+            raise transport.broken(str(left)) from left
+
+    def _run(self, transport: RingTransport, tag: int) -> None:
+        members = self._members
+        members.tell(Kind.READY, tag, members.own.offset_of(self._offsets) or 0)
+        theirs = members.hear(Kind.READY, tag)
         if not self._copies:
-            self._map()
+            self._map(theirs)
         for number, (ordered, summed, target) in enumerate(self._blocks):
             if number % _BLOCKS_PER_CHECK == 0:
                 transport.check()
             ordered.run()
             target.copy_(summed)
-        for transfer in self._tell(transport, tag):
-            transfer.wait()
+        members.tell(Kind.SUMMED, tag)
+        members.hear(Kind.SUMMED, tag)
         for number, (source, target) in enumerate(self._copies):
             if number % _BLOCKS_PER_CHECK == 0:
                 transport.check()
             target.copy_(source)
-        if not self._members.all_present():
-            raise transport.broken("a member left while its memory was read")
-        self._copied = self._tell(transport, tag)
+        if not members.all_present():
+            raise MemberLeft("a member left while its memory was read")
+        members.tell(Kind.COPIED, tag)
+        self._unsettled = transport, tag
 
-    def settle(self) -> None:
-        """Wait until the others need nothing of this host's memory any more; before it is used anew."""
-        copied, self._copied = self._copied, []
-        for transfer in copied:
-            transfer.wait()
-
-    def _tell(self, transport: RingTransport, tag: int) -> list[Transfer]:
-        return transport.exchange(
-            [(self._flag, host) for host in self._peers], list(self._pairs(self._flags)), tag
-        )
-
-    def _pairs(self, tensors: dict[int, Tensor]) -> list[tuple[Tensor, int]]:
-        return [(tensor, host) for host, tensor in tensors.items()]
-
-    def _map(self) -> None:
+    def _map(self, theirs: Mapping[int, int]) -> None:
         """Find the others' memory; their slots are filled, so the pages are there."""
         elements, dtype, hosts = self._out.numel(), self._out.dtype, len(self._ranges)
         first, last = self._ranges[self._me]
         vectors = dict(zip(range(first, last), self._slots, strict=True))
         for host in self._peers:
             peer = self._members.peers[host]
-            *slots, summed = self._theirs[host].tolist()
+            count = self._ranges[host][1] - self._ranges[host][0]
+            *slots, summed = peer.view(theirs[host], count + 1, torch.int64).tolist()
             for rank, offset in zip(range(*self._ranges[host]), slots, strict=True):
                 vectors[rank] = peer.view(offset, elements, dtype)
             low, high = part(elements, hosts, host)

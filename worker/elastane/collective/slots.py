@@ -17,7 +17,8 @@ from torch import Tensor
 from elastane.collective.allreduce import CanonicalAllreduce, Memory
 from elastane.collective.buckets import Bucket
 from elastane.collective.order import Ranges
-from elastane.collective.shared_memory import SharedMembers, own_arena
+from elastane.collective.shared_members import SharedMembers
+from elastane.collective.shared_memory import own_arena
 
 #: Blocks of memory that may be used again, by (elements, dtype, device, whether others may read it).
 Pool = dict[tuple[int, torch.dtype, torch.device, bool], list[Tensor]]

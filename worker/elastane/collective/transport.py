@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
-from elastane.collective.shared_memory import SharedMembers, agree
+from elastane.collective.shared_members import SharedMembers, agree
 from elastane.errors import ElastaneError, RefusedError
 
 #: How long a message may take before the ring counts as broken, if no membership change ends it first.
@@ -388,7 +388,10 @@ class _Forming:
         thread.start()
 
     def result(self, cancel: Cancel) -> tuple[_Group, SharedMembers | None]:
-        """The group, and what lets its members share memory; raises RingAborted once `cancel` is set, RingBroken if it cannot be built."""
+        """The group, and what lets its members share memory if they can.
+
+        Raises RingAborted once `cancel` is set, RingBroken if the group cannot be built.
+        """
         while not self._finished.wait(_CANCEL_POLL_SECONDS):
             if cancel.is_set():
                 raise RingAborted(f"group {self._prefix} was cancelled while it formed")
@@ -422,7 +425,13 @@ class _Forming:
             options._timeout = self._timeout
             return cast(_Group, nccl(store, self._rank, self._size, options))
         group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
-        self._members = agree(store, self._rank, self._size, share=self._shared_memory)
+        self._members = agree(
+            store,
+            self._rank,
+            self._size,
+            share=self._shared_memory,
+            timeout_seconds=self._timeout.total_seconds(),
+        )
         return group
 
     def _own_address(self) -> str:

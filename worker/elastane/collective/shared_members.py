@@ -7,7 +7,7 @@ switches of context and, unlike one of gloo's, no thread that polls.
 No wait can hang: that of a living process ends with `leave`, which this member's ring calls when it is
 aborted or breaks; a process that has left or died closes its ends of the pipes, and its peers' waits end.
 
-Memory is valid as long as its owner is in the ring. The owner takes its mark down in `leave`, before it may
+Memory is valid as long as its owner is in the ring. The owner takes its mark down (`withdraw`) before it may
 use the memory for anything else, and a reader looks at all marks after reading (`all_present`): one
 that was stopped in between and wakes years later reads something else, and knows.
 """
@@ -36,7 +36,7 @@ from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process
 MEMBERS_MAX: Final = 64
 #: How long members wait for one another's word; one of another release gives none. Then nobody shares.
 AGREE_SECONDS: Final = 5.0
-_NOT_SHARED: Final = b"none"
+_NOT_SHARED: Final = "none"
 _VERDICT: Final = "memory/verdict"
 #: kind, tag, value
 _MESSAGE: Final = struct.Struct("<Bqq")
@@ -57,7 +57,7 @@ class MemberLeft(Exception):  # noqa: N818
 
 
 class SharedMembers:
-    """This process's view of the ring. `leave` may be called from any thread, the others from one at a time.
+    """This process's view of the ring. Only `withdraw` and `leave` may be called from any thread.
 
     own: where memory for the others is taken from; peers: theirs, by rank; mark: a word of `own` that is 1
     while this member is in the ring; marks: the peers'; inboxes, outboxes: pipes from and to each peer.
@@ -114,9 +114,14 @@ class SharedMembers:
             wanted = {host for host in wanted if not self._arrived[host, kind, tag]}
         return {host: self._arrived[host, kind, tag].popleft() for host in self.peers}
 
-    def leave(self) -> None:
-        """From here on nobody may rely on this member's memory; ends all waits, here and at the peers."""
+    def withdraw(self) -> None:
+        """From here on nobody may rely on this member's memory. Before anybody here can know that the ring
+        has ended, and use that memory for something else. Any number of times."""
         self._mark.zero_()
+
+    def leave(self) -> None:
+        """Withdraw, and end all waits, here and at the peers. Any number of times."""
+        self.withdraw()
         with self._lock:
             outboxes, self._outboxes = self._outboxes, None
             if outboxes is not None:
@@ -155,7 +160,10 @@ def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: f
     except (OSError, ValueError):
         able = False
     verdict = attempt.settle(able)
-    return attempt.members(timeout_seconds) if verdict else attempt.give_up()
+    if verdict:
+        return attempt.members(timeout_seconds)
+    attempt.give_up()
+    return None
 
 
 class _Attempt:
@@ -197,9 +205,10 @@ class _Attempt:
         if not self._written(keys):
             return False
         for peer, announcement in zip(self._others, self._store.multi_get(keys), strict=True):
-            if bytes(announcement) == _NOT_SHARED:
+            words = bytes(announcement).decode("ascii")
+            if words == _NOT_SHARED:
                 return False
-            arena, mark_offset, *pipes = bytes(announcement).decode("ascii").split(" ")
+            arena, mark_offset, *pipes = words.split(" ")
             self._peers[peer] = memory = PeerMemory(arena)
             self._marks[peer] = memory.view(int(mark_offset), 1, torch.int64)
             fd, _, inode = pipes[self._rank].partition(":")

@@ -266,7 +266,7 @@ class RingTransport:
         gloo forgets the wait for a message of which a part has been sent or received. A thread in such
         a wait must be left behind (`ring_thread`).
         """
-        self._leave_memory()
+        self._withdraw()
         self._aborted = True
         self._end_waits()
 
@@ -285,8 +285,10 @@ class RingTransport:
         """Drop the group's connections; waits that are left are ended first. Idempotent."""
         if self._in_flight:
             self.abort()
-        self._leave_memory()
+        self._withdraw()
         self._aborted = True
+        if self.members is not None:
+            self.members.leave()
         self._tell_ended()
         self._group = None
 
@@ -304,20 +306,21 @@ class RingTransport:
         """The typed error for one of the group's. A break is passed on to the peers that do not see it."""
         if self._aborted:
             return RingAborted("the ring of this generation was aborted")
-        self._leave_memory()
+        self._withdraw()
         self._broken = self._broken or _first_line(error)
         self._end_waits()
         return self._break()
 
-    def _leave_memory(self) -> None:
-        """Before anybody here can know that the ring has ended, and use its memory for something else."""
+    def _withdraw(self) -> None:
         if self.members is not None:
-            self.members.leave()
+            self.members.withdraw()
 
     def _break(self) -> RingBroken:
         return RingBroken(f"the ring broke: {self._broken}", rank=self.rank, size=self.size)
 
     def _end_waits(self) -> None:
+        if self.members is not None:
+            self.members.leave()
         try:
             self._end_group_waits()
         finally:

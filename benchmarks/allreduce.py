@@ -76,6 +76,7 @@ def _row(
     hosts: int, k: int, elements: int, way: str, kind: str, series: list[float], peer: list[float]
 ) -> Row:
     large = elements >= 1_000_000
+    note = "" if way == "shared" else f"way: {way}"
     row = Row(
         f"P={hosts} k={k} {_count(elements)} floats, {KINDS[kind]}",
         Series(series, "ms"),
@@ -84,7 +85,7 @@ def _row(
         target=TARGET if large else None,
         # Small vectors are a few wake-ups, and so at the mercy of the scheduler.
         noise=1.5 if large and hosts <= 2 else 2.5,
-        note="" if kind == "shared" and way == "shared" else f"way: {way}",
+        note=note,
     )
     if row.met is False:
         row.note += (

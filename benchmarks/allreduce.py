@@ -1,107 +1,139 @@
 """What independence of the number of workers costs: the canonical all-reduce beside stock gloo.
 
-P processes hold N = P * k vectors. The canonical all-reduce sums all N in gloo's order for N ranks.
-Beside it, in the same run and on the same vectors: gloo over P processes after each has added its k
-vectors up (what plain gradient accumulation does, with other bits for every P), and a plain gloo
-all-reduce of one vector. Times are the slowest process's, medians of the repeats.
-
-    python benchmarks/allreduce.py [--quick] [--json FILE] [--ways direct,scatter,ring] [--shapes 2x4,4x1]
+P processes hold N = P * k vectors. The canonical all-reduce sums all N in gloo's order for N ranks. The peer
+adds each process's k vectors up and has gloo all-reduce the P sums, on the same vectors: what plain gradient
+accumulation does, with other bits for every P. "shared memory": as workers of one machine do it; "sockets":
+as workers of several machines do, here over loopback. A time is that of the slowest process. With
+more processes than cores both sides wait for the scheduler.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing as mp
+from harness import Plot, Report, Row, Series, run_benchmark
 
 from elastane.collective.allreduce import CanonicalAllreduce, way_for
+from elastane.collective.order import Ranges
 from elastane.collective.transport import RendezvousStore, RingTransport
 
-SIZES = [1_000, 30_000, 250_000, 1_000_000, 6_553_600]
-QUICK_SIZES = [1_000, 250_000, 1_000_000]
-SHAPES = [(1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)]
+SMALL, LARGE = [1_000, 30_000, 250_000], [1_000_000, 25_000_000]
+HOSTS, PER_HOST = [2, 3, 4], [1, 2, 4]
+TARGET = 1.1
+KINDS = {"shared": "shared memory", "sockets": "sockets"}
+
+#: Milliseconds of one process by (k, elements, way, kind), a value a repeat.
+Times = dict[tuple[int, int, str, str], list[float]]
 
 
-def main() -> None:
-    """Run every shape in its own processes; print a table, write JSON on request."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats, about 20 s")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--ways", default="", help="direct,scatter,ring: these instead of the chosen one")
+def options(parser: argparse.ArgumentParser) -> None:
+    """Which cases to measure instead of the table's."""
+    parser.add_argument("--ways", default="", help="shared,direct,scatter,ring: instead of the chosen ones")
     parser.add_argument("--shapes", default="", help="PxK, separated by commas: these instead of the table")
     parser.add_argument("--sizes", default="", help="elements, separated by commas, likewise")
-    arguments = parser.parse_args()
-    sizes = QUICK_SIZES if arguments.quick else SIZES
-    repeats = 9 if arguments.quick else 25
-    shapes = [(2, 1), (2, 2)] if arguments.quick else SHAPES
-    if arguments.shapes:
-        shapes = [
-            (int(hosts), int(k)) for hosts, _, k in (s.partition("x") for s in arguments.shapes.split(","))
-        ]
-    if arguments.sizes:
-        sizes = [int(size) for size in arguments.sizes.split(",")]
-    ways = [way for way in arguments.ways.split(",") if way]
-    rows: list[dict[str, Any]] = []
-    print(f"{'P':>2} {'k':>2} {'elements':>9} {'way':>7} {'ms':>8} {'gloo+sums':>9} {'ratio':>6} {'gloo':>8}")
-    for hosts, per_host in shapes:
-        for row in measure(hosts, per_host, sizes, repeats, ways):
-            rows.append(row)
-            print(
-                f"{hosts:2} {per_host:2} {row['elements']:9} {row['way']:>7} {row['canonical_ms']:8.3f}"
-                f" {row['accumulated_ms']:9.3f} {row['ratio']:6.2f} {row['gloo_ms']:8.3f}"
-            )
-    if arguments.json:
-        facts = {"cpus": os.cpu_count(), "torch": torch.__version__, "repeats": repeats}
-        arguments.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1))
+    parser.add_argument("--repeats", type=int, default=0, help="measurements of each case")
 
 
-def measure(
-    hosts: int, per_host: int, sizes: list[int], repeats: int, ways: list[str]
-) -> list[dict[str, Any]]:
-    """The rows of one shape."""
-    store = RendezvousStore("127.0.0.1")
-    context = mp.get_context("spawn")
-    queue = context.SimpleQueue()
-    mp.spawn(_member, (hosts, per_host, sizes, repeats, ways, store.address, queue), nprocs=hosts)
-    samples: dict[tuple[int, str], list[dict[str, list[float]]]] = {}
-    for _ in range(hosts):
-        for key, times in queue.get():
-            samples.setdefault(key, []).append(times)
-    rows = []
-    for (elements, way), by_host in samples.items():
-        slowest = {
-            kind: statistics.median(max(step) for step in zip(*(t[kind] for t in by_host), strict=True))
-            for kind in by_host[0]
-        }
-        rows.append(
-            {
-                "hosts": hosts,
-                "ests": hosts * per_host,
-                "elements": elements,
-                "way": way,
-                **{f"{kind}_ms": round(seconds * 1e3, 4) for kind, seconds in slowest.items()},
-                "ratio": round(slowest["canonical"] / slowest["accumulated"], 3),
-            }
+def measure(args: argparse.Namespace, report: Report) -> None:
+    """Every number of processes once, with all its cases."""
+    shapes = [(hosts, k) for hosts in HOSTS for k in PER_HOST]
+    if args.shapes:
+        shapes = [(int(hosts), int(k)) for hosts, _, k in (s.partition("x") for s in args.shapes.split(","))]
+    sizes = [int(size) for size in args.sizes.split(",")] if args.sizes else SMALL + LARGE
+    ways = [way for way in args.ways.split(",") if way]
+    seconds = 0.4 if args.quick else 1.5
+    report.facts["processes beyond the number of cores wait for one another"] = f"{os.cpu_count()} cores"
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for hosts in dict.fromkeys(hosts for hosts, _ in shapes):
+        counts = [k for h, k in shapes if h == hosts]
+        for (k, elements, way, kind), series, peer in _ring(
+            hosts, counts, sizes, ways, seconds, args.repeats
+        ):
+            row = _row(hosts, k, elements, way, kind, series, peer)
+            report.rows.append(row)
+            assert row.ratio is not None
+            lines.setdefault(f"P={hosts} k={k}, {KINDS[kind]}", []).append((elements, row.ratio))
+    report.plots.append(
+        Plot(
+            "allreduce",
+            "Canonical all-reduce beside gloo plus local sums",
+            "floats",
+            "time, multiple of the peer's",
+            lines,
+            log_x=True,
         )
-    return rows
+    )
+
+
+def _row(
+    hosts: int, k: int, elements: int, way: str, kind: str, series: list[float], peer: list[float]
+) -> Row:
+    large = elements >= 1_000_000
+    note = "" if way == "shared" else f"way: {way}"
+    row = Row(
+        f"P={hosts} k={k} {_count(elements)} floats, {KINDS[kind]}",
+        Series(series, "ms"),
+        Series(peer, "ms"),
+        "gloo + local sums",
+        target=TARGET if large else None,
+        # Small vectors are a few wake-ups, and so at the mercy of the scheduler.
+        noise=1.5 if large and hosts <= 2 else 2.5,
+        note=note,
+    )
+    if row.met is False:
+        row.note += (
+            "; the bits need each chunk's vectors added in one order across all hosts: partial sums make"
+            " 2P-1 hops instead of 2(P-1), and up to twice the bytes"
+        )
+    return row
+
+
+def _count(elements: int) -> str:
+    return f"{elements // 1_000_000} M" if elements >= 1_000_000 else f"{elements // 1000} k"
+
+
+def _ring(
+    hosts: int, counts: list[int], sizes: list[int], ways: list[str], seconds: float, repeats: int
+) -> list[tuple[tuple[int, int, str, str], list[float], list[float]]]:
+    """(case, our times, the peer's) of one number of processes."""
+    store = RendezvousStore("127.0.0.1")
+    queue = mp.get_context("spawn").SimpleQueue()
+    context = mp.spawn(
+        _member,
+        (hosts, counts, sizes, ways, seconds, repeats, store.address, queue),
+        nprocs=hosts,
+        join=False,
+    )
+    found: list[Times] = [queue.get() for _ in range(hosts)]
+    while not context.join():
+        pass
+    store.close()
+
+    def slowest(key: tuple[int, int, str, str]) -> list[float]:
+        return [max(values) for values in zip(*(times[key] for times in found), strict=True)]
+
+    return [
+        (key, slowest(key), slowest((*key[:3], f"beside {key[3]}")))
+        for key in found[0]
+        if not key[3].startswith("beside")
+    ]
 
 
 def _member(
     host: int,
     hosts: int,
-    per_host: int,
+    counts: list[int],
     sizes: list[int],
-    repeats: int,
     ways: list[str],
+    seconds: float,
+    repeats: int,
     address: str,
     queue: Any,
 ) -> None:
@@ -109,22 +141,59 @@ def _member(
     transport = RingTransport.form(
         store_address=address, prefix=f"{hosts}", rank=host, size=hosts, cancel=threading.Event()
     )
+    times: Times = {}
+    for k in counts:
+        ranges = [(i * k, (i + 1) * k) for i in range(hosts)]
+        for elements in sizes:
+            chosen = {(way, "shared" if way == "shared" else "sockets") for way in ways}
+            if not ways:
+                sockets, shared = (way_for(elements, 4, ranges, there) for there in (False, True))
+                chosen = {(sockets, "sockets"), (shared, "shared")}
+            for way, kind in sorted(chosen, key=lambda pair: pair[1]):
+                ours, peers = _beside(way, elements, ranges, transport, seconds, repeats)
+                times[k, elements, way, kind] = ours
+                times[k, elements, way, f"beside {kind}"] = peers
+    queue.put(times)
+    transport.close()
+
+
+def _beside(
+    way: Any, elements: int, ranges: Ranges, transport: RingTransport, seconds: float, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Our times and gloo's, measured in turn, for about `seconds` if no number of repeats is given."""
+    members = transport.members
+
+    def memory(elements: int, *, shared: bool = False) -> torch.Tensor:
+        if shared:
+            assert members is not None, "these processes cannot share memory"
+            return members.own.empty(elements, torch.float32)
+        return torch.empty(elements)
+
+    plan = CanonicalAllreduce(elements, torch.float32, ranges, transport.rank, memory, way, members)
+    for slot in plan.slots:
+        slot.normal_()
+    total = torch.empty(elements)
     group: Any = transport._group
-    ranges = [(i * per_host, (i + 1) * per_host) for i in range(hosts)]
-    found = []
-    for elements in sizes:
-        for way in ways if hosts > 1 and ways else [way_for(elements, 4, ranges)]:
-            plan = CanonicalAllreduce(elements, torch.float32, ranges, host, torch.empty, way)
-            for slot in plan.slots:
-                slot.copy_(torch.randn(elements))
-            total = torch.empty(elements)
-            kinds = {
-                "canonical": lambda plan=plan: plan.run(transport, 1),
-                "accumulated": lambda plan=plan, total=total: _accumulate(plan.slots, total, group),
-                "gloo": lambda total=total: _gloo(total, group),
-            }
-            found.append(((elements, plan.way), _times(kinds, repeats, group)))
-    queue.put(found)
+
+    def canonical() -> None:
+        plan.run(transport, 1)
+        plan.settle()
+
+    pair = (canonical, lambda: _accumulate(plan.slots, total, group))
+    for run in pair:
+        run()  # makes views, touches pages
+    once = sum(_times(pair, 1, group)[0]) + sum(_times(pair, 1, group)[1])
+    # All must make equally many; the first member's clock decides.
+    number = torch.tensor([repeats or min(200, max(5, round(seconds / (once / 1e3 / 2))))])
+    group.broadcast([number], _root(0)).wait()
+    ours, peers = _times(pair, int(number), group)
+    return ours, peers
+
+
+def _root(rank: int) -> Any:
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = rank
+    return options
 
 
 def _accumulate(slots: list[torch.Tensor], total: torch.Tensor, group: Any) -> None:
@@ -134,27 +203,21 @@ def _accumulate(slots: list[torch.Tensor], total: torch.Tensor, group: Any) -> N
         torch.add(slots[0], slots[1], out=total)
     for slot in slots[2:]:
         total.add_(slot)
-    _gloo(total, group)
+    group.allreduce([total]).wait()
 
 
-def _gloo(total: torch.Tensor, group: Any) -> None:
-    if group is not None:
-        group.allreduce([total]).wait()
-
-
-def _times(kinds: dict[str, Callable[[], None]], repeats: int, group: Any) -> dict[str, list[float]]:
-    """Seconds of each kind, taken in turn so that a busy machine hits all alike."""
-    times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for repeat in range(repeats + 2):
-        for kind, run in kinds.items():
-            if group is not None:
-                group.barrier().wait()
+def _times(pair: tuple[Callable[[], None], ...], repeats: int, group: Any) -> list[list[float]]:
+    """Milliseconds of each, taken in turn so that a busy machine hits all alike."""
+    times: list[list[float]] = [[] for _ in pair]
+    for _ in range(repeats):
+        for run, values in zip(pair, times, strict=True):
+            group.barrier().wait()
             start = time.perf_counter()
             run()
-            if repeat >= 2:
-                times[kind].append(time.perf_counter() - start)
+            values.append((time.perf_counter() - start) * 1e3)
     return times
 
 
 if __name__ == "__main__":
-    main()
+    assert __doc__ is not None
+    run_benchmark("allreduce", __doc__, measure, options)

@@ -61,7 +61,7 @@ def member(host: int, port: int, shares: list[Ranges], folder: Path) -> None:
                 inputs = vectors(ranges[-1][1], elements, dtype)
                 expected = groups.sum(inputs)
                 start, end = ranges[host]
-                for way in ("direct", "scatter", "ring"):
+                for way in ("shared", "direct", "scatter", "ring"):
                     out = torch.full_like(expected, float("nan"))
                     canonical_allreduce(inputs[start:end], out, ranges, transport, 1, way)
                     assert torch.equal(bits(out), bits(expected)), (way, ranges, elements, dtype)

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import TCPStore
 from elastane.collective.additions import BLOCK_ELEMENTS
 from elastane.collective.allreduce import CanonicalAllreduce, canonical_allreduce, way_for
 from elastane.collective.order import SEGMENT_BYTES_MAX
+from elastane.collective.shared_memory import own_arena
 from elastane.collective.transport import RendezvousStore, RingAborted
 from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
 from integration.multi_group_run import DTYPES, bits, member, vectors
@@ -80,7 +81,7 @@ def oracles():
 
 
 def _ways(ranges):
-    return ["local"] if len(ranges) == 1 else ["direct", "scatter", "ring"]
+    return ["local"] if len(ranges) == 1 else ["shared", "direct", "scatter", "ring"]
 
 
 def _sums(transports, ranges, inputs, way):
@@ -111,7 +112,10 @@ def _local(ranks, inputs):
 
 
 def _memory(dtype):
-    return lambda elements: torch.empty(elements, dtype=dtype)
+    def take(elements, *, shared=False):
+        return own_arena().empty(elements, dtype) if shared else torch.empty(elements, dtype=dtype)
+
+    return take
 
 
 # ---------------------------------------------------------------- the order itself, by size and dtype
@@ -206,7 +210,7 @@ def _rings_of_ranks(draw):
     ranges=_rings_of_ranks(),
     elements=st.one_of(st.integers(1, 300), st.integers(1, 140_000)),
     dtype=st.sampled_from(DTYPES),
-    choice=st.integers(0, 2),
+    choice=st.integers(0, 3),
 )
 def test_any_mapping_size_and_dtype_has_gloos_bits(rings, oracles, ranges, elements, dtype, choice):
     ranks = ranges[-1][1]
@@ -262,12 +266,15 @@ def test_several_ranks_a_process(tmp_path):
 # ---------------------------------------------------------------- the plan as an object
 
 
-@pytest.mark.parametrize("way", ["direct", "scatter", "ring"])
+@pytest.mark.parametrize("way", ["shared", "direct", "scatter", "ring"])
 def test_a_plan_is_run_again_on_new_vectors(rings, oracles, way):
     """Step after step on the same memory: what was made for the first run fits the next ones."""
     ranges, elements = [(0, 2), (2, 5)], BLOCK_ELEMENTS * 3 + 5
     plans = [
-        CanonicalAllreduce(elements, torch.float32, ranges, me, _memory(torch.float32), way) for me in (0, 1)
+        CanonicalAllreduce(
+            elements, torch.float32, ranges, me, _memory(torch.float32), way, rings[2][me].members
+        )
+        for me in (0, 1)
     ]
     for step in range(3):
         inputs = [vector * (step + 1) for vector in vectors(5, elements, torch.float32)]

@@ -211,8 +211,9 @@ def _host_store(pipe):
     threading.Event().wait()
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_peer_breaks_an_all_reduce(store, victim):
+def test_a_killed_peer_breaks_an_all_reduce(store, victim, shared):
     """Survivors that reduce on and on raise soon after a member was killed, and can form a ring again."""
     context = mp.get_context("spawn")
     pipes = []
@@ -220,7 +221,7 @@ def test_a_killed_peer_breaks_an_all_reduce(store, victim):
     for rank in range(3):
         receive, send = context.Pipe(duplex=False)
         process = context.Process(
-            target=_reduce_for_ever, args=(rank, victim, store.address, send), daemon=True
+            target=_reduce_for_ever, args=(rank, victim, store.address, send, shared), daemon=True
         )
         process.start()
         pipes.append(receive)
@@ -241,11 +242,17 @@ def test_a_killed_peer_breaks_an_all_reduce(store, victim):
         process.join(60)
 
 
-def _reduce_for_ever(rank, victim, address, pipe):
+def _reduce_for_ever(rank, victim, address, pipe, shared):
     torch.set_num_threads(1)
     ring = RingTransport.form(
-        store_address=address, prefix="three", rank=rank, size=3, cancel=threading.Event()
+        store_address=address,
+        prefix="three",
+        rank=rank,
+        size=3,
+        cancel=threading.Event(),
+        shared_memory=shared,
     )
+    assert (ring.members is not None) is shared
     slots, out = [torch.ones(500_000)], torch.empty(500_000)
     rounds = 0
     try:

@@ -1,8 +1,10 @@
 """The sum of N gradients in gloo's order, by P hosts that hold a few of them each.
 
-Four ways to the same bits, chosen by `way_for` from facts that all hosts share:
+Five ways to the same bits, chosen by `way_for` from facts that all hosts share:
 
     local     one host: nothing is sent
+    shared    all hosts are workers of one machine: each adds a part of the vector, reading from the
+              others' memory; no vector travels
     direct    small vectors: every host sends all of its vectors to every other and adds the N
               vectors itself; one hop
     scatter   medium vectors: their parts go straight to the owners of the chunks, which add them and
@@ -20,6 +22,8 @@ from torch import Tensor
 
 from elastane.collective.additions import LocalSum
 from elastane.collective.order import Ranges, check_ranges, chunk_elements
+from elastane.collective.shared_members import SharedMembers
+from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import RingTransport
 from elastane.collective.ways import Ring, Scatter
 
@@ -30,13 +34,15 @@ DIRECT_BYTES_MAX: Final = 1 << 20
 #: to the owners; beyond, the ring's smaller traffic outweighs its hops.
 SCATTER_BYTES_MAX: Final = 8 << 20
 
-Way = Literal["local", "direct", "scatter", "ring"]
+Way = Literal["local", "shared", "direct", "scatter", "ring"]
 
 
-def way_for(elements: int, element_size: int, ranges: Ranges) -> Way:
-    """How a vector is all-reduced; every host comes to the same answer."""
+def way_for(elements: int, element_size: int, ranges: Ranges, shared: bool = False) -> Way:
+    """How a vector is all-reduced; every host comes to the same answer. shared: they share memory."""
     if len(ranges) == 1:
         return "local"
+    if shared:
+        return "shared"
     vector_bytes = elements * element_size
     ests = [end - start for start, end in ranges]
     if (sum(ests) - min(ests)) * vector_bytes <= DIRECT_BYTES_MAX:
@@ -47,8 +53,8 @@ def way_for(elements: int, element_size: int, ranges: Ranges) -> Way:
 class Memory(Protocol):
     """Where flat vectors come from."""
 
-    def __call__(self, elements: int) -> Tensor:
-        """A 1-d tensor of that many elements, contents undefined."""
+    def __call__(self, elements: int, *, shared: bool = False) -> Tensor:
+        """A 1-d tensor of that many elements, contents undefined; shared: in this process's arena."""
         ...
 
 
@@ -57,7 +63,8 @@ class CanonicalAllreduce:
 
     elements: length of the vector; ranges: virtual ranks of each host in ring order; me: index of this
     host in it. `slots[i]` is where the i-th virtual rank of this host puts its scaled vector before
-    `run`, `out` where the sum is after it; all of shape (elements,). Every host builds it alike.
+    `run`, `out` where the sum is after it; all of shape (elements,). members: given where the hosts share
+    memory. Every host builds it alike.
     """
 
     def __init__(
@@ -68,17 +75,28 @@ class CanonicalAllreduce:
         me: int,
         memory: Memory,
         way: Way | None = None,
+        members: SharedMembers | None = None,
     ) -> None:
         self.ranks = check_ranges(ranges)
         self.ranges = tuple(ranges)
         self.me = me
-        self.way = way or way_for(elements, dtype.itemsize, ranges)
+        self.way = way or way_for(elements, dtype.itemsize, ranges, members is not None)
         first, last = self.ranges[me]
+        #: The memory; the sum's is the last.
         self.blocks: list[Tensor] = []
-        if self.way == "ring":
+        self._travel: Ring | Scatter | SharedSum | None = None
+        if self.way == "shared":
+            assert members is not None
+            low, high = part(elements, len(self.ranges), me)
+            mine = memory(max(1, high - low), shared=True)
+            self.slots = [memory(elements, shared=True) for _ in range(first, last)]
+            self.out = memory(elements)
+            self.blocks = [mine, *self.slots, self.out]
+            self._travel = SharedSum(self.slots, mine, self.out, self.ranges, me, members)
+        elif self.way == "ring":
             self.blocks = [memory(elements) for _ in range(first, last + 1)]
             self.slots, self.out = self.blocks[:-1], self.blocks[-1]
-            self._travel: Ring | Scatter = Ring(self.slots, self.out, self.ranges, me)
+            self._travel = Ring(self.slots, self.out, self.ranges, me)
         elif self.way == "scatter":
             inbox = memory(Scatter.inbox_elements(elements, dtype.itemsize, ranges, me))
             self.slots = [memory(elements) for _ in range(first, last)]
@@ -100,7 +118,7 @@ class CanonicalAllreduce:
 
         Raises RingAborted or RingBroken; `out` is then undefined, the slots are as they were.
         """
-        if self.way in ("ring", "scatter"):
+        if self._travel is not None:
             self._travel.run(transport, tag)
             return
         if self.way == "local":
@@ -115,6 +133,14 @@ class CanonicalAllreduce:
         for transfer in transfers:
             transfer.wait()
         self._sum.run()
+
+    def settle(self) -> None:
+        """Wait until the slots may be written to again; `run` returns as soon as `out` is there.
+
+        Raises RingAborted or RingBroken.
+        """
+        if isinstance(self._travel, SharedSum):
+            self._travel.settle()
 
     def _rows(self, host: int) -> Tensor:
         first, last = self.ranges[host]
@@ -134,11 +160,16 @@ def canonical_allreduce(
     slots: this host's scaled vectors in rank order, 1-d, of one length and dtype; out: the same shape.
     """
 
-    def memory(elements: int) -> Tensor:
+    members = transport.members if out.device.type == "cpu" else None
+
+    def memory(elements: int, *, shared: bool = False) -> Tensor:
+        if shared and members is not None:
+            return members.own.empty(elements, out.dtype)
         return torch.empty(elements, dtype=out.dtype, device=out.device)
 
-    plan = CanonicalAllreduce(out.numel(), out.dtype, ranges, transport.rank, memory, way)
+    plan = CanonicalAllreduce(out.numel(), out.dtype, ranges, transport.rank, memory, way, members)
     for mine, slot in zip(plan.slots, slots, strict=True):
         mine.copy_(slot)
     plan.run(transport, tag)
+    plan.settle()
     out.copy_(plan.out)

@@ -415,6 +415,7 @@ class Reducer:
         if self._may_be_unused and len(self._ranges) > 1:
             others = {peer: torch.empty_like(used) for peer in range(len(self._ranges)) if peer != self._me}
             self._submit(partial(self._join_used, used, others, len(slots.plans) + 1))
+        self._submit(slots.settle)
         assert self._thread is not None
         try:
             self._thread.finish()
@@ -441,7 +442,11 @@ class Reducer:
         shown = any(param.grad is not None for param in self._params)
         pool = old.recycled(sums=not shown) if old is not None else {}
         self._slots = None
-        slots = self._slots = allocate(self._layout(), self._ranges, self._me, len(self._params), pool)
+        assert self._transport is not None
+        members = self._transport.members
+        slots = self._slots = allocate(
+            self._layout(), self._ranges, self._me, len(self._params), pool, members
+        )
         self._stale = False
         if old is not None and shown:
             for param, before, average in zip(self._params, old.averages, slots.averages, strict=True):

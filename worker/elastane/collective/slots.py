@@ -17,9 +17,11 @@ from torch import Tensor
 from elastane.collective.allreduce import CanonicalAllreduce, Memory
 from elastane.collective.buckets import Bucket
 from elastane.collective.order import Ranges
+from elastane.collective.shared_members import SharedMembers
+from elastane.collective.shared_memory import own_arena
 
-#: Blocks of memory that may be used again, by (elements, dtype, device).
-Pool = dict[tuple[int, torch.dtype, torch.device], list[Tensor]]
+#: Blocks of memory that may be used again, by (elements, dtype, device, whether others may read it).
+Pool = dict[tuple[int, torch.dtype, torch.device, bool], list[Tensor]]
 
 
 @dataclass(slots=True)
@@ -38,10 +40,17 @@ class Slots:
     def recycled(self, *, sums: bool) -> Pool:
         """The memory, to be used again; without the sums while the script's p.grad shows them."""
         pool: Pool = defaultdict(list)
+        arena = own_arena()
         for plan in self.plans:
             for block in plan.blocks if sums else plan.blocks[:-1]:
-                pool[block.numel(), block.dtype, block.device].append(block)
+                shared = arena is not None and arena.offset_of(block) is not None
+                pool[block.numel(), block.dtype, block.device, shared].append(block)
         return pool
+
+    def settle(self) -> None:
+        """Wait until the slots may be written to again. Raises RingAborted or RingBroken."""
+        for plan in self.plans:
+            plan.settle()
 
     @property
     def sum_versions(self) -> list[int]:
@@ -57,10 +66,25 @@ class Slots:
         return self.plans[bucket].out._version - self.versions[bucket]
 
 
-def allocate(layout: list[Bucket], ranges: Ranges, me: int, parameters: int, pool: Pool) -> Slots:
-    """Slots and sums of a layout; ranges: ESTs of each member; me: its index; pool: memory that may fit."""
+def allocate(
+    layout: list[Bucket],
+    ranges: Ranges,
+    me: int,
+    parameters: int,
+    pool: Pool,
+    members: SharedMembers | None = None,
+) -> Slots:
+    """Slots and sums of a layout; ranges: ESTs of each member; me: its index; pool: memory that may fit;
+    members: given where the members share memory."""
     plans = [
-        CanonicalAllreduce(bucket.elements, bucket.dtype, ranges, me, _memory(pool, bucket))
+        CanonicalAllreduce(
+            bucket.elements,
+            bucket.dtype,
+            ranges,
+            me,
+            _memory(pool, bucket, members),
+            members=members if bucket.device.type == "cpu" else None,
+        )
         for bucket in layout
     ]
     start, end = ranges[me]
@@ -86,11 +110,14 @@ def _in_order(views: dict[int, Tensor], parameters: int) -> list[Tensor]:
     return [views[index] for index in range(parameters)]
 
 
-def _memory(pool: Pool, bucket: Bucket) -> Memory:
-    def take(elements: int) -> Tensor:
-        fitting = pool.get((elements, bucket.dtype, bucket.device))
+def _memory(pool: Pool, bucket: Bucket, members: SharedMembers | None) -> Memory:
+    def take(elements: int, *, shared: bool = False) -> Tensor:
+        fitting = pool.get((elements, bucket.dtype, bucket.device, shared))
         if fitting:
             return fitting.pop()
+        if shared:
+            assert members is not None
+            return members.own.empty(elements, bucket.dtype)
         return torch.empty(elements, dtype=bucket.dtype, device=bucket.device)
 
     return take

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from elastane.collective.shared_members import SharedMembers, agree
 from elastane.errors import ElastaneError, RefusedError
 
 #: How long a message may take before the ring counts as broken, if no membership change ends it first.
@@ -144,8 +145,17 @@ class RingTransport:
     `send`, `recv` and `exchange` may be called from one thread at a time, `abort` from any.
     """
 
-    def __init__(self, group: _Group | None, rank: int, size: int, backend: str) -> None:
+    def __init__(
+        self,
+        group: _Group | None,
+        rank: int,
+        size: int,
+        backend: str,
+        members: SharedMembers | None = None,
+    ) -> None:
         assert (group is None) == (size == 1)
+        #: Given when all members can read one another's memory.
+        self.members = members
         self.rank = rank
         self.size = size
         self.backend = backend
@@ -171,11 +181,13 @@ class RingTransport:
         cancel: Cancel,
         backend: str = "gloo",
         timeout_seconds: float = TIMEOUT_SECONDS,
+        shared_memory: bool = True,
     ) -> RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
         store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all
-        members, used for no other group. Raises RingAborted as soon as `cancel` is set, RingBroken
+        members, used for no other group. shared_memory: whether this member lets the others read its
+        memory, if they are on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken
         when the store or a peer is gone or does not come within the timeout.
 
         The group is built in a thread of its own, because nothing can interrupt the building. A thread
@@ -185,9 +197,9 @@ class RingTransport:
             raise RingAborted("the group was cancelled before it formed")
         if size == 1:
             return cls(None, rank, size, backend)
-        forming = _Forming(store_address, prefix, rank, size, backend, timeout_seconds)
-        group = forming.result(cancel)
-        return cls(group, rank, size, backend)
+        forming = _Forming(store_address, prefix, rank, size, backend, timeout_seconds, shared_memory)
+        group, members = forming.result(cancel)
+        return cls(group, rank, size, backend, members)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Transfer:
         """Start to send a contiguous tensor. Raises RingAborted or RingBroken."""
@@ -231,6 +243,10 @@ class RingTransport:
         except RuntimeError as error:
             raise self._failed(error) from error
 
+    def broken(self, reason: str) -> RingError:
+        """The error to raise for a ring found broken by other means than its messages; ends all waits."""
+        return self._failed(RuntimeError(reason))
+
     def check(self) -> None:
         """Raise if the ring is aborted or broken."""
         if self._aborted:
@@ -250,6 +266,7 @@ class RingTransport:
         gloo forgets the wait for a message of which a part has been sent or received. A thread in such
         a wait must be left behind (`ring_thread`).
         """
+        self._withdraw()
         self._aborted = True
         self._end_waits()
 
@@ -268,7 +285,10 @@ class RingTransport:
         """Drop the group's connections; waits that are left are ended first. Idempotent."""
         if self._in_flight:
             self.abort()
+        self._withdraw()
         self._aborted = True
+        if self.members is not None:
+            self.members.leave()
         self._tell_ended()
         self._group = None
 
@@ -286,14 +306,21 @@ class RingTransport:
         """The typed error for one of the group's. A break is passed on to the peers that do not see it."""
         if self._aborted:
             return RingAborted("the ring of this generation was aborted")
+        self._withdraw()
         self._broken = self._broken or _first_line(error)
         self._end_waits()
         return self._break()
+
+    def _withdraw(self) -> None:
+        if self.members is not None:
+            self.members.withdraw()
 
     def _break(self) -> RingBroken:
         return RingBroken(f"the ring broke: {self._broken}", rank=self.rank, size=self.size)
 
     def _end_waits(self) -> None:
+        if self.members is not None:
+            self.members.leave()
         try:
             self._end_group_waits()
         finally:
@@ -341,12 +368,21 @@ class _Forming:
     running: Final[set[threading.Thread]] = set()
 
     def __init__(
-        self, store_address: str, prefix: str, rank: int, size: int, backend: str, timeout_seconds: float
+        self,
+        store_address: str,
+        prefix: str,
+        rank: int,
+        size: int,
+        backend: str,
+        timeout_seconds: float,
+        shared_memory: bool,
     ) -> None:
         host, _, port = store_address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._prefix, self._rank, self._size, self._backend = prefix, rank, size, backend
         self._timeout = timedelta(seconds=timeout_seconds)
+        self._shared_memory = shared_memory
+        self._members: SharedMembers | None = None
         self._finished = threading.Event()
         self._group: _Group | None = None
         self._error: RuntimeError | OSError | None = None
@@ -354,8 +390,11 @@ class _Forming:
         self.running.add(thread)
         thread.start()
 
-    def result(self, cancel: Cancel) -> _Group:
-        """The group; raises RingAborted once `cancel` is set, RingBroken if it cannot be built."""
+    def result(self, cancel: Cancel) -> tuple[_Group, SharedMembers | None]:
+        """The group, and what lets its members share memory if they can.
+
+        Raises RingAborted once `cancel` is set, RingBroken if the group cannot be built.
+        """
         while not self._finished.wait(_CANCEL_POLL_SECONDS):
             if cancel.is_set():
                 raise RingAborted(f"group {self._prefix} was cancelled while it formed")
@@ -367,7 +406,7 @@ class _Forming:
                 rank=self._rank,
                 size=self._size,
             ) from self._error
-        return self._group
+        return self._group, self._members
 
     def _run(self) -> None:
         try:
@@ -388,7 +427,15 @@ class _Forming:
             options = nccl.Options()
             options._timeout = self._timeout
             return cast(_Group, nccl(store, self._rank, self._size, options))
-        return _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
+        group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
+        self._members = agree(
+            store,
+            self._rank,
+            self._size,
+            share=self._shared_memory,
+            timeout_seconds=self._timeout.total_seconds(),
+        )
+        return group
 
     def _own_address(self) -> str:
         """The address of this host on the way to the store; sends nothing."""

@@ -183,6 +183,7 @@ class Attendance:
             size=len(go.members),
             cancel=cancel,
             backend=self._backend,
+            shared_memory=self._environment.shared_memory,
         )
         with self._changed:
             self._transport = transport

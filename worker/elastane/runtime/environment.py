@@ -47,6 +47,9 @@ class WorkerEnvironment(BaseSettings):
     store_host: str = Field(
         default="", description="address other workers reach this one at; default: this host's"
     )
+    shared_memory: bool = Field(
+        default=True, description="gradients are summed in shared memory where a machine has the whole ring"
+    )
     report_dir: str = Field(
         default="", description="where fingerprints of the result are written, for comparisons"
     )

@@ -1,0 +1,370 @@
+"""Memory that members of a ring read from one another: who agrees to it, how waits end, what is left."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from elastane.collective import shared_members, shared_memory
+from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.shared_members import Kind, MemberLeft
+from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
+from elastane.collective.shared_sum import SharedSum, part
+from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport
+from integration.ring_threads import form_ring, in_threads
+
+#: Far more than an ended wait takes, far less than the transports' timeout.
+ENDS_SECONDS = 10
+RANGES = [(0, 1), (1, 2)]
+
+
+@pytest.fixture
+def store():
+    store = RendezvousStore("127.0.0.1")
+    yield store
+    store.close()
+
+
+def _plan(ring, me, elements=100_000, value=1.0):
+    members = ring[me].members
+
+    def memory(elements, *, shared=False):
+        return members.own.empty(elements, torch.float32) if shared else torch.empty(elements)
+
+    plan = CanonicalAllreduce(elements, torch.float32, RANGES, me, memory, members=members)
+    assert plan.way == "shared"
+    plan.slots[0].fill_(value)
+    return plan
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_memory_that_nobody_uses_is_given_back_and_never_used_again():
+    arena = Arena()
+
+    def used_bytes():
+        return os.fstat(arena._fd).st_blocks * 512
+
+    first = arena.empty(5_000_000, torch.float32)
+    first.fill_(1)
+    offset, before = arena.offset_of(first), used_bytes()
+    assert before >= first.nbytes
+    view = first[10:20]
+    del first
+    gc.collect()
+    assert used_bytes() == before, "a view still uses it"
+    del view
+    gc.collect()
+    assert used_bytes() == 0
+    assert arena.offset_of(arena.empty(5_000_000, torch.float32)) > offset
+
+
+def test_a_fork_leaves_its_parent_s_memory_alone():
+    arena = own_arena()
+    held = [arena.empty(1000, torch.float32).fill_(3)]
+    child = os.fork()
+    if child == 0:
+        other = own_arena() is not arena
+        held.clear()
+        gc.collect()
+        os._exit(0 if other else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(held[0], torch.full((1000,), 3.0))
+
+
+def test_nothing_is_opened_that_has_another_name(tmp_path):
+    arena = own_arena()
+    pid, fd, nonce = arena.announcement.split(":")
+    assert PeerMemory(arena.announcement).pid == os.getpid()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # to open it would wake whoever waits at the other end
+    held = os.open(pipe, os.O_RDWR)
+    with pytest.raises(ValueError, match="is not"):
+        open_of_process(os.getpid(), held, f"/memfd:elastane-{nonce} (deleted)", os.O_RDWR)
+    os.close(held)
+    for wrong in (
+        f"{pid}:{fd}:{'0' * 32}",
+        f"{pid}:{fd}:../..",
+        f"{pid}:999999:{nonce}",
+        f"4194303:{fd}:{nonce}",
+    ):
+        with pytest.raises((OSError, ValueError)):
+            PeerMemory(wrong)
+
+
+def test_nobody_else_may_open_it_and_nobody_can_shorten_it():
+    arena = Arena()
+    assert os.fstat(arena._fd).st_mode & 0o777 == 0o600
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena._fd, 0)
+
+
+@pytest.mark.parametrize("elements", [1, 63, 64, 129, 1000])
+@pytest.mark.parametrize("hosts", [2, 3, 7])
+def test_parts_cover_the_vector(elements, hosts):
+    parts = [part(elements, hosts, host) for host in range(hosts)]
+    assert [low for low, _ in parts] == [0, *(high for _, high in parts[:-1])]
+    assert parts[-1][1] == elements
+
+
+# ---------------------------------------------------------------- the agreement
+
+
+def test_members_of_one_machine_share(store):
+    ring = form_ring(store, "ring", 3)
+    assert all(transport.members is not None for transport in ring)
+
+
+def test_one_that_is_not_willing_decides_for_all(store):
+    ring = in_threads(3, lambda rank: _form(store, "ring", rank, 3, shared_memory=rank != 1))
+    assert [transport.members for transport in ring] == [None] * 3
+
+
+def test_one_that_cannot_open_the_others_decides_for_all(store, monkeypatch):
+    opened = PeerMemory.__init__
+
+    def open_as_elsewhere(self, announcement):
+        if threading.current_thread().name.startswith("elastane-form-ring") and failing.acquire(
+            blocking=False
+        ):
+            raise FileNotFoundError("another PID namespace")
+        opened(self, announcement)
+
+    failing = threading.Semaphore(1)
+    monkeypatch.setattr(PeerMemory, "__init__", open_as_elsewhere)
+    assert [transport.members for transport in form_ring(store, "ring", 3)] == [None] * 3
+
+
+def test_one_without_such_files_decides_for_all(store, monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", _refused)
+    monkeypatch.setattr(shared_memory, "_arena", None)
+    assert [transport.members for transport in form_ring(store, "ring", 2)] == [None] * 2
+
+
+def _refused(*_):
+    raise OSError(38, "Function not implemented")
+
+
+def test_a_member_of_a_release_that_says_nothing_is_not_waited_for(store, monkeypatch):
+    monkeypatch.setattr(shared_members, "AGREE_SECONDS", 0.2)
+    agree = shared_members.agree
+    monkeypatch.setattr(
+        "elastane.collective.transport.agree",
+        lambda store, rank, size, **options: None if rank == 0 else agree(store, rank, size, **options),
+    )
+    assert [transport.members for transport in form_ring(store, "ring", 3)] == [None] * 3
+
+
+def test_a_ring_leaves_no_descriptors_behind(store):
+    def descriptors():
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def once(prefix):
+        ring = form_ring(store, prefix, 2)
+        plans = [_plan(ring, me) for me in (0, 1)]
+        in_threads(2, lambda me: _reduce(plans[me], ring[me]))
+        for transport in ring:
+            transport.close()
+
+    once("first")
+    time.sleep(0.1)
+    before = descriptors()
+    for number in range(3):
+        once(f"next {number}")
+    deadline = time.monotonic() + ENDS_SECONDS  # gloo closes its sockets in threads of its own
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert descriptors() <= before
+
+
+def _form(store, prefix, rank, size, **options):
+    return RingTransport.form(
+        store_address=store if isinstance(store, str) else store.address,
+        prefix=prefix,
+        rank=rank,
+        size=size,
+        cancel=threading.Event(),
+        timeout_seconds=options.pop("timeout_seconds", 60),
+        **options,
+    )
+
+
+def _reduce(plan, transport):
+    plan.run(transport, 1)
+    plan.settle()
+    return plan.out
+
+
+# ---------------------------------------------------------------- waits, and memory that is over
+
+
+def test_abort_ends_a_wait_for_a_silent_member_and_the_others_notice(store):
+    ring = form_ring(store, "ring", 3)
+    ranges = [(0, 1), (1, 2), (2, 3)]
+    members = [transport.members for transport in ring]
+    plans = [
+        CanonicalAllreduce(
+            100,
+            torch.float32,
+            ranges,
+            me,
+            lambda elements, *, shared=False, me=me: members[me].own.empty(elements, torch.float32),
+            members=members[me],
+        )
+        for me in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:  # member 2 stays silent
+        waits = [pool.submit(_reduce, plans[me], ring[me]) for me in range(2)]
+        time.sleep(0.1)  # lets the waits begin; if they have not, the test still must pass
+        ring[0].abort()
+        assert isinstance(waits[0].exception(ENDS_SECONDS), RingAborted)
+        assert isinstance(waits[1].exception(ENDS_SECONDS), RingBroken)
+    with pytest.raises(RingAborted):
+        _reduce(plans[0], ring[0])
+
+
+def test_a_silent_member_breaks_the_ring_after_the_timeout(store):
+    ring = in_threads(2, lambda rank: _form(store, "ring", rank, 2, timeout_seconds=0.3))
+    with pytest.raises(RingBroken, match="said nothing"):
+        _reduce(_plan(ring, 0), ring[0])
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_wait_for_a_stopped_or_killed_process_ends(store, end):
+    before = set(Path("/dev/shm").iterdir())
+    context = mp.get_context("spawn")
+    process = context.Process(target=_reduce_for_ever, args=(store.address,), daemon=True)
+    process.start()
+    ring = [_form(store, "ring", 0, 2)]
+    plan = _plan(ring, 0)
+    for _ in range(3):
+        assert torch.equal(_reduce(plan, ring[0]), torch.full((100_000,), 3.0))
+    with ThreadPoolExecutor(1) as pool:
+        reducing = pool.submit(_for_ever, plan, ring[0])
+        os.kill(process.pid, end)
+        if end == signal.SIGSTOP:
+            time.sleep(0.1)  # lets it wait for the stopped one
+            assert not reducing.done()
+            ring[0].abort()
+        assert isinstance(
+            reducing.exception(ENDS_SECONDS), RingAborted if end == signal.SIGSTOP else RingBroken
+        )
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert set(Path("/dev/shm").iterdir()) <= before
+    assert float(plan.slots[0][0]) == 1.0
+    ring[0].close()
+
+
+def _for_ever(plan, transport):
+    while True:
+        _reduce(plan, transport)
+
+
+def _reduce_for_ever(address):
+    torch.set_num_threads(1)
+    transport = _form(address, "ring", 1, 2)
+    plan = _plan([None, transport], 1, value=2.0)
+    while True:
+        _reduce(plan, transport)
+
+
+@pytest.mark.parametrize("when", ["adding", "copying"])
+def test_who_sleeps_while_the_others_go_on_never_takes_what_it_reads_then(store, monkeypatch, when):
+    """SIGSTOP in the middle of a sum, in effect: the owner has left and uses its memory anew."""
+    ring = form_ring(store, "ring", 2)
+    plans = [_plan(ring, me) for me in (0, 1)]
+    asleep, awake = threading.Event(), threading.Event()
+    hear, check = shared_members.SharedMembers.hear, RingTransport.check
+    kind = Kind.READY if when == "adding" else Kind.SUMMED
+
+    def hear_and_sleep(self, kind_heard, tag):
+        values = hear(self, kind_heard, tag)
+        if self is ring[1].members and kind_heard is kind:
+            asleep.set()
+            assert awake.wait(ENDS_SECONDS)
+        return values
+
+    monkeypatch.setattr(shared_members.SharedMembers, "hear", hear_and_sleep)
+    # What is to be shown holds without looking at the connections, whose news may come late.
+    monkeypatch.setattr(RingTransport, "check", lambda self: None if self is ring[1] else check(self))
+    with ThreadPoolExecutor(2) as pool:
+        reducing = [pool.submit(plans[me].run, ring[me], 1) for me in (0, 1)]
+        assert asleep.wait(ENDS_SECONDS)
+        if when == "copying":
+            assert reducing[0].exception(ENDS_SECONDS) is None
+        else:
+            ring[1].members._arrived[0, Kind.SUMMED, 1].append(0)  # the owner's last message is there already
+        ring[0].abort()
+        plans[0].slots[0].fill_(1000.0)
+        for block in plans[0].blocks:
+            block.fill_(1000.0)
+        awake.set()
+        assert isinstance(reducing[1].exception(ENDS_SECONDS), RingBroken)
+
+
+def test_settle_waits_until_the_last_has_copied(store, monkeypatch):
+    """Then the memory may be used for anything, in the same ring: the slow one has what it needs."""
+    ring = form_ring(store, "ring", 2)
+    plans = [_plan(ring, me, value=me + 1.0) for me in (0, 1)]
+    slow, go_on = threading.Event(), threading.Event()
+    hear = shared_members.SharedMembers.hear
+
+    def hear_and_wait(self, kind, tag):
+        values = hear(self, kind, tag)
+        if self is ring[1].members and kind is Kind.SUMMED:
+            slow.set()
+            assert go_on.wait(ENDS_SECONDS)
+        return values
+
+    monkeypatch.setattr(shared_members.SharedMembers, "hear", hear_and_wait)
+    with ThreadPoolExecutor(2) as pool:
+        reducing = [pool.submit(_reduce, plans[me], ring[me]) for me in (0, 1)]
+        assert slow.wait(ENDS_SECONDS)
+        time.sleep(0.1)
+        assert not reducing[0].done()
+        assert torch.equal(plans[0].out, torch.full((100_000,), 3.0)), "its own sum is there"
+        go_on.set()
+        reducing[0].result(ENDS_SECONDS)
+        for block in plans[0].blocks[:-1]:
+            block.fill_(1000.0)
+        assert torch.equal(reducing[1].result(ENDS_SECONDS), torch.full((100_000,), 3.0))
+
+
+def test_a_member_that_left_is_heard_no_more(store):
+    ring = form_ring(store, "ring", 2)
+    ring[0].members.tell(Kind.READY, 7, 5)
+    ring[0].close()
+    members = ring[1].members
+    assert members.hear(Kind.READY, 7) == {0: 5}, "what it said before it left counts"
+    with pytest.raises(MemberLeft):
+        members.hear(Kind.SUMMED, 7)
+    assert not members.all_present()
+
+
+def test_messages_wait_for_those_who_ask(store):
+    """Several vectors are under way; each hears its own tag."""
+    ring = form_ring(store, "ring", 2)
+    for tag in (1, 2):
+        ring[0].members.tell(Kind.READY, tag, tag * 10)
+    ring[0].members.tell(Kind.COPIED, 1)
+    assert ring[1].members.hear(Kind.COPIED, 1) == {0: 0}
+    assert ring[1].members.hear(Kind.READY, 2) == {0: 20}
+    assert ring[1].members.hear(Kind.READY, 1) == {0: 10}
+
+
+def test_the_plan_of_a_shared_ring_travels_by_memory(store):
+    ring = form_ring(store, "ring", 2)
+    assert isinstance(_plan(ring, 0)._travel, SharedSum)
+    assert Path(f"/proc/self/fd/{own_arena()._fd}").readlink().name.startswith("memfd:elastane-")

@@ -1,0 +1,263 @@
+"""A ring whose members share memory: how they agree on it, what they tell one another, how it ends.
+
+When a ring forms, its members find out together whether each can read all others' memory (`agree`). From
+then on they tell one another by pipes how far they are: a message there is a few bytes, costs two
+switches of context and, unlike one of gloo's, no thread that polls.
+
+No wait can hang: that of a living process ends with `leave`, which this member's ring calls when it is
+aborted or breaks; a process that has left or died closes its ends of the pipes, and its peers' waits end.
+
+Memory is valid as long as its owner is in the ring. The owner takes its mark down (`withdraw`) before it may
+use the memory for anything else, and a reader looks at all marks after reading (`all_present`): one
+that was stopped in between and wakes years later reads something else, and knows.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import struct
+import threading
+import time
+import weakref
+from collections import defaultdict, deque
+from contextlib import suppress
+from datetime import timedelta
+from enum import IntEnum
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
+
+#: Larger rings are those of many machines, and would have as many pipes for each member.
+MEMBERS_MAX: Final = 64
+#: How long members wait for one another's word; one of another release gives none. Then nobody shares.
+AGREE_SECONDS: Final = 5.0
+_NOT_SHARED: Final = "none"
+_VERDICT: Final = "memory/verdict"
+#: kind, tag, value
+_MESSAGE: Final = struct.Struct("<Bqq")
+#: Enough for what a peer can have sent before it waits itself.
+_READ_BYTES: Final = 1 << 16
+
+
+class Kind(IntEnum):
+    """What a member tells the others of a vector."""
+
+    READY = 1
+    SUMMED = 2
+    COPIED = 3
+
+
+class MemberLeft(Exception):  # noqa: N818
+    """A member's end of a pipe is closed, ours was closed by `leave`, or nothing came in time."""
+
+
+class SharedMembers:
+    """This process's view of the ring. Only `withdraw` and `leave` may be called from any thread.
+
+    own: where memory for the others is taken from; peers: theirs, by rank; mark: a word of `own` that is 1
+    while this member is in the ring; marks: the peers'; inboxes, outboxes: pipes from and to each peer.
+    """
+
+    def __init__(
+        self,
+        own: Arena,
+        peers: dict[int, PeerMemory],
+        mark: Tensor,
+        marks: dict[int, Tensor],
+        inboxes: dict[int, int],
+        outboxes: dict[int, int],
+        timeout_seconds: float,
+    ) -> None:
+        self.own, self.peers = own, peers
+        self._mark, self._marks = mark, marks
+        self._timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._outboxes: dict[int, int] | None = outboxes
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._poll = select.poll()
+        self._hosts = {fd: host for host, fd in inboxes.items()}
+        for fd in (self._wake, *inboxes.values()):
+            self._poll.register(fd, select.POLLIN)
+        # A wait may still look at them when the ring is over.
+        weakref.finalize(self, _close, [self._wake, *inboxes.values()]).atexit = False
+        self._partial: dict[int, bytes] = defaultdict(bytes)
+        #: What came and was not asked for yet: values in the order of arrival.
+        self._arrived: dict[tuple[int, Kind, int], deque[int]] = defaultdict(deque)
+
+    def tell(self, kind: Kind, tag: int, value: int = 0) -> None:
+        """Send a message to all others. Raises MemberLeft."""
+        message = _MESSAGE.pack(kind, tag, value)
+        with self._lock:
+            if self._outboxes is None:
+                raise MemberLeft("this member has left the ring")
+            for host, fd in self._outboxes.items():
+                try:
+                    os.write(fd, message)
+                except OSError as error:
+                    raise MemberLeft(f"member {host} has left the ring ({error.strerror})") from error
+
+    def hear(self, kind: Kind, tag: int) -> dict[int, int]:
+        """Wait for a message of each of the others; the values by rank. Raises MemberLeft."""
+        deadline = time.monotonic() + self._timeout_seconds
+        wanted = {host for host in self.peers if not self._arrived[host, kind, tag]}
+        while wanted:
+            ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
+            if not ready:
+                raise MemberLeft(f"members {sorted(wanted)} said nothing for {self._timeout_seconds:g} s")
+            for fd, _ in ready:
+                self._read(fd)
+            wanted = {host for host in wanted if not self._arrived[host, kind, tag]}
+        return {host: self._arrived[host, kind, tag].popleft() for host in self.peers}
+
+    def withdraw(self) -> None:
+        """From here on nobody may rely on this member's memory. Before anybody here can know that the ring
+        has ended, and use that memory for something else. Any number of times."""
+        self._mark.zero_()
+
+    def leave(self) -> None:
+        """Withdraw, and end all waits, here and at the peers. Any number of times."""
+        self.withdraw()
+        with self._lock:
+            outboxes, self._outboxes = self._outboxes, None
+            if outboxes is not None:
+                os.eventfd_write(self._wake, 1)
+                _close(list(outboxes.values()))
+
+    def all_present(self) -> bool:
+        """Whether no member has left: then all that was read of their memory until now was valid."""
+        return all(bool(mark) for mark in self._marks.values())
+
+    def _read(self, fd: int) -> None:
+        if fd == self._wake:
+            raise MemberLeft("this member has left the ring")
+        host = self._hosts[fd]
+        received = os.read(fd, _READ_BYTES)
+        if not received:
+            raise MemberLeft(f"member {host} has left the ring")
+        received = self._partial[host] + received
+        whole = len(received) // _MESSAGE.size * _MESSAGE.size
+        for kind, tag, value in _MESSAGE.iter_unpack(received[:whole]):
+            self._arrived[host, Kind(kind), tag].append(value)
+        self._partial[host] = received[whole:]
+
+
+def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: float) -> SharedMembers | None:
+    """Find out, with all members of a ring that forms, whether they share memory; all get the same answer.
+
+    store: the ring's; share: whether this member is willing; timeout_seconds: of later waits. Raises
+    RuntimeError when the store is gone.
+    """
+    if size > MEMBERS_MAX:
+        return None
+    attempt = _Attempt(store, rank, size)
+    try:
+        able = share and attempt.announce() and attempt.open()
+    except (OSError, ValueError):
+        able = False
+    verdict = attempt.settle(able)
+    if verdict:
+        return attempt.members(timeout_seconds)
+    attempt.give_up()
+    return None
+
+
+class _Attempt:
+    """What one member holds while the ring has not agreed yet."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._others = [peer for peer in range(size) if peer != rank]
+        self._wait = timedelta(seconds=AGREE_SECONDS)
+        self._arena: Arena | None = None
+        self._mark = torch.zeros(1, dtype=torch.int64)
+        self._peers: dict[int, PeerMemory] = {}
+        self._marks: dict[int, Tensor] = {}
+        #: Both ends of the pipe in which each peer writes to us, and our end of that in which we write to it.
+        self._inboxes: dict[int, int] = {}
+        self._lent: dict[int, int] = {}
+        self._outboxes: dict[int, int] = {}
+
+    def announce(self) -> bool:
+        """Say where our memory and our pipes are: arena, mark, and (descriptor, inode) by rank."""
+        self._arena = own_arena()
+        if self._arena is None:
+            return False
+        self._mark = self._arena.empty(1, torch.int64)
+        self._mark.fill_(1)
+        words = [self._arena.announcement, str(self._arena.offset_of(self._mark))]
+        for peer in range(self._size):
+            if peer == self._rank:
+                words.append("-")
+                continue
+            self._inboxes[peer], self._lent[peer] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            words.append(f"{self._lent[peer]}:{os.fstat(self._lent[peer]).st_ino}")
+        self._store.set(f"memory/{self._rank}", " ".join(words))
+        return True
+
+    def open(self) -> bool:
+        """Open what the others have announced."""
+        keys = [f"memory/{peer}" for peer in self._others]
+        if not self._written(keys):
+            return False
+        for peer, announcement in zip(self._others, self._store.multi_get(keys), strict=True):
+            words = bytes(announcement).decode("ascii")
+            if words == _NOT_SHARED:
+                return False
+            arena, mark_offset, *pipes = words.split(" ")
+            self._peers[peer] = memory = PeerMemory(arena)
+            self._marks[peer] = memory.view(int(mark_offset), 1, torch.int64)
+            fd, _, inode = pipes[self._rank].partition(":")
+            self._outboxes[peer] = open_of_process(memory.pid, int(fd), f"pipe:[{int(inode)}]", os.O_WRONLY)
+        return all(bool(mark) for mark in self._marks.values())
+
+    def settle(self, able: bool) -> bool:
+        """The ring's verdict: no, from the first who is not able; yes, from the last who is."""
+        verdict = ""
+        if not able:
+            verdict = "no"
+            self._store.set(f"memory/{self._rank}", _NOT_SHARED)  # nobody need wait for it
+        elif self._store.add("memory/able", 1) == self._size:
+            verdict = "yes"
+        elif not self._written([_VERDICT]):
+            verdict = "no"
+        if verdict:
+            return bytes(self._store.compare_set(_VERDICT, "", verdict)) == b"yes"
+        return bytes(self._store.get(_VERDICT)) == b"yes"
+
+    def members(self, timeout_seconds: float) -> SharedMembers:
+        """All have opened all."""
+        assert self._arena is not None
+        # Only the peers' own ends are left: they close when a peer dies.
+        _close(list(self._lent.values()))
+        return SharedMembers(
+            self._arena,
+            self._peers,
+            self._mark,
+            self._marks,
+            self._inboxes,
+            self._outboxes,
+            timeout_seconds,
+        )
+
+    def give_up(self) -> None:
+        """Nobody shares."""
+        _close([*self._lent.values(), *self._inboxes.values(), *self._outboxes.values()])
+
+    def _written(self, keys: list[str]) -> bool:
+        """Wait for the keys; False if they are not all written in time."""
+        try:
+            self._store.wait(keys, self._wait)
+        except torch.distributed.DistStoreError:
+            return False
+        return True
+
+
+def _close(descriptors: list[int]) -> None:
+    for fd in descriptors:
+        with suppress(OSError):
+            os.close(fd)

@@ -45,6 +45,9 @@ STALL_OF_JOIN = "newcomer: the others' stall"
 DRAINED = "drain: stall"
 AWAY = f"coordinator killed, back after {AWAY_SECONDS:g} s: stall beyond"
 
+GOING_ON = f"coordinator killed, back after {AWAY_SECONDS:g} s: workers that train on"
+LOST = "drain: steps lost"
+
 Recorder = Callable[[str, float], None]
 
 
@@ -113,14 +116,14 @@ def drain(cluster: Cluster, record: Recorder) -> None:
     ended = monotonic()
     until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, ended)), "steps without it")
     record(DRAINED, stall_of(cluster, others, began))
-    record("drain: steps lost", float(cluster.unplanned_changes() - changes))
+    record(LOST, float(cluster.unplanned_changes() - changes))
 
 
 def coordinator_away(cluster: Cluster, record: Recorder) -> None:
     """The master, or the lighthouse, is killed and is started again after a while.
 
-    Records the stall beyond the absence, or infinity when training does not go on, and how many of the
-    workers still take part.
+    Records the stall beyond the absence, or infinity when training does not go on within half a minute, and how
+    many of the workers train on.
     """
     assert isinstance(cluster, Elastane | Torchft)
     pids = cluster.alive()
@@ -133,12 +136,11 @@ def coordinator_away(cluster: Cluster, record: Recorder) -> None:
                 set(pids) <= set(cluster.marks.training(SETTLE_STEPS, back)) or not any(map(cluster.runs, pids))
             ),
             "steps after the restart",
-            20.0,
+            30.0,
         )
-    left = [pid for pid in pids if cluster.runs(pid)]
-    stall = stall_of(cluster, left, began) - AWAY_SECONDS if left else math.inf
-    record(AWAY, stall)
-    record("coordinator killed: workers left", float(len(left)))
+    going_on = [pid for pid in cluster.marks.training(SETTLE_STEPS, back) if pid in pids]
+    record(AWAY, stall_of(cluster, going_on, began) - AWAY_SECONDS if going_on else math.inf)
+    record(GOING_ON, float(len(going_on)))
 
 
 Scenario = list[Callable[[Cluster, Recorder], None]]
@@ -223,7 +225,7 @@ def rows(model: str, figures: Figures) -> list[Row]:
     for name, by_framework in figures.items():
         ours = {key: values for key, values in by_framework.items() if key.startswith("elastane")}
         peers = {key: values for key, values in by_framework.items() if not key.startswith("elastane")}
-        if "steps lost" in name or "workers left" in name or not ours:
+        if name == LOST or name == GOING_ON or not ours:
             continue
         case = f"{model}: {name}"
         series = Series(by_framework["elastane"], "s")
@@ -252,7 +254,7 @@ def facts(model: str, figures: Figures, faults: list[str]) -> dict[str, object]:
     """What is no time: steps lost, workers left, what did not come about."""
     found: dict[str, object] = {}
     for name, by_framework in figures.items():
-        if "steps lost" in name or "workers left" in name:
+        if name == LOST or name == GOING_ON:
             found[f"{model}: {name}"] = {key: median_of(values) for key, values in by_framework.items()}
     if AWAY in figures:
         gone = [key for key, values in figures[AWAY].items() if not all(map(math.isfinite, values))]

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 
 from harness import Report, Row, Series, median_of, run_benchmark
 from recovery_clusters import FRAMEWORKS, Cluster, Elastane, EventTimeout, Torchft, Torchrun, until
@@ -80,7 +80,9 @@ def _lose(cluster: Cluster, number: int) -> float:
             # All its workers are started again: whoever trains, trains on.
             until(lambda: len(cluster.marks.training(3, began + 1.0)) >= 2, "steps after the death")
             return stall_of(cluster, cluster.alive(), began)
-        until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began)), "steps after the event")
+        until(
+            lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began)), "steps after the event"
+        )
         return stall_of(cluster, others, began)
     finally:
         if number == signal.SIGSTOP:
@@ -122,7 +124,7 @@ def drain(cluster: Cluster, record: Recorder) -> None:
 def coordinator_away(cluster: Cluster, record: Recorder) -> None:
     """The master, or the lighthouse, is killed and is started again after a while.
 
-    Records the stall beyond the absence, or infinity when training does not go on within half a minute, and how
+    Records the stall beyond the absence, infinity when training does not go on within half a minute, and how
     many of the workers train on.
     """
     assert isinstance(cluster, Elastane | Torchft)
@@ -133,7 +135,8 @@ def coordinator_away(cluster: Cluster, record: Recorder) -> None:
     with contextlib.suppress(EventTimeout):
         until(
             lambda: (
-                set(pids) <= set(cluster.marks.training(SETTLE_STEPS, back)) or not any(map(cluster.runs, pids))
+                set(pids) <= set(cluster.marks.training(SETTLE_STEPS, back))
+                or not any(map(cluster.runs, pids))
             ),
             "steps after the restart",
             30.0,
@@ -225,7 +228,7 @@ def rows(model: str, figures: Figures) -> list[Row]:
     for name, by_framework in figures.items():
         ours = {key: values for key, values in by_framework.items() if key.startswith("elastane")}
         peers = {key: values for key, values in by_framework.items() if not key.startswith("elastane")}
-        if name == LOST or name == GOING_ON or not ours:
+        if name in (LOST, GOING_ON) or not ours:
             continue
         case = f"{model}: {name}"
         series = Series(by_framework["elastane"], "s")
@@ -254,7 +257,7 @@ def facts(model: str, figures: Figures, faults: list[str]) -> dict[str, object]:
     """What is no time: steps lost, workers left, what did not come about."""
     found: dict[str, object] = {}
     for name, by_framework in figures.items():
-        if name == LOST or name == GOING_ON:
+        if name in (LOST, GOING_ON):
             found[f"{model}: {name}"] = {key: median_of(values) for key, values in by_framework.items()}
     if AWAY in figures:
         gone = [key for key, values in figures[AWAY].items() if not all(map(math.isfinite, values))]

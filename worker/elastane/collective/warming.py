@@ -6,6 +6,7 @@ would take part so much later if they began with its wait for the ring.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from concurrent.futures import Future
 
@@ -23,6 +24,8 @@ def begin() -> Future[None]:
             _warmed = Future()
             thread = threading.Thread(target=_run, args=(_warmed,), name="elastane-warm-up", daemon=True)
             thread.start()
+            # Threads of C++ that are torn down with the interpreter abort the process.
+            atexit.register(thread.join)
         return _warmed
 
 

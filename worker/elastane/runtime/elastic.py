@@ -8,7 +8,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from elastane.collective import warming
 from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
@@ -52,7 +51,6 @@ class ElasticJob(Job):
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
         rehearsal.install()
-        warming.begin()
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
         self._task_attendance: TaskAttendance | None = None

@@ -2,184 +2,165 @@
 
     python benchmarks/recovery.py [--quick] [--json [FILE]] [--frameworks a,b] [--models small]
 
-Three workers train the same model. "torchft" runs at its defaults, "torchft 1 s" with a heartbeat time-out of
-a second, "torchrun" as three elastic agents. The stall is the longest time after the event in which no
-worker that stays applies a step, less one median step.
+Three workers train the same model under each framework in turn, and everything is done to the same
+cluster, one after the other. "torchft" runs at its defaults, "torchft 1 s" and "elastane 1 s" count a node as
+silent after one second, "torchrun" is three elastic agents of one worker each. The stall is the longest time
+after the event in which no worker that stays applies a step, less one median step.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from time import monotonic
 
-import psutil
-from harness import Report, Row, Series, run_benchmark
-from peers import peer_python
+from harness import Report, Row, Series, median_of, run_benchmark
+from recovery_clusters import FRAMEWORKS, Cluster, Elastane, EventTimeout, Torchft, Torchrun, until
 
-from elastane.agent.cluster import LocalCluster
-from elastane.client import MasterClient
-from elastane_proto.v1 import job_pb2
-
-SCRIPT = str(Path(__file__).parent / "peer_scripts" / "recovery_script.py")
 STEPS_BEFORE = 10
 """Steps that every worker must have applied before anything happens to it."""
-WAIT_SECONDS = 180.0
 SETTLE_STEPS = 10
+AWAY_SECONDS = 2.0
+#: How long is waited for one thing to come about, of a framework whose peers take so long.
+WAIT_SECONDS = {"torchrun": 180.0}
+WAIT_SECONDS_ELSE = 90.0
+
+Figures = dict[str, dict[str, list[float]]]
+"""By case, by framework."""
+
+KILLED = "worker killed: stall"
+NODE_KILLED = "node killed (agent and worker): stall"
+FROZEN = "worker frozen: stall"
+NEWCOMER = "newcomer: ready to first step"
+STALL_OF_JOIN = "newcomer: the others' stall"
+DRAINED = "drain: stall"
+AWAY = f"coordinator killed, back after {AWAY_SECONDS:g} s: stall beyond"
+
+GOING_ON = f"coordinator killed, back after {AWAY_SECONDS:g} s: workers that train on"
+LOST = "drain: steps lost"
+
+Recorder = Callable[[str, float], None]
 
 
-class Marks:
-    """What the workers have written down: by pid, the time at which each step was applied."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self) -> dict[int, list[tuple[float, str]]]:
-        """Of every process that has begun."""
-        found = {}
-        for file in self.folder.iterdir():
-            lines = [line.split() for line in file.read_text().splitlines() if line.count(" ") == 1]
-            found[int(file.name)] = [(float(seconds), word) for seconds, word in lines]
-        return found
-
-    def steps(self, pid: int) -> list[float]:
-        """When the process applied its steps."""
-        return [seconds for seconds, word in self.read().get(pid, []) if word != "ready"]
-
-    def training(self, steps: int, since: float = 0.0) -> list[int]:
-        """Processes that have applied so many steps since then."""
-        return [
-            pid
-            for pid, marks in self.read().items()
-            if sum(word != "ready" and seconds > since for seconds, word in marks) >= steps
-        ]
+def kill(cluster: Cluster, record: Recorder) -> None:
+    """A worker is killed: the stall of the others until they train on for a while."""
+    record(KILLED, _lose(cluster, signal.SIGKILL))
 
 
-class Cluster:
-    """Three workers of one framework, and what can be done to them."""
-
-    def __init__(self, folder: Path, model: str) -> None:
-        self.folder = folder
-        self.model = model
-        self.marks = Marks(folder / "marks")
-        self.marks.folder.mkdir()
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start everything, with three workers."""
-
-    @abstractmethod
-    def add(self) -> None:
-        """Start one more worker."""
-
-    def drain(self, pid: int) -> None:
-        """Announce to a worker that its node will be taken away."""
-        os.kill(pid, signal.SIGTERM)
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self.processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                for child in [*psutil.Process(process.pid).children(recursive=True), process]:
-                    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                        child.kill()
-            process.wait()
-
-    def _spawn(self, command: list[str], **environment: str) -> None:
-        with (self.folder / f"log-{len(self.processes)}").open("wb") as log:
-            self.processes.append(
-                subprocess.Popen(command, stdout=log, stderr=log, env={**self.environment, **environment})
-            )
+def freeze(cluster: Cluster, record: Recorder) -> None:
+    """A silent node; what is frozen is killed afterwards, without waking."""
+    record(FROZEN, _lose(cluster, signal.SIGSTOP))
 
 
-class Elastane(Cluster):
-    """Ours: a master with its private store, three ESTs."""
+def kill_node(cluster: Cluster, record: Recorder) -> None:
+    """An agent and its worker are killed; not the agent that holds the others' store."""
+    assert isinstance(cluster, Torchrun)
+    staying = cluster.kill_last_node()
+    began = monotonic()
+    until(lambda: len(cluster.marks.training(3, began + 1.0)) >= 2, "steps after the node's death")
+    record(NODE_KILLED, stall_of(cluster, staying + cluster.alive(), began))
 
-    def start(self) -> None:
-        settings = job_pb2.JobSettings(ests=3, workers_min=1, workers_max=3)
-        self.cluster = LocalCluster(
-            self.folder / "cluster", settings, [SCRIPT, "elastane", self.model, str(self.marks.folder)]
+
+def _lose(cluster: Cluster, number: int) -> float:
+    victim, *others = cluster.alive()
+    began = monotonic()
+    os.kill(victim, number)
+    cluster.gone.add(victim)
+    try:
+        if isinstance(cluster, Torchrun):
+            # All its workers are started again: whoever trains, trains on.
+            until(lambda: len(cluster.marks.training(3, began + 1.0)) >= 2, "steps after the death")
+            return stall_of(cluster, cluster.alive(), began)
+        until(
+            lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began)), "steps after the event"
         )
-        self.cluster.start()
-        for _ in range(3):
-            self.cluster.add_worker()
-
-    def add(self) -> None:
-        self.cluster.add_worker()
-
-    def restart_master(self, away_seconds: float) -> None:
-        """Kill the master, start it again after a while."""
-        self.cluster.master.sigkill()
-        self.cluster.master.wait()
-        time.sleep(away_seconds)
-        self.cluster.master.start()
-
-    def drain(self, pid: int) -> None:
-        name = next(name for name, process in self.cluster.workers.items() if process.pid == pid)
-        with MasterClient(self.cluster.master.address) as client:
-            client.drain_worker(self.cluster.job, name)
-
-    def close(self) -> None:
-        self.cluster.close()
+        return stall_of(cluster, others, began)
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(victim, signal.SIGKILL)
 
 
-class Torchft(Cluster):
-    """torchft: a lighthouse and three replica groups of one process each."""
+def join(cluster: Cluster, record: Recorder) -> None:
+    """A newcomer comes: its wait from ready to its first step, and the others' stall."""
+    others = cluster.alive()
+    known = set(cluster.marks.pids())
+    began = monotonic()
+    cluster.add()
 
-    heartbeat_timeout_ms = 5000
+    def newcomer() -> int | None:
+        return next((pid for pid in cluster.marks.training(SETTLE_STEPS) if pid not in known), None)
 
-    def start(self) -> None:
-        self.python = peer_python("torchft")
-        self.port = _free_port()
-        lighthouse = str(Path(self.python).parent / "torchft_lighthouse")
-        command = [lighthouse, "--min_replicas", "1", "--bind", f"[::]:{self.port}"]
-        self._spawn([*command, "--heartbeat_timeout_ms", str(self.heartbeat_timeout_ms)])
-        for _ in range(3):
-            self.add()
-
-    def add(self) -> None:
-        command = [self.python, SCRIPT, "torchft", self.model, str(self.marks.folder)]
-        self._spawn(command, TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{self.port}")
+    until(lambda: newcomer() is not None, "a newcomer that trains")
+    pid = newcomer()
+    assert pid is not None
+    record(NEWCOMER, cluster.marks.steps(pid)[0] - cluster.marks.ready(pid))
+    record(STALL_OF_JOIN, stall_of(cluster, others, began))
 
 
-class TorchftTuned(Torchft):
-    heartbeat_timeout_ms = 1000
+def drain(cluster: Cluster, record: Recorder) -> None:
+    """A worker is told to leave: the stall of the others. No step may be lost."""
+    assert isinstance(cluster, Elastane)
+    victim, *others = cluster.alive()
+    changes = cluster.unplanned_changes()
+    began = monotonic()
+    cluster.drain(victim)
+    cluster.gone.add(victim)
+    until(lambda: not cluster.runs(victim), "the end of the drained worker")
+    ended = monotonic()
+    until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, ended)), "steps without it")
+    record(DRAINED, stall_of(cluster, others, began))
+    record(LOST, float(cluster.unplanned_changes() - changes))
 
 
-class Torchrun(Cluster):
-    """torch's elastic agent on three nodes of one worker each."""
+def coordinator_away(cluster: Cluster, record: Recorder) -> None:
+    """The master, or the lighthouse, is killed and is started again after a while.
 
-    def start(self) -> None:
-        self.port = _free_port()
-        for _ in range(3):
-            self.add()
+    Records the stall beyond the absence, infinity when training does not go on within half a minute, and how
+    many of the workers train on.
+    """
+    assert isinstance(cluster, Elastane | Torchft)
+    pids = cluster.alive()
+    began = monotonic()
+    cluster.restart_coordinator(AWAY_SECONDS)
+    back = monotonic()
+    with contextlib.suppress(EventTimeout):
+        until(
+            lambda: (
+                set(pids) <= set(cluster.marks.training(SETTLE_STEPS, back))
+                or not any(map(cluster.runs, pids))
+            ),
+            "steps after the restart",
+            30.0,
+        )
+    going_on = [pid for pid in cluster.marks.training(SETTLE_STEPS, back) if pid in pids]
+    record(AWAY, stall_of(cluster, going_on, began) - AWAY_SECONDS if going_on else math.inf)
+    record(GOING_ON, float(len(going_on)))
 
-    def add(self) -> None:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4", "--nproc-per-node", "1"]
-        command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}"]
-        command += ["--max-restarts", "10", "--local-addr", "127.0.0.1"]
-        self._spawn([*command, SCRIPT, "torchrun", self.model, str(self.marks.folder)])
+
+Scenario = list[Callable[[Cluster, Recorder], None]]
 
 
-FRAMEWORKS: dict[str, type[Cluster]] = {
-    "elastane": Elastane,
-    "torchft": Torchft,
-    "torchft 1 s": TorchftTuned,
-    "torchrun": Torchrun,
-}
+def scenario(framework: str, model: str, quick: bool) -> Scenario:
+    """What is done to a cluster of this framework, in order."""
+    if framework == "elastane":
+        return [kill, join, freeze, join, drain, join, coordinator_away]
+    if framework == "elastane 1 s":
+        return [freeze] if model == "small" else []
+    if framework == "torchft":
+        events: Scenario = [kill, join, freeze, join]
+        return events if quick and model != "small" else [*events, coordinator_away]
+    if framework == "torchft 1 s":
+        return [kill, join, freeze, join] if model == "small" or not quick else []
+    return [kill, kill_node] if model == "small" else [] if quick else [kill]
 
 
 @contextlib.contextmanager
@@ -189,152 +170,102 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
         cluster = FRAMEWORKS[framework](Path(name), model)
         try:
             cluster.start()
-            _until(lambda: len(cluster.marks.training(STEPS_BEFORE)) == 3, "three workers that train")
+            until(lambda: len(cluster.marks.training(STEPS_BEFORE)) == 3, "three workers that train")
+            steps = cluster.marks.steps(cluster.alive()[0])
+            cluster.step_seconds = statistics.median(b - a for a, b in pairwise(steps[2:]))
             yield cluster
         finally:
             cluster.close()
 
 
-def stall_of(cluster: Cluster, staying: list[int], began: float, median_step: float) -> float:
+def stall_of(cluster: Cluster, staying: list[int], began: float) -> float:
     """The longest time without a step of those who stay, after `began`, less one step."""
     steps = sorted(seconds for pid in staying for seconds in cluster.marks.steps(pid))
     gaps = [after - max(before, began) for before, after in pairwise(steps) if after > began]
-    return max(0.0, max(gaps) - median_step)
-
-
-def median_step(cluster: Cluster) -> float:
-    """Seconds between the steps of one worker, before anything happens."""
-    steps = cluster.marks.steps(cluster.marks.training(STEPS_BEFORE)[0])
-    return statistics.median(after - before for before, after in pairwise(steps[2:]))
-
-
-def kill(cluster: Cluster, number: int = signal.SIGKILL) -> float:
-    """A worker is killed, or frozen; the stall of the others until they train on for a while."""
-    victim, *others = cluster.marks.training(STEPS_BEFORE)
-    step = median_step(cluster)
-    began = time.monotonic()
-    os.kill(victim, number)
-    try:
-        if isinstance(cluster, Torchrun):
-            # All its workers are started again: whoever trains, trains on.
-            _until(lambda: len(cluster.marks.training(3, began + 3 * step)) >= 2, "steps after the death")
-            return stall_of(cluster, list(cluster.marks.read()), began, step)
-        _until(
-            lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began)), "steps after the event"
-        )
-        return stall_of(cluster, others, began, step)
-    finally:
-        if number == signal.SIGSTOP:
-            os.kill(victim, signal.SIGCONT)
-
-
-def freeze(cluster: Cluster) -> float:
-    """A silent node."""
-    return kill(cluster, signal.SIGSTOP)
-
-
-def join(cluster: Cluster) -> tuple[float, float]:
-    """After a death a newcomer comes: its wait from ready to its first step, and the others' stall."""
-    victim, *others = cluster.marks.training(STEPS_BEFORE)
-    step = median_step(cluster)
-    os.kill(victim, signal.SIGKILL)
-    began = time.monotonic()
-    _until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began)), "steps after the death")
-    known = set(cluster.marks.read())
-    began = time.monotonic()
-    cluster.add()
-
-    def newcomer() -> int | None:
-        return next((pid for pid in cluster.marks.training(SETTLE_STEPS) if pid not in known), None)
-
-    _until(lambda: newcomer() is not None, "a newcomer that trains")
-    pid = newcomer()
-    assert pid is not None
-    ready = next(seconds for seconds, word in cluster.marks.read()[pid] if word == "ready")
-    return cluster.marks.steps(pid)[0] - ready, stall_of(cluster, others, began, step)
-
-
-def master_away(cluster: Cluster) -> float:
-    """The master is killed and is back after two seconds: the stall beyond these."""
-    assert isinstance(cluster, Elastane)
-    pids = cluster.marks.training(STEPS_BEFORE)
-    step, began = median_step(cluster), time.monotonic()
-    cluster.restart_master(2.0)
-    _until(lambda: len(cluster.marks.training(SETTLE_STEPS, began + 2.0)) == 3, "steps after the restart")
-    return max(0.0, stall_of(cluster, pids, began, step) - 2.0)
-
-
-def drain(cluster: Cluster) -> float:
-    """A worker is told to leave: the stall of the others."""
-    victim, *others = cluster.marks.training(STEPS_BEFORE)
-    step, began = median_step(cluster), time.monotonic()
-    cluster.drain(victim)
-    _until(lambda: set(others) <= set(cluster.marks.training(SETTLE_STEPS, began + 0.2)), "steps without it")
-    return stall_of(cluster, others, began, step)
+    return max(0.0, max(gaps, default=math.inf) - cluster.step_seconds)
 
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     repeats = 1 if args.quick else 3
     chosen = [name.strip() for name in args.frameworks.split(",")]
     for model in args.models.split(","):
-        figures: dict[str, dict[str, list[float]]] = {}
+        figures: Figures = {}
+        faults: list[str] = []
         for number in range(repeats):
             for framework in chosen:
-                slow = framework == "torchrun"
-                for name, event in events(framework, args.quick and slow):
-                    print(f"{model}, run {number + 1}: {framework}, {name}", file=sys.stderr)
-                    with running(framework, model) as cluster:
-                        outcome = event(cluster)
-                    figures.setdefault(name, {}).setdefault(framework, []).append(outcome)
+                events = scenario(framework, model, args.quick)
+                if events:
+                    print(f"{model}, run {number + 1} of {repeats}: {framework}", file=sys.stderr)
+                    faults += play(framework, model, events, figures)
         report.rows += rows(model, figures)
+        report.facts |= facts(model, figures, faults)
 
 
-def events(framework: str, few: bool) -> list[tuple[str, Callable[[Cluster], float]]]:
-    """What is done to this framework; few: only the first."""
-    all_events: list[tuple[str, Callable[[Cluster], float]]] = [("worker killed: stall", kill)]
-    if few:
-        return all_events
-    if framework != "torchrun":
-        all_events += [
-            ("worker frozen: stall", freeze),
-            ("newcomer: ready to first step", lambda cluster: join(cluster)[0]),
-            ("newcomer: the others' stall", lambda cluster: join(cluster)[1]),
-        ]
-    if framework == "elastane":
-        all_events += [("master killed, back after 2 s: stall beyond", master_away), ("drain: stall", drain)]
-    return all_events
+def play(framework: str, model: str, events: Scenario, figures: Figures) -> list[str]:
+    """Plays the scenario once, adding to `figures`; returns what did not come about in time."""
+
+    def record(case: str, figure: float) -> None:
+        print(f"  {case}: {figure:.3f}", file=sys.stderr)
+        figures.setdefault(case, {}).setdefault(framework, []).append(figure)
+
+    doing = "the start"
+    until.seconds = WAIT_SECONDS.get(framework, WAIT_SECONDS_ELSE)
+    try:
+        with running(framework, model) as cluster:
+            for event in events:
+                doing = event.__name__
+                event(cluster, record)
+    except EventTimeout as error:
+        # What a peer does not do in time is a result; what follows in this cluster cannot be done.
+        print(f"  {doing}: {error}", file=sys.stderr)
+        return [f"{framework}, {doing}: {error}"]
+    return []
 
 
-def rows(model: str, figures: dict[str, dict[str, list[float]]]) -> list[Row]:
+def rows(model: str, figures: Figures) -> list[Row]:
     """Ours beside each peer that was measured."""
-    targets = {"worker killed: stall": 0.3, "drain: stall": 0.1}
     found = []
     for name, by_framework in figures.items():
-        if "elastane" not in by_framework:
+        ours = {key: values for key, values in by_framework.items() if key.startswith("elastane")}
+        peers = {key: values for key, values in by_framework.items() if not key.startswith("elastane")}
+        if name in (LOST, GOING_ON) or not ours:
             continue
-        ours = Series(by_framework["elastane"], "s")
         case = f"{model}: {name}"
-        peers = [peer for peer in by_framework if peer != "elastane"]
-        target = targets.get(name)
-        if target is not None or not peers:
-            found.append(Row(case, ours, target=target, target_absolute=True))
-        found += [Row(case, ours, Series(by_framework[peer], "s"), peer, target=1.0) for peer in peers]
+        series = Series(by_framework["elastane"], "s")
+        target = {KILLED: 0.3, DRAINED: 0.1}.get(name)
+        if target is not None or name == AWAY:
+            found.append(Row(case, series, target=target, target_absolute=True, noise=2.0))
+        for peer, values in peers.items():
+            mine = Series(by_framework.get(peer.replace("torchft", "elastane"), series.values), "s")
+            if all(map(math.isfinite, values)):
+                beside = f"{case}, beside {peer}"
+                # One reconfiguration is tens of milliseconds: a busy moment of the machine doubles it.
+                found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=2.5))
+    for row in found:
+        row.note = NOTES.get(row.case.removeprefix(f"{model}: ").partition(", beside")[0], "")
     return found
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {WAIT_SECONDS:g} s for {what}")
-        time.sleep(0.02)
+NOTES = {
+    FROZEN: "the heartbeat time-out, 3 s by default (torchft: 5 s), is all there is to it: "
+    "--heartbeat-timeout 1 stands beside torchft's of one second",
+    AWAY: "the restart of the master's process (about 0.5 s) and the workers' next look for it",
+}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def facts(model: str, figures: Figures, faults: list[str]) -> dict[str, object]:
+    """What is no time: steps lost, workers left, what did not come about."""
+    found: dict[str, object] = {}
+    for name, by_framework in figures.items():
+        if name in (LOST, GOING_ON):
+            found[f"{model}: {name}"] = {key: median_of(values) for key, values in by_framework.items()}
+    if AWAY in figures:
+        gone = [key for key, values in figures[AWAY].items() if not all(map(math.isfinite, values))]
+        if gone:
+            found[f"{model}: training does not go on without the coordinator"] = ", ".join(gone)
+    if faults:
+        found[f"{model}: not within the time"] = "; ".join(faults)
+    return found
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -8,17 +8,21 @@ from typing import Final
 import tenacity
 
 SECONDS_MAX: Final = 2.0
-_FIRST_SECONDS: Final = 0.05
+_SECONDS_MIN: Final = 0.05
+#: The wait before an attempt in proportion to the absence so far: whoever comes back is found at most so
+#: much later. Doubling waits would add up to the whole absence again.
+_SHARE: Final = 0.1
 #: Not the module's generator: that one belongs to the EST that runs now and decides its bits. The
 #: jitter of tenacity's own waits draws from it.
 _generator = random.Random()
 
 
-def backoff_seconds(attempt: int) -> float:
-    """Exponential in the attempt (from 1) with jitter, at most `SECONDS_MAX`."""
-    return min(SECONDS_MAX, _FIRST_SECONDS * 2.0 ** min(attempt - 1, 10)) * _generator.uniform(0.5, 1.0)
+def backoff_seconds(away_seconds: float) -> float:
+    """Before the next attempt to reach whoever has been away so long; with jitter, at most `SECONDS_MAX`."""
+    seconds = min(SECONDS_MAX, max(_SECONDS_MIN, away_seconds * _SHARE))
+    return seconds * _generator.uniform(0.5, 1.0)
 
 
 def wait_backoff(state: tenacity.RetryCallState) -> float:
-    """The same as a `wait` of tenacity."""
-    return backoff_seconds(state.attempt_number)
+    """The same as a `wait` of tenacity: since the first attempt began."""
+    return backoff_seconds(state.seconds_since_start or 0.0)

@@ -50,11 +50,11 @@ _CHANNEL_OPTIONS = [
     # Without it a peer that is stopped, whose kernel still answers, is waited for without end.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A restarted master is found within a second, not within gRPC's two minutes.
+    # A restarted master is found when it is asked for (`backoff`), not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
     # This one is the time a connection may take to be made, whatever its name says.
     ("grpc.min_reconnect_backoff_ms", 2_000),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 200),
 ]
 #: Which protocol this client speaks, with every call.
 _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)

@@ -82,13 +82,13 @@ def most_members(state: JobState) -> int:
 def planned_members(turn: Turn) -> tuple[Member, ...] | None:
     """The ring to change to at a step boundary; None when it is right as it is.
 
-    Newcomers alone are a reason only once they have been gathered for the join window.
+    Newcomers alone are a reason only once they have been gathered for the join window, or fill the ring.
     """
     state = turn.state
     members = next_members(state, planned=True)
     if members == state.ring.members:
         return None
-    gathering = state.join_due is not None and turn.now < state.join_due
+    gathering = state.join_due is not None and turn.now < state.join_due and not _is_full(state, members)
     if gathering and next_members(state, planned=True, without_newcomers=True) == state.ring.members:
         return None
     return members
@@ -173,8 +173,13 @@ def form_if_due(turn: Turn) -> None:
     if not members:
         wait(turn)
         return
-    if len(members) >= most_members(state) or state.join_due is None or turn.now >= state.join_due:
+    if _is_full(state, members) or state.join_due is None or turn.now >= state.join_due:
         announce(turn, members, f"{len(members)} workers are there")
+
+
+def _is_full(state: JobState, members: tuple[Member, ...]) -> bool:
+    """Whether nobody could be added: there is nothing to gather further newcomers for."""
+    return len(members) >= most_members(state)
 
 
 def wait(turn: Turn) -> None:

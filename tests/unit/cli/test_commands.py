@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -12,10 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from elastane.cli.main import GROUPS, build_app
+from elastane.cli.catalogue import COMMANDS, load
+from elastane.cli.main import build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
 from elastane.cli.top import follow, picture
 from elastane.client import MasterClient
@@ -210,12 +213,22 @@ def test_status_imports_neither_torch_nor_numpy(master: FakeMaster) -> None:
 
 
 def test_help_imports_nothing_slow() -> None:
+    """No command's module for the list of all of them, and nothing heavy for the help of any."""
     code = (
         "import sys\n"
+        "from elastane.cli.catalogue import COMMANDS\n"
         "from elastane.cli.main import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "slow = {'torch', 'numpy', 'grpc', 'google.protobuf', 'pydantic', 'tenacity'} & set(sys.modules)\n"
-        "assert not slow, slow\n"
+        "def ask(*arguments):\n"
+        "    try:\n        main([*arguments, '--help'])\n"
+        "    except SystemExit as end:\n        assert end.code == 0\n"
+        "def require_none(*names):\n"
+        "    slow = {name for name in names if name in sys.modules}\n"
+        "    assert not slow, slow\n"
+        "ask()\n"
+        "require_none('pydantic', *(f'elastane.cli.{entry.module}' for entry in COMMANDS.values()))\n"
+        "for name in set(COMMANDS) - {'master'}:\n"  # that one becomes another program
+        "    ask(name)\n"
+        "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog')\n"
     )
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 
@@ -253,9 +266,19 @@ def test_master_becomes_the_masters_program(tmp_path: Path) -> None:
     assert said.strip() == f"{process.pid} ['--listen', ':1', '--help', 'x']"
 
 
-def test_groups_are_modules_that_register() -> None:
-    for group in GROUPS:
-        assert callable(sys.modules[group].register)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_command_says(name: str) -> None:
+    command, entry = load(name), COMMANDS[name]
+    assert (command.help or "").split("\n\n")[0].replace("\n", " ") == entry.text
+    assert command.hidden == entry.hidden
+    assert entry.hidden or command.rich_help_panel == entry.panel
+
+
+def test_every_command_of_a_module_is_in_the_list() -> None:
+    for module in {entry.module for entry in COMMANDS.values()}:
+        app = typer.Typer()
+        importlib.import_module(f"elastane.cli.{module}").register(app)
+        assert {command.name for command in app.registered_commands} <= set(COMMANDS), module
 
 
 def test_settings_of_run() -> None:

@@ -444,3 +444,11 @@ def test_malformed_reports_are_refused_and_change_nothing(changes: dict[str, obj
         job.report("a", **{"step": 0, **changes})
     assert refused.value.reason == ("stale" if "step" in changes else "invalid_argument")
     assert job.machine.snapshot() == before
+
+
+def test_a_newcomer_that_fills_the_ring_waits_for_no_other() -> None:
+    job = running("a", ests=2, join_window_seconds=60.0)
+    job.join("b")
+    job.step(0)
+    then = job.take(effects.Prepared)["a"].then_prepare
+    assert then is not None and [member.worker for member in then.members] == ["a", "b"]

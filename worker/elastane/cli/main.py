@@ -1,38 +1,23 @@
 """The console script `elastane`: gathers the groups of commands and turns errors into exit codes.
 
-Each module in `GROUPS` has `register(app)`. To add a command, write a module with such a function and
-name it there. Modules import at their top only what is quick (typer); gRPC, rich's tables and the
-agent are imported inside the commands that need them, so that `elastane --help` answers at once.
+The commands are those of `catalogue`; a command's module is imported when it is called. Modules import at
+their top only what is quick (typer); gRPC, rich's tables and the agent are imported inside the commands that
+need them, so that `elastane --help` and every command's answer at once.
 
 Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-GROUPS: Final = (
-    "elastane.cli.run",
-    "elastane.cli.verify",
-    "elastane.cli.chaos",
-    "elastane.cli.master",
-    "elastane.cli.jobs",
-    "elastane.cli.operate",
-    "elastane.cli.progress",
-    "elastane.cli.top",
-    "elastane.cli.events",
-    "elastane.cli.audit",
-    "elastane.cli.doctor",
-    "elastane.cli.demo",
-    "elastane.cli.token",
-)
+from elastane.cli.catalogue import CommandGroup, list_in
 
 EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
 
@@ -41,6 +26,7 @@ def build_app() -> typer.Typer:
     """The application with all commands."""
     app = typer.Typer(
         name="elastane",
+        cls=CommandGroup,
         help="Elastic PyTorch training whose result is bit for bit that of stock DistributedDataParallel.",
         epilog=EPILOG,
         no_args_is_help=True,
@@ -50,8 +36,7 @@ def build_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for group in GROUPS:
-        importlib.import_module(group).register(app)
+    list_in(app)
     return app
 
 

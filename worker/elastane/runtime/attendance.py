@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import structlog
 
-from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport, warm_up
+from elastane.collective import warming
+from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
 from elastane.errors import ElastaneError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
@@ -69,7 +70,7 @@ class Attendance:
 
     def start(self) -> None:
         """Say Hello; from now on the process's end is watched over too."""
-        warm_up()
+        warming.finish()
         self._store = RendezvousStore(self._environment.rendezvous_host())
         self._session = MasterSession(
             self._environment.master,

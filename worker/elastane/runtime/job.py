@@ -102,6 +102,9 @@ def open_job(seed: int | None) -> Job:
         configure_logs(environment.log_level)
         mode = environment.resolved_mode()
         if mode == "elastic":
+            from elastane.collective import warming
+
+            warming.begin()
             from elastane.runtime.elastic import ElasticJob
 
             return ElasticJob(environment, seed)

@@ -144,7 +144,6 @@ class MasterSession:
             self._failed(error)
 
     def _attend_until_closed(self) -> None:
-        attempt = 0
         while not self._closing.is_set():
             address = self._book.current()
             contact_before = self._last_contact
@@ -157,19 +156,21 @@ class MasterSession:
             if detail.reason == errors_pb2.ERROR_REASON_EVICTED:
                 self._evicted()
                 self._last_contact = time.monotonic()
-            attempt = 1 if self._last_contact > contact_before else attempt + 1
-            silent_seconds = time.monotonic() - self._last_contact
-            if silent_seconds > self._timeout_seconds:
+            if self._last_contact > contact_before:
+                # It was there until now, though it may have had nothing to say for long.
+                self._last_contact = time.monotonic()
+            away_seconds = time.monotonic() - self._last_contact
+            if away_seconds > self._timeout_seconds:
                 why = error.details() if error is not None else "stream closed"
                 raise MasterUnreachableError(
-                    f"no master answered at {self._book} for {silent_seconds:.0f} s: {why}",
+                    f"no master answered at {self._book} for {away_seconds:.0f} s: {why}",
                     hint="is the master running, and is --master right? "
                     f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
                     last_error=why,
                 )
             if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
                 self._book.failed(address, detail.facts.get("leader", ""))
-            seconds = backoff_seconds(attempt)
+            seconds = backoff_seconds(away_seconds)
             if detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING:
                 seconds = min(seconds, _STANDBY_SECONDS_MAX)
             self._closing.wait(seconds)

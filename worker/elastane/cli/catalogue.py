@@ -1,0 +1,106 @@
+"""All commands, with what the list of commands says of them; each one's module is imported when it is used.
+
+To add a command, write a module with `register(app)` and name the command here, in the order in which
+`elastane --help` shows them. Its help's first paragraph stands here again: a test holds them equal.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+
+class Entry(NamedTuple):
+    """A command. module: of `elastane.cli`. panel: where it stands. text: the help's first paragraph."""
+
+    module: str
+    panel: str
+    text: str
+    hidden: bool = False
+
+
+COMMANDS: Final = {
+    "run": Entry("run", "Run", "Run a script on this machine's workers, elastically."),
+    "verify": Entry(
+        "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
+    ),
+    "chaos": Entry(
+        "chaos", "Run", "Break everything around a training on this machine, and show that nothing is lost."
+    ),
+    "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
+    "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, and its workers."),
+    "jobs": Entry("jobs", "Look", "List all jobs of the master."),
+    "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),
+    "scale": Entry(
+        "operate",
+        "Operate",
+        "Change the fewest and the most workers of a job; takes effect at a step boundary.",
+    ),
+    "drain": Entry(
+        "operate", "Operate", "Ask one worker to leave at the next step boundary; no step is lost."
+    ),
+    "checkpoint": Entry(
+        "operate", "Operate", "Save a checkpoint at the next step boundary, and wait until it is complete."
+    ),
+    "suspend": Entry(
+        "operate", "Operate", "Save a checkpoint, then send every worker away; `elastane resume` goes on."
+    ),
+    "resume": Entry("operate", "Operate", "Let a suspended job go on as soon as workers are there."),
+    "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "progress": Entry(
+        "progress",
+        "Look",
+        "Show how far the data is: tasks to do, doing, done, re-queued; samples/s and what is left.",
+    ),
+    "top": Entry("top", "Look", "Show a job live: phase, workers, data, the last events. Ctrl-C leaves."),
+    "events": Entry(
+        "events", "Look", "Show what happened to a job and why: joins, deaths, ring changes, checkpoints."
+    ),
+    "audit": Entry(
+        "audit",
+        "Look",
+        "Check that every sample of every epoch counts exactly once in the history that stands.",
+    ),
+    "doctor": Entry(
+        "doctor", "Run", "Say what is wrong or not deterministic here, and in a script, before training."
+    ),
+    "demo": Entry(
+        "demo",
+        "Run",
+        "Train digits elastically while workers and master are killed, and compare with stock DDP.",
+    ),
+    "token": Entry(
+        "token", "Run", "Make a token: the caller's file, and the lines for the master's --token-file."
+    ),
+}
+
+
+class CommandGroup(TyperGroup):
+    """The commands of the catalogue: listed out of it, made whole when one of them is called."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments name, whole. Called by Typer."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, load(name) if name in COMMANDS else command, rest
+
+
+def list_in(app: typer.Typer) -> None:
+    """Put every command into the application's list."""
+    for name, entry in COMMANDS.items():
+        app.command(name, help=entry.text, rich_help_panel=entry.panel, hidden=entry.hidden)(_listed)
+
+
+def load(name: str) -> Any:
+    """The command with all its options; imports its module."""
+    app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
+    app.callback()(_listed)  # without one, a module's only command would be the application itself
+    importlib.import_module(f"elastane.cli.{COMMANDS[name].module}").register(app)
+    group: Any = typer.main.get_command(app)
+    return group.commands[name]
+
+
+def _listed() -> None:
+    """What stands in the list for a command that is not loaded."""

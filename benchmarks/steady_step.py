@@ -1,119 +1,281 @@
-"""What elastic training costs when nothing happens: seconds per step beside stock PyTorch, in turn.
+"""What elastic training costs when nothing happens: milliseconds per step beside stock PyTorch.
 
-    python benchmarks/steady_step.py [--quick] [--json FILE]
+    python benchmarks/steady_step.py [--quick] [--json [FILE]] [--only TEXT] [--repeats R]
 
-1. P = N: two workers with one EST each beside stock DDP(gloo) of two processes.
-2. P < N: one worker with k ESTs beside one stock process that accumulates k micro-batches.
+P = N: two workers with one EST each beside stock DDP(gloo) of two processes. P < N: workers with k ESTs each
+beside stock DDP of as many processes that accumulates k micro-batches. Both train in the same minute, a
+segment of steps in turn (`baton`), one thread a process; master and store share the machine with ours. Of each
+segment the median step of the leader counts, and the ratio is the median over neighbouring segments.
 
-Each pair runs in turn, several times; printed are medians over runs, their range and the ratio.
+At P = N, weights, buffers and optimizer state of both sides must be equal at the end; at P < N, those of
+all ways to host the same ESTs. Otherwise the benchmark fails.
 """
 
+from __future__ import annotations
+
 import argparse
-import json
+import contextlib
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import psutil
+from baton import Segment, Side
+from harness import Report, Row, Series, run_benchmark
+from peers import peer_python
 
-from elastane.agent.cluster import local_cluster
+from elastane.agent.cluster import LocalCluster
 from elastane.agent.reference import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).with_name("steady_script.py"))
 
 
-def script(folder: Path, model: str, batch: int, steps: int, *more: str) -> tuple[list[str], Path]:
-    out = folder / "times.json"
-    return [
-        SCRIPT,
-        "--model",
-        model,
-        "--batch-size",
-        str(batch),
-        "--steps",
-        str(steps),
-        "--out",
-        str(out),
-        *more,
-    ], out
+@dataclass(frozen=True)
+class Case:
+    """model, batch: of an EST. segment: steps in a segment, a second or so."""
+
+    model: str
+    batch: int
+    ests: int
+    workers: int
+    segment: int
+    quick: bool = True
+    torchft: bool = False
+
+    @property
+    def name(self) -> str:
+        """The row's key."""
+        size = f"{MODEL_NAMES[self.model]}, batch {self.batch}"
+        if self.ests == self.workers:
+            return f"{size}: {self.workers} workers, P = N"
+        return f"{size}: {self.ests} ESTs on {self.workers} worker{'s' if self.workers > 1 else ''}"
 
 
-def median_step(out: Path) -> float:
-    return statistics.median(json.loads(out.read_text())[5:])
+MODEL_NAMES = {"mlp": "MLP", "cnn": "CNN with BatchNorm", "gpt": "GPT 0.9 M", "gpt-25m": "GPT 25 M"}
+CASES = [
+    Case("mlp", 32, 2, 2, 250, torchft=True),
+    Case("mlp", 512, 2, 2, 80, quick=False),
+    Case("cnn", 8, 2, 2, 50),
+    Case("cnn", 64, 2, 2, 20),
+    Case("gpt", 2, 2, 2, 60, quick=False),
+    Case("gpt", 16, 2, 2, 20),
+    Case("gpt-25m", 2, 2, 2, 6),
+    Case("gpt-25m", 8, 2, 2, 5, quick=False),
+    Case("mlp", 64, 4, 1, 80),
+    Case("mlp", 64, 4, 2, 100, quick=False),
+    Case("cnn", 64, 4, 1, 8),
+    Case("cnn", 64, 4, 2, 10),
+    Case("gpt", 64, 4, 1, 4, quick=False),
+    Case("gpt", 64, 4, 2, 5),
+    Case("gpt-25m", 8, 4, 1, 4, quick=False),
+    Case("gpt-25m", 8, 4, 2, 4, quick=False),
+]
 
 
-def run_elastic(model: str, batch: int, steps: int, *, ests: int, workers: int) -> float:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command, out = script(folder, model, batch, steps)
-        # All workers in the first ring: the steady state is measured, not the joining.
-        settings = job_pb2.JobSettings(ests=ests, workers_min=workers, workers_max=workers)
-        with local_cluster(folder / "cluster", settings, command) as cluster:
-            for _ in range(workers):
-                cluster.add_worker()
-            cluster.wait_for_end()
-        return median_step(out)
+def measure(args: argparse.Namespace, report: Report) -> None:
+    """Every case; raises when bits differ."""
+    repeats = args.repeats or (3 if args.quick else 8)
+    digests: dict[tuple[str, int, int], str] = {}
+    for case in CASES:
+        if (args.quick and not case.quick) or args.only not in case.name:
+            continue
+        print(case.name, file=sys.stderr)
+        segments = run_case(case, repeats)
+        ours, theirs = segments["elastane"], segments["ddp"]
+        report.rows.append(row(case, ours, theirs))
+        if "torchft" in segments:
+            report.rows.append(torchft_row(case, ours, segments["torchft"]))
+        check_bits(case, ours[-1].facts["digest"], theirs[-1].facts["digest"], digests)
+    report.facts["bits"] = "equal to stock DDP's in every P = N case, and for all mappings of the same ESTs"
+    report.facts["repeats"] = repeats
 
 
-def run_ddp(model: str, batch: int, steps: int, *, processes: int) -> float:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command, out = script(folder, model, batch, steps)
-        run_stock_ddp(folder, command, processes=processes)
-        return median_step(out)
-
-
-def run_accumulation(model: str, batch: int, steps: int, *, k: int) -> float:
-    with tempfile.TemporaryDirectory() as name:
-        command, out = script(Path(name), model, batch, steps, "--accumulate", str(k))
-        environment = {**os.environ, "ELASTANE_MODE": "plain"}
-        subprocess.run([sys.executable, *command], check=True, env=environment)
-        return median_step(out)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
+    """Ours beside stock DDP."""
+    whole = case.ests == case.workers
+    k = case.ests // case.workers
+    return Row(
+        case.name,
+        series(ours),
+        series(theirs),
+        "stock DDP" if whole else f"DDP, {k} micro-batches",
+        target=1.02 if whole else 1.03,
+        slack=1.0 if whole else 0.0,
+        noise=1.15 if series(theirs).median > 20 else 1.35,
+        note=f"CPU a step, all processes: {cpu(ours):.3g} ms, with the master's; DDP {cpu(theirs):.3g} ms",
     )
-    parser.add_argument("--quick", action="store_true", help="one run each, fewer steps")
-    parser.add_argument("--json", type=Path, help="write the figures to this file too")
-    args = parser.parse_args()
-    repeats = 1 if args.quick else 3
-    console = Console()
-    cases = [
-        ("digits, P = N = 2, batch 32", "digits", 32, 60, 2, 2),
-        ("digits, P = N = 2, batch 256", "digits", 256, 40, 2, 2),
-        ("25 M parameters, P = N = 2, batch 64", "25m", 64, 20, 2, 2),
-        ("digits, 4 ESTs on 1 worker, batch 32", "digits", 32, 60, 4, 1),
-        ("digits, 4 ESTs on 1 worker, batch 256", "digits", 256, 30, 4, 1),
-        ("25 M parameters, 4 ESTs on 1 worker, batch 64", "25m", 64, 15, 4, 1),
-    ]
-    table = Table(title="seconds per step: median over runs [range]")
-    for column in ("case", "Elastane", "stock", "ratio"):
-        table.add_column(column)
-    results = []
-    for title, model, batch, steps, ests, workers in cases:
-        ours, theirs = [], []
-        for _ in range(repeats):
-            with console.status(title):
-                ours.append(run_elastic(model, batch, steps, ests=ests, workers=workers))
-                if workers == ests:
-                    theirs.append(run_ddp(model, batch, steps, processes=ests))
-                else:
-                    theirs.append(run_accumulation(model, batch, steps, k=ests))
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        results.append({"case": title, "elastane": ours, "stock": theirs, "ratio": ratio})
-        cells = [f"{statistics.median(v):.4f} [{min(v):.4f}-{max(v):.4f}]" for v in (ours, theirs)]
-        table.add_row(title, *cells, f"{ratio:.2f}")
-    console.print(table)
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def torchft_row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
+    """Ours beside torchft, on two replica groups of one process."""
+    return Row(
+        f"{case.name}, beside torchft",
+        series(ours),
+        series(theirs),
+        "torchft",
+        target=1.0,
+        noise=1.5,
+        note="torchft asks its lighthouse for a quorum and votes on every step",
+    )
+
+
+def series(segments: list[Segment]) -> Series:
+    return Series([statistics.median(segment.steps) * 1000 for segment in segments], "ms")
+
+
+def cpu(segments: list[Segment]) -> float:
+    return statistics.median(segment.cpu for segment in segments) * 1000
+
+
+def check_bits(case: Case, ours: str, theirs: str, digests: dict[tuple[str, int, int], str]) -> None:
+    """A fast step that computes something else does not count."""
+    if case.ests == case.workers and ours != theirs:
+        raise SystemExit(f"{case.name}: the result differs from stock DDP's: {ours[:12]}, {theirs[:12]}")
+    known = digests.setdefault((case.model, case.batch, case.ests), ours)
+    if known != ours:
+        raise SystemExit(f"{case.name}: the result depends on the number of workers")
+
+
+def run_case(case: Case, repeats: int) -> dict[str, list[Segment]]:
+    """By side, a segment for each repeat, made in turn; the order alternates."""
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        # One more, the first, is not counted; all mappings of the same ESTs must train equally long.
+        steps = SEGMENT_OF[case.model, case.batch, case.ests] * (repeats + 1)
+        sides = [stack.enter_context(elastane_side(case, folder, steps))]
+        sides.append(stack.enter_context(ddp_side(case, folder, steps)))
+        if case.torchft:
+            sides.append(stack.enter_context(torchft_side(case, folder, steps)))
+        segments: dict[str, list[Segment]] = {side.name: [] for side in sides}
+        for number in range(repeats + 1):
+            for side in sides if number % 2 else reversed(sides):
+                segment = side.run()
+                if number:
+                    segments[side.name].append(segment)
+        return segments
+
+
+SEGMENT_OF = {(case.model, case.batch, case.ests): case.segment for case in reversed(CASES)}
+
+
+def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: int) -> list[str]:
+    segment = SEGMENT_OF[case.model, case.batch, case.ests]
+    return [
+        SCRIPT, framework, "--model", case.model, "--batch", str(case.batch), "--steps", str(steps),
+        "--segment", str(segment), "--accumulate", str(accumulate), "--baton", str(baton),
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def elastane_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
+    """A master, its private store, and workers that are all in the first ring."""
+    path = folder / "elastane.sock"
+    settings = job_pb2.JobSettings(ests=case.ests, workers_min=case.workers, workers_max=case.workers)
+    script = arguments(case, "elastane", steps, path, 1)
+    cluster = LocalCluster(folder / "cluster", settings, script)
+
+    def master_cpu() -> float:
+        assert cluster.master.pid is not None
+        master = psutil.Process(cluster.master.pid)
+        times = [process.cpu_times() for process in [master, *master.children(recursive=True)]]
+        return sum(time.user + time.system for time in times)
+
+    def failed() -> str | None:
+        ended = any(status is not None for status in cluster.statuses().values())
+        return cluster.last_lines() if ended else None
+
+    side = Side("elastane", path, case.workers, master_cpu)
+    try:
+        cluster.start()
+        for _ in range(case.workers):
+            cluster.add_worker()
+        side.meet(failed)
+        yield side
+        cluster.wait_for_end()
+    finally:
+        side.close()
+        cluster.close()
+
+
+@contextlib.contextmanager
+def ddp_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
+    """Stock DDP; with gradient accumulation where ours has several ESTs on a worker."""
+    path = folder / "ddp.sock"
+    side = Side("ddp", path, case.workers)
+    script = arguments(case, "elastane", steps, path, case.ests // case.workers)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            run_stock_ddp(folder / "ddp", script, processes=case.workers)
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="stock-ddp")
+    thread.start()
+    try:
+        side.meet(lambda: str(errors[0]) if errors else None)
+        yield side
+    finally:
+        side.close()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextlib.contextmanager
+def torchft_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
+    """torchft's lighthouse and replica groups of one process each."""
+    path = folder / "torchft.sock"
+    python = peer_python("torchft")
+    side = Side("torchft", path, case.workers)
+    port, processes = _free_port(), []
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{port}",
+    }
+    lighthouse = [str(Path(python).parent / "torchft_lighthouse")]
+    commands = [[*lighthouse, "--min_replicas", str(case.workers), "--bind", f"[::]:{port}"]]
+    for rank in range(case.workers):
+        commands.append([python, *arguments(case, "torchft", steps, path, 1), "--rank", str(rank)])
+    logs = [folder / f"torchft-{number}.log" for number in range(len(commands))]
+
+    def failed() -> str | None:
+        ended = any(process.poll() is not None for process in processes)
+        return "\n".join(log.read_text()[-2000:] for log in logs) if ended else None
+
+    try:
+        for command, log in zip(commands, logs, strict=True):
+            with log.open("wb") as out:
+                processes.append(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
+        side.meet(failed)
+        yield side
+    finally:
+        side.close()
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name holds it")
+    parser.add_argument("--repeats", type=int, default=0, help="counted segments of each side")
 
 
 if __name__ == "__main__":
-    main()
+    run_benchmark("steady_step", __doc__ or "", measure, options)

@@ -33,12 +33,12 @@ Line = dict[str, Any]
 class Run:
     """One `elastane run --json` and what it said."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self.lines: list[Line] = []
         self._news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
             [sys.executable, "-u", "-m", "elastane.cli", "run", "--json", *arguments],
-            env=ENVIRONMENT,
+            env=ENVIRONMENT | (environment or {}),
             stdout=subprocess.PIPE,
             text=True,
         )

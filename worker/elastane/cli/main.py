@@ -20,6 +20,7 @@ import typer
 
 GROUPS: Final = (
     "elastane.cli.run",
+    "elastane.cli.launch",
     "elastane.cli.verify",
     "elastane.cli.chaos",
     "elastane.cli.master",

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from elastane.cli.common import command
-from elastane.cli.run import worker_limits
+from elastane.cli.common import command, worker_limits
 
 HELP = "\n\n".join(
     (

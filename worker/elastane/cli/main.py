@@ -25,6 +25,7 @@ GROUPS: Final = (
     "elastane.cli.chaos",
     "elastane.cli.master",
     "elastane.cli.jobs",
+    "elastane.cli.health",
     "elastane.cli.operate",
     "elastane.cli.progress",
     "elastane.cli.top",

@@ -155,7 +155,7 @@ def run(
         ),
     ] = "",
     spot_poll: Annotated[
-        float,
+        float | None,
         _agent(
             "--spot-poll",
             "SECONDS",
@@ -163,7 +163,7 @@ def run(
             min=0.05,
             show_default="as the cloud advises, 1 to 5",
         ),
-    ] = 0.0,
+    ] = None,
     as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
@@ -213,7 +213,7 @@ def run(
         master_timeout_seconds=master_timeout,
         grace_seconds=grace,
         budget=RestartBudget(restarts_max=max_restarts),
-        notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll,
+        notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
         # Workers of several machines meet at one master: their ids must differ.
         worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
     )  # fmt: skip

@@ -31,14 +31,16 @@ Line = dict[str, Any]
 
 
 class Run:
-    """One `elastane run --json` and what it said."""
+    """One `elastane run --json`, or another command, and what it said."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(
+        self, *arguments: str, environment: dict[str, str] | None = None, command: str = "run"
+    ) -> None:
         self.lines: list[Line] = []
         self._news: queue.SimpleQueue[Line | None] = queue.SimpleQueue()
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-m", "elastane.cli", "run", "--json", *arguments],
-            env=ENVIRONMENT,
+            [sys.executable, "-u", "-m", "elastane.cli", command, "--json", *arguments],
+            env=ENVIRONMENT | (environment or {}),
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -64,6 +66,14 @@ class Run:
         while (line := self._news.get(timeout=WAIT_SECONDS)) is not None:
             self.lines.append(line)
         return self._process.wait(WAIT_SECONDS)
+
+    def wait(self, seconds: float) -> None:
+        """A moment, for what shows elsewhere; fails when the command has ended meanwhile."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return
+        pytest.fail(f"it ended with {code}; said:\n{self.said()}")
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)

@@ -105,6 +105,7 @@ def test_workers_get_their_environment_and_the_end_of_the_job_ends_the_agent(
     lines = [str(line["line"]) for line in of_kind(said, "output")]
     assert lines[0] == "argument 1 1"
     environment = ast.literal_eval(lines[1])
+    assert not Path(environment.pop("ELASTANE_NOTICE_FILE")).exists()  # it goes with the agent
     assert environment == {
         "ELASTANE_MODE": "elastic",
         "ELASTANE_MASTER": master.address,

@@ -16,6 +16,7 @@ from elastane.agent.policy import (
     OVER_GRACE_SECONDS,
     PHASE_WAIT_SECONDS,
     Action,
+    Announce,
     Finish,
     JobView,
     Kill,
@@ -268,6 +269,27 @@ def test_who_does_not_drain_in_time_is_killed() -> None:
     policy.signalled(1.0, signal.SIGTERM)
     actions = policy.tick(21.0)
     assert Kill("w0") in actions and "did not leave in time" in said(actions)
+
+
+def test_a_reclaim_gives_the_workers_all_the_time_there_is() -> None:
+    policy = started(2)
+    first, *rest = policy.noticed(1.0, 100.0, "spot notice of aws")
+    assert first == Announce(100.0, "spot notice of aws")
+    assert [action.worker for action in rest if isinstance(action, Terminate)] == ["w0", "w1"]
+    assert policy.next_due() == 101.0  # the grace of a signal, 20 s, is not asked
+    assert [action for action in policy.tick(100.9) if isinstance(action, Kill)] == []
+    policy.worker_exited(100.9, "w0", DRAINED)
+    assert [action for action in policy.tick(101.0) if isinstance(action, Kill)] == [Kill("w1")]
+    assert finished(policy.worker_exited(101.1, "w1", KILLED)) == 128 + signal.SIGTERM
+
+
+def test_a_reclaim_while_stopping_only_moves_the_deadline() -> None:
+    policy = started(1)
+    policy.signalled(1.0, signal.SIGINT)
+    actions = policy.noticed(2.0, 5.0, "spot notice")
+    assert not [action for action in actions if isinstance(action, Terminate)]
+    assert policy.next_due() == 7.0
+    assert finished(policy.worker_exited(3.0, "w0", DRAINED)) == 130
 
 
 def test_fatal_trouble_elsewhere_stops_the_workers() -> None:

@@ -10,6 +10,7 @@ for something else does so in a thread of its own and puts what it learned into 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import shutil
@@ -26,6 +27,11 @@ from types import FrameType
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
+from elastane.agent.notices.detect import NONE, chosen_source, detect_source
+from elastane.agent.notices.fetch import fetcher
+from elastane.agent.notices.notice import Notice
+from elastane.agent.notices.sources import CLOUDS, Source
+from elastane.agent.notices.watch import NoticeWatch
 from elastane.agent.output import Output
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
 from elastane.agent.process import ChildProcess, ExitStatus
@@ -37,6 +43,8 @@ from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
+#: How long a metadata service may take to answer; it is on the node itself.
+NOTICE_TIMEOUT_SECONDS = 1.0
 #: How long the reason of a worker's leave is asked for.
 _ASK_SECONDS = 2.0
 #: The embedded master stays this much longer than the job, so that who watches sees the end.
@@ -51,7 +59,9 @@ class AgentSettings:
 
     command: script and arguments, or "-m", module and arguments. local_workers: most workers on this
     machine. master: "host:port"; empty: an embedded one, with its state in `state_dir` (empty: a
-    temporary folder). worker_prefix: worker k is called prefix + k.
+    temporary folder). worker_prefix: worker k is called prefix + k. notices: where spot notices are read,
+    see `notices.detect.check_choice`; notices_url: of the metadata service, instead of the
+    cloud's own; notices_poll_seconds: how often they are looked for, 0 as the cloud advises.
     """
 
     command: tuple[str, ...]
@@ -64,6 +74,9 @@ class AgentSettings:
     grace_seconds: float = 30.0
     budget: RestartBudget = field(default_factory=RestartBudget)
     worker_prefix: str = "w"
+    notices: str = NONE
+    notices_url: str = ""
+    notices_poll_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,12 @@ class _Signalled:
     number: int
 
 
-_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled
+@dataclass(frozen=True)
+class _Noticed:
+    notice: Notice
+
+
+_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled | _Noticed
 
 
 class _StoppedEarlyError(Exception):
@@ -116,6 +134,9 @@ class Agent:
         self._master_due: float | None = None
         self._temporary_dir: Path | None = None
         self._watch_client: MasterClient | None = None
+        self._notice_watch: NoticeWatch | None = None
+        self._notice_folder = tempfile.TemporaryDirectory(prefix="elastane-agent-")
+        self._notice_file = Path(self._notice_folder.name) / "notice.json"
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -134,6 +155,7 @@ class Agent:
                 view = self._create_job()
                 self._starting = False
                 self._watch_job()
+                self._watch_notices()
                 self._perform(self._policy.start(time.monotonic(), view))
                 while self._code is None:
                     self._turn()
@@ -201,6 +223,23 @@ class Agent:
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
+    def _watch_notices(self) -> None:
+        if self._settings.notices == NONE:
+            return
+        fetch, choice = fetcher(NOTICE_TIMEOUT_SECONDS), self._settings.notices
+        url = self._settings.notices_url
+
+        def find() -> Source | None:
+            return chosen_source(choice, fetch, url) or detect_source(fetch, dict.fromkeys(CLOUDS, url))
+
+        self._notice_watch = NoticeWatch(
+            find,
+            on_notice=lambda notice: self._events.put(_Noticed(notice)),
+            on_trouble=lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
+            poll_seconds=self._settings.notices_poll_seconds,
+        )
+        self._notice_watch.start()
+
     # ------------------------------------------------------------------ events
 
     def _turn(self) -> None:
@@ -227,6 +266,8 @@ class Agent:
                 return self._policy.job_changed(now, job_view(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
+            case _Noticed(notice):
+                return self._noticed(now, notice)
             case _MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
             case _JobLost(error):
@@ -239,6 +280,9 @@ class Agent:
             match action:
                 case policies.Spawn(worker):
                     self._spawn(worker)
+                case policies.Announce(seconds, reason):
+                    announcement = {"at": time.time() + seconds, "reason": reason}
+                    self._notice_file.write_text(json.dumps(announcement))
                 case policies.Terminate(worker):
                     self._workers[worker].signal(signal.SIGTERM)
                 case policies.Kill(worker):
@@ -248,6 +292,13 @@ class Agent:
                     self._output.say(text, kind, event, **facts)
                 case policies.Finish(code):
                     self._code = code
+
+    def _noticed(self, now: float, notice: Notice) -> list[Action]:
+        if notice.kind == "rebalance":
+            text = f"{notice.source}: {notice.reason}; this node may go soon"
+            return [policies.Say(text, "warning", "spot_rebalance")]
+        reason = f"spot notice of {notice.source}: {notice.reason}"
+        return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
 
     # ------------------------------------------------------------------ workers
 
@@ -282,9 +333,11 @@ class Agent:
             "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
             "ELASTANE_MASTER_TIMEOUT_SECONDS": str(self._settings.master_timeout_seconds),
             "ELASTANE_NOTICE_SECONDS": str(self._settings.grace_seconds),
+            "ELASTANE_NOTICE_FILE": str(self._notice_file),
             "ELASTANE_DRAIN_EXIT_CODE": str(policies.EXIT_DRAINED),
         }
-        environment.pop("ELASTANE_SEED", None)
+        for own in ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL"):
+            environment.pop(own, None)
         if settings.HasField("seed"):
             environment["ELASTANE_SEED"] = str(settings.seed)
         return environment
@@ -326,6 +379,8 @@ class Agent:
     # ------------------------------------------------------------------ the end
 
     def _close(self) -> None:
+        if self._notice_watch is not None:
+            self._notice_watch.stop()
         for child in self._workers.values():
             child.kill_group()
         for child in self._workers.values():
@@ -336,6 +391,7 @@ class Agent:
             if self._code == policies.CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
+        self._notice_folder.cleanup()
         self._dispose_of_state()
 
     def _linger(self) -> None:

@@ -28,7 +28,12 @@ def main(arguments: list[str]) -> None:
     if os.getppid() != parent:
         # The parent ended before the request was made: nobody would ever end this process.
         os._exit(128 + death_signal)
-    os.execv(command[0], command)
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        # What shells do: the caller sees an exit code, and the user why.
+        sys.stderr.write(f"{command[0]}: {error.strerror}\n")
+        raise SystemExit(127) from None
 
 
 if __name__ == "__main__":

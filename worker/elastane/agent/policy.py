@@ -76,6 +76,14 @@ class Terminate:
 
 
 @dataclass(frozen=True)
+class Announce:
+    """Tell the workers that their node goes in so many seconds; they are asked to leave next."""
+
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True)
 class Kill:
     """SIGKILL this worker and all it started."""
 
@@ -99,7 +107,7 @@ class Finish:
     code: int
 
 
-Action = Spawn | Terminate | Kill | Say | Finish
+Action = Spawn | Announce | Terminate | Kill | Say | Finish
 
 
 class SlotState(Enum):
@@ -217,6 +225,16 @@ class SupervisorPolicy:
             actions = [Say(text, "warning", "killing"), *self._kill(now)]
         if self._view.phase == "succeeded":
             self._code = CODE_OK
+        return [*actions, *self._end(now)]
+
+    def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
+        """This node is to be taken away in so many seconds: workers drain, and have all that time for it."""
+        text = f"this node goes in {seconds:.0f} s ({reason}): workers drain and leave"
+        actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
+        if self._code is None:
+            actions += self._stop(now, 128 + signal.SIGTERM)
+        if self._kill_at is not None:
+            self._kill_at = now + seconds
         return [*actions, *self._end(now)]
 
     def fatal(self, now: float, code: int, text: str) -> list[Action]:

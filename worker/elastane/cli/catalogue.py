@@ -24,6 +24,11 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "run": Entry("run", "Run", "Run a script on this machine's workers, elastically."),
+    "launch": Entry(
+        "launch",
+        "Run",
+        "Run a torchrun-style script as a black box; all of it starts again when hosts come or go.",
+    ),
     "verify": Entry(
         "verify", "Run", "Prove on your own script that elastic training gives the bits of stock DDP."
     ),
@@ -34,6 +39,7 @@ COMMANDS: Final = {
     "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, and its workers."),
     "jobs": Entry("jobs", "Look", "List all jobs of the master."),
     "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),
+    "health": Entry("health", "Look", "Say whether a master serves; for health checks."),
     "scale": Entry(
         "operate",
         "Operate",

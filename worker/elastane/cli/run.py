@@ -134,6 +134,36 @@ def run(
     master_timeout: Annotated[
         float, _agent("--master-timeout", "SECONDS", "How long workers wait for a lost master.", min=1.0)
     ] = 600.0,
+    spot: Annotated[
+        str,
+        _agent(
+            "--spot",
+            "SOURCE",
+            "Where reclaims of this node are announced: auto, none, aws, gcp, azure, alibaba, file:PATH "
+            "(a file that appears) or http://URL (answers 200). Workers then drain in the time left.",
+            envvar="ELASTANE_SPOT",
+        ),
+    ] = "auto",
+    spot_url: Annotated[
+        str,
+        _agent(
+            "--spot-url",
+            "URL",
+            "Of the metadata service.",
+            envvar="ELASTANE_SPOT_URL",
+            show_default="the cloud's own",
+        ),
+    ] = "",
+    spot_poll: Annotated[
+        float | None,
+        _agent(
+            "--spot-poll",
+            "SECONDS",
+            "How often to look for a notice.",
+            min=0.05,
+            show_default="as the cloud advises, 1 to 5",
+        ),
+    ] = None,
     as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
@@ -162,6 +192,7 @@ def run(
 
     from elastane.agent.agent import Agent, AgentSettings
     from elastane.agent.budget import RestartBudget
+    from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
 
     settings = AgentSettings(
@@ -182,6 +213,7 @@ def run(
         master_timeout_seconds=master_timeout,
         grace_seconds=grace,
         budget=RestartBudget(restarts_max=max_restarts),
+        notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
         # Workers of several machines meet at one master: their ids must differ.
         worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
     )  # fmt: skip

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import time
 import uuid
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -35,6 +38,7 @@ class WorkerEnvironment(BaseSettings):
     determinism: Level = Field(default=DEFAULT_LEVEL, description="d0, d1 or d2; the agent passes the job's")
     master_timeout_seconds: float = Field(default=600.0, gt=0)
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
+    notice_file: str = Field(default="", description="where the agent writes when and why the node goes")
     hang_seconds: float = Field(
         default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
     )
@@ -59,6 +63,14 @@ class WorkerEnvironment(BaseSettings):
         if self.mode != "auto":
             return self.mode
         return "elastic" if self.master else "plain"
+
+    def notice(self) -> tuple[float, str]:
+        """How many seconds there are to leave, and why; as the agent announced it, else as set."""
+        try:
+            announced = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
+            return max(0.1, float(announced["at"]) - time.time()), str(announced["reason"])
+        except (OSError, ValueError, KeyError):
+            return self.notice_seconds, "SIGTERM"
 
     def rendezvous_host(self) -> str:
         """Where this worker's rendezvous store listens: loopback when the master is on loopback."""

@@ -107,10 +107,10 @@ class WorkerExits:
         if self._leaving or self.finished:
             os._exit(128 + signum)
         self._leaving = True
-        notice = self._environment.notice_seconds
+        notice_seconds, reason = self._environment.notice()
         # The node goes away when the notice is over, drained or not; better to end by ourselves.
-        timer = threading.Timer(notice, os._exit, args=(EXIT_SCRIPT_RAISED,))
+        timer = threading.Timer(notice_seconds, os._exit, args=(EXIT_SCRIPT_RAISED,))
         timer.daemon = True
         timer.start()
         # Not in the handler itself: it may have interrupted the holder of the trainer's lock.
-        threading.Thread(target=self._leave, args=("SIGTERM", notice), daemon=True).start()
+        threading.Thread(target=self._leave, args=(reason, notice_seconds), daemon=True).start()

@@ -1,0 +1,50 @@
+"""Which source this node has: as asked for, or found out by asking each cloud's metadata service."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from elastane.agent.notices.fetch import Fetch
+from elastane.agent.notices.sources import CLOUDS, File, Http, Source
+from elastane.errors import RefusedError
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+
+
+def check_choice(choice: str) -> str:
+    """The choice as given, if it is one; raises RefusedError.
+
+    choice: "auto", "none", a cloud's name, "file:PATH", or the http URL of a hook.
+    """
+    if choice in (AUTO, NONE, *CLOUDS) or choice.startswith("http://"):
+        return choice
+    if choice.startswith("file:") and len(choice) > len("file:"):
+        return choice
+    raise RefusedError(
+        f"no such source of spot notices: {choice!r}",
+        hint=f"{AUTO}, {NONE}, {', '.join(CLOUDS)}, file:PATH or http://HOST/PATH",
+    )
+
+
+def chosen_source(choice: str, fetch: Fetch, base_url: str = "") -> Source | None:
+    """The source that was asked for by name; None with "auto" and "none". base_url: of its service."""
+    check_choice(choice)
+    if choice.startswith("file:"):
+        return File(fetch, choice.removeprefix("file:"))
+    if choice.startswith("http://"):
+        return Http(fetch, choice)
+    return CLOUDS[choice](fetch, base_url) if choice in CLOUDS else None
+
+
+def detect_source(fetch: Fetch, base_urls: Mapping[str, str] | None = None) -> Source | None:
+    """The cloud whose metadata service answers as documented; None when there is none.
+
+    base_urls: by cloud, of its service. All are asked at once: elsewhere each would cost a time-out.
+    """
+    sources = [cloud(fetch, (base_urls or {}).get(name, "")) for name, cloud in CLOUDS.items()]
+    with ThreadPoolExecutor(len(sources)) as pool:
+        here = list(pool.map(lambda source: source.is_here(), sources))
+    return next((source for source, is_here in zip(sources, here, strict=True) if is_here), None)

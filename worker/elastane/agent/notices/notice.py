@@ -1,0 +1,52 @@
+"""A notice that this node is to be taken away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Literal
+
+from elastane.errors import ElastaneError
+
+Kind = Literal["reclaim", "rebalance"]
+
+
+class NoticeFormatError(ElastaneError):
+    """A source answered, but not as documented: nothing may be concluded from it."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """What a source said.
+
+    kind: "reclaim", the node goes; "rebalance", it is more likely than before to go, nothing is sure yet.
+    source: name of the source, "aws". reason: one line for people. at: seconds since the epoch at which
+    the node goes; None: the source does not say, `lead_seconds` after the notice at the latest.
+    """
+
+    kind: Kind
+    source: str
+    reason: str
+    at: float | None = None
+    lead_seconds: float = 30.0
+
+    def seconds_left(self, now: float) -> float:
+        """From `now` (seconds since the epoch; when the notice was read) until the node goes; 0 at least."""
+        return max(0.0, self.at - now) if self.at is not None else self.lead_seconds
+
+
+def parse_time(text: str, source: str) -> float:
+    """Seconds since the epoch of "2026-11-21T08:22:00Z" or "Sat, 21 Nov 2026 08:22:00 GMT".
+
+    A time without a zone is UTC. Raises NoticeFormatError.
+    """
+    text = text.strip()
+    try:
+        if text[:1].isdigit():
+            moment = datetime.fromisoformat(text)
+        else:
+            moment = parsedate_to_datetime(text)
+    except ValueError:
+        raise NoticeFormatError(f"{source}: not a time: {text[:80]!r}", source=source) from None
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

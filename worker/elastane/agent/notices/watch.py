@@ -1,0 +1,85 @@
+"""Asks for notices in a thread of its own, until the node is to go or nobody wants to know."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from elastane.agent.notices.notice import Notice, NoticeFormatError
+from elastane.agent.notices.sources import Source
+
+FAILED_POLLS_MAX: Final = 5
+"""A source that fails again and again is asked less and less often, down to this many times its interval."""
+
+DETECT_ATTEMPTS: Final = 3
+"""Metadata services of a machine that has just started may not answer yet."""
+
+
+class NoticeWatch:
+    """Looks for notices from `start` until `stop`, or until a reclaim was announced.
+
+    find: gives the source, or None when there is none; may take seconds. on_notice: called from the
+    watch's thread, once for a reclaim, at most once for a rebalance. on_trouble: told what is wrong with
+    the source, once for every time it begins to fail. poll_seconds: how often to ask; 0: as the source says.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Source | None],
+        on_notice: Callable[[Notice], None],
+        on_trouble: Callable[[str], None],
+        poll_seconds: float = 0.0,
+    ) -> None:
+        self._find = find
+        self._on_notice = on_notice
+        self._on_trouble = on_trouble
+        self._poll_seconds = poll_seconds
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="spot notices", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; does not wait for a request in flight."""
+        self._over.set()
+
+    def _run(self) -> None:
+        source = self._find_source()
+        if source is None:
+            return
+        failures, rebalance_told = 0, False
+        while not self._over.is_set():
+            wait_seconds = self._poll_seconds or source.poll_seconds
+            try:
+                notice = source.look()
+            except (OSError, NoticeFormatError) as error:
+                if failures == 0 and not self._over.is_set():
+                    self._on_trouble(f"spot notices of {source.name} cannot be read: {error}")
+                failures += 1
+                wait_seconds *= min(failures, FAILED_POLLS_MAX)
+            else:
+                failures = 0
+                if notice is not None and notice.kind == "reclaim":
+                    self._tell(notice)
+                    return
+                if notice is not None and not rebalance_told:
+                    rebalance_told = True
+                    self._tell(notice)
+            self._over.wait(wait_seconds)
+
+    def _find_source(self) -> Source | None:
+        for attempt in range(DETECT_ATTEMPTS):
+            if self._over.is_set():
+                return None
+            source = self._find()
+            if source is not None:
+                return source
+            self._over.wait(2.0**attempt)
+        return None
+
+    def _tell(self, notice: Notice) -> None:
+        if not self._over.is_set():
+            self._on_notice(notice)

@@ -1,0 +1,109 @@
+"""`elastane launch`: a script that knows nothing of Elastane, on hosts that come and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from elastane.cli.common import command, worker_limits
+
+HELP = "\n\n".join(
+    (
+        "Run a torchrun-style script as a black box; all of it starts again when hosts come or go.",
+        "Each process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and whatever else torchrun "
+        "sets. The script must save and load checkpoints itself; its result depends on the number of "
+        "processes. `elastane run` needs neither, and three changed lines of the script.",
+        "Examples:",
+        "  elastane launch --workers 4 train.py --lr 0.1",
+        "  elastane launch --workers 2:16 --hosts ./hosts.sh --remote 'ssh -tt {host} {command}' train.py",
+        "A hosts script prints lines HOST or HOST:SLOTS; while it fails, the hosts stay as they are.",
+        "Exits with 0 when every process did, 1 when the restarts are used up, 4 when there were not enough "
+        "hosts within --max-wait, 130 or 143 when a signal ended it.",
+    )
+)
+
+
+def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, **options)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "launch",
+        help=HELP,
+        rich_help_panel="Run",
+        # Everything after the script belongs to the script.
+        context_settings={"allow_interspersed_args": False},
+    )(launch)
+
+
+@command
+def launch(
+    script: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
+    ],
+    workers: Annotated[
+        str,
+        _option("--workers", "MIN:MAX", "Fewest and most processes.", show_default="every slot, 1 at least"),
+    ] = "",
+    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    no_python: Annotated[
+        bool, _option("--no-python", None, "SCRIPT is a program, not a Python file.")
+    ] = False,
+    hosts: Annotated[
+        Path | None,
+        _option("--hosts", "SCRIPT", "Program that prints hosts and slots.", show_default="this machine"),
+    ] = None,
+    interval: Annotated[float, _option("--hosts-interval", "SECONDS", "How often it is run.", min=0.1)] = 5.0,
+    settle: Annotated[
+        float, _option("--settle", "SECONDS", "New hosts are gathered so long before a restart.", min=0.0)
+    ] = 5.0,
+    remote: Annotated[
+        str, _option("--remote", "TEMPLATE", "How a command is run on another host.")
+    ] = "ssh -tt -o BatchMode=yes {host} {command}",
+    passed: Annotated[
+        list[str] | None,
+        _option("--pass", "NAME", "Variable that processes on other hosts get too; may be repeated."),
+    ] = None,
+    port: Annotated[
+        int,
+        _option("--port", "PORT", "First port of rank 0.", min=0, max=65435, show_default="free or 29500"),
+    ] = 0,
+    with_tf_config: Annotated[bool, _option("--tf-config", None, "Set TF_CONFIG too.")] = False,
+    max_restarts: Annotated[
+        int, _option("--max-restarts", "R", "Restarts after failures in any hour.", min=0)
+    ] = 10,
+    max_wait: Annotated[
+        float,
+        _option("--max-wait", "SECONDS", "Give up without enough hosts for so long; 0: never.", min=0.0),
+    ] = 0.0,
+    grace: Annotated[float, _option("--grace", "SECONDS", "Time to end after SIGTERM.", min=0.1)] = 30.0,
+    as_json: Annotated[bool, _option("--json", None, "Print JSON lines, the processes' output too.")] = False,
+) -> None:
+    if not module and not no_python and not Path(script[0]).is_file():
+        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+
+    from elastane.agent.budget import RestartBudget
+    from elastane.agent.output import Output
+    from elastane.launch.launcher import Launcher, LaunchSettings, ask_hosts, python_command
+    from elastane.launch.plan import SLOTS_MAX, check_template
+
+    check_template(remote)
+    limits = worker_limits(workers) if workers else (1, SLOTS_MAX)
+    local = {"localhost": limits[1] if workers else 1}
+    if hosts is not None:
+        hosts = hosts.absolute()
+        ask_hosts(hosts)  # one that fails at once is a mistake, and not a moment's trouble
+    settings = LaunchSettings(
+        command=python_command(script, module=module, program=no_python),
+        workers_min=limits[0], workers_max=limits[1],
+        hosts={} if hosts is not None else local,
+        hosts_script=hosts, interval_seconds=interval, settle_seconds=settle,
+        template=remote, passed=tuple(passed or ()), port=port, with_tf_config=with_tf_config,
+        grace_seconds=grace, wait_max_seconds=max_wait,
+        budget=RestartBudget(restarts_max=max_restarts),
+    )  # fmt: skip
+    raise typer.Exit(Launcher(settings, Output(as_json=as_json)).run())

@@ -1,0 +1,257 @@
+"""Carries out what `LaunchPolicy` decides: processes here and elsewhere, the discovery script, signals.
+
+One thread takes events from one queue, as in the agent of elastic jobs: exits, hosts, signals, time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from elastane.agent.budget import RestartBudget
+from elastane.agent.output import Output
+from elastane.agent.policy import Finish, Kill, Say, Terminate
+from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.errors import ElastaneError
+from elastane.launch.plan import Process, environment, parse_hosts, processes, remote_command, tf_config
+from elastane.launch.policy import Action, LaunchPolicy, StartRound
+
+SCRIPT_TIMEOUT_SECONDS = 60.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_OUTPUT_CHARACTERS = 200
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """What `elastane launch` was asked for.
+
+    command: program and arguments of every process. hosts: fixed slots by host; or hosts_script: a program
+    that prints them, run every `interval_seconds`. template: how a command is run on another host. port: at
+    which rank 0 listens; 0: a free one, where all run on this machine, else 29500. passed: names of this
+    process's variables that processes elsewhere get too; those here get all.
+    """
+
+    command: tuple[str, ...]
+    workers_min: int
+    workers_max: int
+    hosts: Mapping[str, int] = field(default_factory=dict)
+    hosts_script: Path | None = None
+    interval_seconds: float = 5.0
+    template: str = "ssh -tt -o BatchMode=yes {host} {command}"
+    port: int = 0
+    passed: tuple[str, ...] = ()
+    with_tf_config: bool = False
+    grace_seconds: float = 30.0
+    settle_seconds: float = 5.0
+    wait_max_seconds: float = 0.0
+    budget: RestartBudget = field(default_factory=RestartBudget)
+
+
+@dataclass(frozen=True)
+class _Exited:
+    round: int
+    rank: int
+    status: ExitStatus
+
+
+@dataclass(frozen=True)
+class _Hosts:
+    hosts: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class _Signalled:
+    number: int
+
+
+_Event = _Exited | _Hosts | _Signalled
+
+
+class Launcher:
+    """One `elastane launch`. `run` from the main thread, once."""
+
+    def __init__(self, settings: LaunchSettings, output: Output) -> None:
+        self._settings = settings
+        self._output = output
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._children: dict[int, ChildProcess] = {}
+        self._over = threading.Event()
+        self._run_id = uuid.uuid4().hex
+        self._code: int | None = None
+        self._policy = LaunchPolicy(
+            workers_min=settings.workers_min,
+            workers_max=settings.workers_max,
+            budget=settings.budget,
+            grace_seconds=settings.grace_seconds,
+            settle_seconds=settings.settle_seconds,
+            wait_max_seconds=settings.wait_max_seconds,
+        )
+
+    def run(self) -> int:
+        """Until all processes are finished, or given up; returns the exit code."""
+        with self._signal_handlers():
+            try:
+                if self._settings.hosts_script is None:
+                    self._events.put(_Hosts(self._settings.hosts))
+                else:
+                    threading.Thread(target=self._discover, name="discovery", daemon=True).start()
+                self._perform(self._policy.tick(time.monotonic()))
+                while self._code is None:
+                    self._turn()
+            finally:
+                self._over.set()
+                for child in self._children.values():
+                    child.kill_group()
+                for child in self._children.values():
+                    child.wait()
+        return self._code
+
+    # ------------------------------------------------------------------ events
+
+    def _turn(self) -> None:
+        due = self._policy.next_due()
+        timeout = max(0.0, due - time.monotonic()) if due is not None else None
+        try:
+            event = self._events.get(timeout=timeout)
+        except queue.Empty:
+            self._perform(self._policy.tick(time.monotonic()))
+            return
+        now = time.monotonic()
+        match event:
+            case _Exited(number, rank, status):
+                if number == self._policy.round:
+                    self._perform(self._policy.exited(now, rank, status))
+            case _Hosts(hosts):
+                self._perform(self._policy.hosts_changed(now, hosts))
+            case _Signalled(number):
+                self._perform(self._policy.signalled(now, number))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case StartRound():
+                    self._start(action)
+                case Terminate(rank):
+                    self._children[int(rank)].signal(signal.SIGTERM)
+                case Kill(rank):
+                    self._children[int(rank)].kill_group()
+                case Say(text, kind, event, _):
+                    self._output.say(text, kind, event)
+                case Finish(code):
+                    self._code = code
+
+    # ------------------------------------------------------------------ processes
+
+    def _start(self, start: StartRound) -> None:
+        everybody = processes(start.slots)
+        leader, port = self._rendezvous(everybody, start.number)
+        self._children = {}
+        for process in everybody:
+            variables = environment(
+                process,
+                leader=leader,
+                port=port,
+                restarts=start.number,
+                restarts_max=self._settings.budget.restarts_max,
+                run_id=self._run_id,
+            )
+            if self._settings.with_tf_config:
+                variables["TF_CONFIG"] = tf_config(start.slots, process.rank, port)
+            self._children[process.rank] = self._child(start.number, process, variables)
+        for child in self._children.values():
+            child.start()
+
+    def _child(self, number: int, process: Process, variables: dict[str, str]) -> ChildProcess:
+        command, here = list(self._settings.command), is_local(process.slot.host)
+        if not here:
+            passed = {name: os.environ[name] for name in self._settings.passed if name in os.environ}
+            command = remote_command(
+                self._settings.template, process.slot.host, command, {**passed, **variables}, str(Path.cwd())
+            )
+        return ChildProcess(
+            f"rank{process.rank}",
+            command,
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", **(variables if here else {})},
+            on_line=self._output.line,
+            on_exit=lambda _, status: self._events.put(_Exited(number, process.rank, status)),
+        )
+
+    def _rendezvous(self, everybody: list[Process], number: int) -> tuple[str, int]:
+        """Where rank 0 is to listen; another port every round: the last may still be held by who died."""
+        leader = everybody[0].slot.host
+        if all(is_local(process.slot.host) for process in everybody):
+            leader = "127.0.0.1"
+            if not self._settings.port:
+                with socket.create_server((leader, 0)) as probe:
+                    return leader, int(probe.getsockname()[1])
+        elif is_local(leader):
+            leader = socket.gethostname()  # "localhost" would be another machine elsewhere
+        return leader, (self._settings.port or 29500) + number % 100
+
+    # ------------------------------------------------------------------ hosts
+
+    def _discover(self) -> None:
+        """Runs the script again and again; while it fails, the hosts stay as they were."""
+        failed = False
+        while not self._over.is_set():
+            try:
+                self._events.put(_Hosts(ask_hosts(self._settings.hosts_script)))
+                failed = False
+            except ElastaneError as error:
+                if not failed:
+                    self._output.say(f"the hosts stay as they are: {error}", "warning", "discovery_failed")
+                failed = True
+            self._over.wait(self._settings.interval_seconds)
+
+    # ------------------------------------------------------------------ signals
+
+    @contextlib.contextmanager
+    def _signal_handlers(self) -> Iterator[None]:
+        def handler(number: int, frame: FrameType | None) -> None:
+            self._events.put(_Signalled(number))
+
+        previous = {number: signal.signal(number, handler) for number in _STOP_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, old in previous.items():
+                signal.signal(number, old)
+
+
+def ask_hosts(script: Path | None) -> dict[str, int]:
+    """What the discovery script prints now. Raises ElastaneError when it fails, hangs, or prints nonsense."""
+    assert script is not None
+    try:
+        done = subprocess.run(
+            [str(script)], capture_output=True, text=True, errors="replace", timeout=SCRIPT_TIMEOUT_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ElastaneError(f"{script}: {error}") from error
+    if done.returncode != 0:
+        said = done.stderr.strip()[-_OUTPUT_CHARACTERS:]
+        raise ElastaneError(f"{script} ended with {done.returncode}: {said}")
+    return parse_hosts(done.stdout)
+
+
+def is_local(host: str) -> bool:
+    """Whether the name means this machine, by its spelling alone: nothing is looked up."""
+    return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn())
+
+
+def python_command(script: list[str], *, module: bool, program: bool) -> tuple[str, ...]:
+    """How a script is started: by this interpreter, as a module of it, or as a program of its own."""
+    if program:
+        return tuple(script)
+    return (sys.executable, "-u", *(["-m"] if module else []), *script)

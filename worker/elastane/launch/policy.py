@@ -1,0 +1,228 @@
+"""When the processes of a black-box script are started, stopped, and started again: pure.
+
+    waiting --enough slots--> running --all exit 0--> finished
+       ^                        | a process fails; the hosts change
+       +------ stopping <-------+   (every process is told to end, and killed after a grace time)
+
+A round is one life of all processes together: whatever changes, all of them end and the next round begins.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from elastane.agent.budget import RestartBudget
+from elastane.agent.policy import Finish, Kill, Say, Terminate
+from elastane.agent.process import ExitStatus
+from elastane.launch.plan import Slot, choose
+
+CODE_OK: Final = 0
+CODE_FAILED: Final = 1
+CODE_NO_HOSTS: Final = 4
+
+HOST_FAILURES_MAX: Final = 3
+"""A host whose processes fail first so often without a round that lasted is left out for a while."""
+
+HOST_REST_SECONDS: Final = 300.0
+CALM_SECONDS: Final = 60.0
+"""A round that lasted so long clears its hosts."""
+
+Phase = Literal["waiting", "running", "stopping", "ending", "over"]
+
+
+@dataclass(frozen=True)
+class StartRound:
+    """Start every process of this round. number: from 0; restarts are its number."""
+
+    number: int
+    slots: tuple[Slot, ...]
+
+
+Action = StartRound | Terminate | Kill | Say | Finish
+
+
+class LaunchPolicy:
+    """State of one launch. Times are seconds of any clock that only goes forward.
+
+    workers_min, workers_max: processes of a round. settle_seconds: new hosts are gathered for so long before
+    a running round is stopped for them. wait_max_seconds: how long it waits for enough hosts; 0: for ever.
+    A process is named by its rank.
+    """
+
+    def __init__(
+        self,
+        *,
+        workers_min: int,
+        workers_max: int,
+        budget: RestartBudget,
+        grace_seconds: float = 30.0,
+        settle_seconds: float = 5.0,
+        wait_max_seconds: float = 0.0,
+    ) -> None:
+        self._workers_min = workers_min
+        self._workers_max = workers_max
+        self._budget = budget
+        self._grace_seconds = grace_seconds
+        self._settle_seconds = settle_seconds
+        self._wait_max_seconds = wait_max_seconds
+        self.phase: Phase = "waiting"
+        self.round = -1
+        self.slots: tuple[Slot, ...] = ()
+        self._hosts: dict[str, int] = {}
+        self._live: set[int] = set()
+        self._restarts: list[float] = []
+        self._host_failures: dict[str, int] = {}
+        self._resting: dict[str, float] = {}
+        self._started_at = 0.0
+        self._waiting_since: float | None = None
+        self._start_at = 0.0
+        self._grow_at: float | None = None
+        self._kill_at: float | None = None
+        self._code = CODE_OK
+        self._signals = 0
+
+    # ------------------------------------------------------------------ what can happen
+
+    def hosts_changed(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
+        """The discovery found these hosts and slots; the same ones too: a host may have rested meanwhile."""
+        self._hosts = dict(hosts)
+        actions: list[Action] = []
+        if self.phase == "running":
+            usable = self._usable(now)
+            gone = [slot for slot in self.slots if slot.index >= usable.get(slot.host, 0)]
+            if gone:
+                lost = ", ".join(dict.fromkeys(slot.host for slot in gone))
+                actions = self._stop(now, "stopping", f"{lost} went away: everything starts again")
+            elif len(self._next(now)) > len(self.slots):
+                self._grow_at = self._grow_at or now + self._settle_seconds
+            else:
+                self._grow_at = None
+        return [*actions, *self.tick(now)]
+
+    def exited(self, now: float, rank: int, status: ExitStatus) -> list[Action]:
+        """A process of the round ended."""
+        self._live.discard(rank)
+        actions: list[Action] = []
+        if self.phase == "running" and status.returncode != 0:
+            actions = self._failed(now, rank, status)
+        elif self.phase == "running" and not self._live:
+            return self._finish(CODE_OK, Say("all processes are finished", "success", "finished"))
+        if not self._live and self.phase == "stopping":
+            self.phase, self._kill_at, self._waiting_since = "waiting", None, now
+        elif not self._live and self.phase == "ending":
+            actions += self._finish(self._code)
+        return [*actions, *self.tick(now)]
+
+    def signalled(self, now: float, number: int) -> list[Action]:
+        """SIGTERM or SIGINT came: the first ends all processes, the second kills them."""
+        self._signals += 1
+        self._code = 128 + number
+        name = signal.Signals(number).name
+        if self._signals > 1:
+            return [Say(f"{name} again: processes are killed", "warning", "killing"), *self._kill()]
+        return self._stop(now, "ending", f"{name}: processes are told to end; once more kills them")
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed, or something else happened."""
+        actions: list[Action] = []
+        if self._kill_at is not None and now >= self._kill_at:
+            left = ", ".join(str(rank) for rank in sorted(self._live))
+            actions += [Say(f"rank {left} did not end in time", "warning", "killing"), *self._kill()]
+        if self.phase == "running" and self._grow_at is not None and now >= self._grow_at:
+            count = len(self._next(now))
+            if count > len(self.slots):
+                actions += self._stop(
+                    now, "stopping", f"there is room for {count} processes: everything starts again"
+                )
+            self._grow_at = None
+        if self.phase == "waiting":
+            actions += self._start_if_possible(now)
+        return actions
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do at the latest."""
+        dues = [self._kill_at, self._grow_at]
+        if self.phase == "waiting":
+            if self._waiting_since is not None and self._wait_max_seconds:
+                dues.append(self._waiting_since + self._wait_max_seconds)
+            dues += [self._start_at if self._start_at else None, *self._resting.values()]
+        return min((due for due in dues if due is not None), default=None)
+
+    # ------------------------------------------------------------------ inside
+
+    def _usable(self, now: float) -> dict[str, int]:
+        """Hosts that do not rest after failures."""
+        self._resting = {host: until for host, until in self._resting.items() if until > now}
+        return {host: count for host, count in self._hosts.items() if host not in self._resting}
+
+    def _next(self, now: float) -> tuple[Slot, ...]:
+        return choose(self._usable(now), self.slots, self._workers_max)
+
+    def _start_if_possible(self, now: float) -> list[Action]:
+        if now < self._start_at:
+            return []
+        slots = self._next(now)
+        if len(slots) >= self._workers_min:
+            self.round += 1
+            self.phase, self.slots, self._live = "running", slots, set(range(len(slots)))
+            self._started_at, self._waiting_since, self._start_at = now, None, 0.0
+            hosts = len({slot.host for slot in slots})
+            text = f"round {self.round}: {len(slots)} processes on {hosts} host{'s' * (hosts > 1)}"
+            return [Say(text, event="round_started"), StartRound(self.round, slots)]
+        if self._waiting_since is None:
+            self._waiting_since = now
+        if self._wait_max_seconds and now >= self._waiting_since + self._wait_max_seconds:
+            text = f"no {self._workers_min} slots within {self._wait_max_seconds:g} s: there are {len(slots)}"
+            return self._finish(CODE_NO_HOSTS, Say(text, "error", "max_wait_exceeded"))
+        return []
+
+    def _failed(self, now: float, rank: int, status: ExitStatus) -> list[Action]:
+        host = self.slots[rank].host
+        if now - self._started_at >= CALM_SECONDS:
+            self._host_failures.clear()
+        self._host_failures[host] = self._host_failures.get(host, 0) + 1
+        actions: list[Action] = []
+        if self._host_failures[host] >= HOST_FAILURES_MAX and len({slot.host for slot in self.slots}) > 1:
+            self._resting[host] = now + HOST_REST_SECONDS
+            del self._host_failures[host]
+            text = f"{host} failed {HOST_FAILURES_MAX} times: left out for {HOST_REST_SECONDS:g} s"
+            actions.append(Say(text, "warning", "host_rests"))
+        decision = self._budget.decide(now, self._restarts, self._restarts)
+        what = f"rank {rank} on {host} {status}"
+        if not decision.allowed:
+            self._code = CODE_FAILED
+            return [*actions, *self._stop(now, "ending", f"{what}; {decision.reason}", "error")]
+        self._restarts.append(now)
+        self._start_at = now + decision.delay_seconds
+        return [*actions, *self._stop(now, "stopping", f"{what}; {decision.reason}")]
+
+    def _stop(self, now: float, phase: Phase, text: str, kind: str = "warning") -> list[Action]:
+        if self.phase == "over":
+            return []
+        said: list[Action] = [Say(text, kind, "stopping")]
+        self._grow_at = None
+        if not self._live:
+            return [*said, *self._finish(self._code)] if phase == "ending" else said
+        told = (
+            []
+            if self.phase in ("stopping", "ending")
+            else [Terminate(str(rank)) for rank in sorted(self._live)]
+        )
+        self.phase, self._kill_at = phase, self._kill_at or now + self._grace_seconds
+        return [*said, *told]
+
+    def _kill(self) -> list[Action]:
+        self._kill_at = None
+        return [Kill(str(rank)) for rank in sorted(self._live)]
+
+    def _finish(self, code: int, *says: Say) -> list[Action]:
+        self.phase, self._kill_at, self._grow_at = "over", None, None
+        return [*says, Finish(code)]
+
+
+def ranks(actions: Sequence[Action], kind: type[Terminate] | type[Kill]) -> list[int]:
+    """The ranks that actions of one kind are about."""
+    return [int(action.worker) for action in actions if isinstance(action, kind)]

@@ -187,7 +187,9 @@ def measure(case: Case, profile: str = "") -> Figures:
             figures.store_rss_mib = store.process.memory_info().rss / MEBIBYTE
             figures.disk_mib = store.disk_bytes() / MEBIBYTE
             for step in range(case.steps):
-                latencies = [(at - sent[step]) * 1000 for outcome in outcomes for at in outcome["prepared"][step]]
+                latencies = [
+                    (at - sent[step]) * 1000 for outcome in outcomes for at in outcome["prepared"][step]
+                ]
                 if len(latencies) != case.sessions:
                     raise RuntimeError(f"{len(latencies)} of {case.sessions} workers got step {step}")
                 figures.last_ms.append(max(latencies))
@@ -206,7 +208,9 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
         found[size] = measure(Case(size, steps, period_seconds=args.period), args.profile)
         report.rows += rows(f"{size:,} sessions", found[size])
     report.plots += plots(found)
-    report.facts["contexts"] = f"{CONTEXT_BYTES} bytes of each EST, one EST a session, all of it sent each step"
+    report.facts["contexts"] = (
+        f"{CONTEXT_BYTES} bytes of each EST, one EST a session, all of it sent each step"
+    )
 
 
 def rows(name: str, figures: Figures, note: str = "") -> list[Row]:

@@ -33,8 +33,12 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Of the server process alone, without a store beside it."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
+        return _cpu_seconds(psutil.Process(self.process.pid))
+
+    def store_cpu_seconds(self) -> float:
+        """Of the private store that the server started; 0.0 without one."""
+        pid_file = self.folder / "state" / "store" / "server.pid"
+        return _cpu_seconds(psutil.Process(int(pid_file.read_text()))) if pid_file.exists() else 0.0
 
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.process.pid).memory_info().rss)
@@ -82,11 +86,13 @@ def dlrover_master() -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def echo_server() -> Iterator[Server]:
-    """A bare grpc.aio server that sends back what it gets."""
+def echo_server(answer_bytes: int) -> Iterator[Server]:
+    """A bare grpc.aio server that answers all it gets with so many bytes."""
     with tempfile.TemporaryDirectory() as name:
         port_file = Path(name) / "port"
-        process = subprocess.Popen([sys.executable, str(SCRIPTS / "echo_server.py"), str(port_file)])
+        process = subprocess.Popen(
+            [sys.executable, str(SCRIPTS / "echo_server.py"), str(port_file), str(answer_bytes)]
+        )
         try:
             yield Server(_address_in(port_file, process), process, Path(name))
         finally:
@@ -117,6 +123,11 @@ def run_clients(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
                 client.kill()
                 client.wait()
     return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def _address_in(port_file: Path, process: subprocess.Popen[bytes]) -> str:

@@ -1,4 +1,9 @@
-"""A bare grpc.aio echo: the most that a Python gRPC server can do. Writes its address to the file named."""
+"""A bare grpc.aio server: the most that a Python gRPC server can do. Writes its address to the file named.
+
+    echo_server.py FILE ANSWER_BYTES
+
+Answers each request, of a call or of a stream, with so many bytes.
+"""
 
 import asyncio
 import sys
@@ -12,13 +17,16 @@ except ImportError:
     uvloop = asyncio
 
 
+answer = b"y" * int(sys.argv[2])
+
+
 async def echo(request, context):
-    return request
+    return answer
 
 
 async def echo_stream(requests, context):
-    async for request in requests:
-        yield request
+    async for _ in requests:
+        yield answer
 
 
 async def main():

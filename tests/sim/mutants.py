@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         "an answer leaves before it is durable",
         "elastane_master.host",
-        "if (durable := self.log.pending) is not None:",
-        "if (durable := None) is not None:",
+        "        return decision.result, self.log.pending\n",
+        "        return decision.result, None\n",
     ),
     Mutant(
         "a refusal rests on a state that may be old",
@@ -80,10 +80,10 @@ MUTANTS = (
         """        except Rejection:
             await self.confirm()
             raise
-        if (durable""",
+        if durable""",
         """        except Rejection:
             raise
-        if (durable""",
+        if durable""",
     ),
     Mutant(
         "a stopping master still decides",

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import structlog
 
 import elastane_master.servers.job_service
-import elastane_master.servers.shard_service
+import elastane_master.servers.translate_shard
 import elastane_master.sessions
 import elastane_master.store.log
 from elastane_master.store.log import LogOptions
@@ -188,7 +188,7 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 def _seeded(world: World) -> Iterator[None]:
     """Time and randomness that the product takes from modules are the world's; nothing is logged."""
     log, sessions = elastane_master.store.log, elastane_master.sessions
-    services = elastane_master.servers.job_service, elastane_master.servers.shard_service
+    services = elastane_master.servers.job_service, elastane_master.servers.translate_shard
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
     configuration, state = structlog.get_config(), random.getstate()
     originals = log.time, sessions.uuid, [service.uuid for service in services]

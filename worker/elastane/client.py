@@ -90,6 +90,15 @@ class _Call(Protocol):
     def with_call(self, request: Any, *, timeout: float | None = None, metadata: Any = None) -> Any: ...
 
 
+class StreamEndedError(Exception):
+    """A stream ended in good order while an answer was waited for: ask again."""
+
+
+def call_metadata() -> tuple[tuple[str, str], ...]:
+    """What goes with every call."""
+    return _METADATA
+
+
 def new_request_id() -> str:
     """An id that makes a retried write take effect once."""
     return uuid.uuid4().hex
@@ -342,19 +351,33 @@ class MasterClient:
     ) -> Any:
         """One call with retries; raises RequestRefusedError or MasterUnreachableError."""
         deadline = time.monotonic() + self._timeout_seconds + attempt_seconds - ATTEMPT_SECONDS
-        for attempt in self._retrying(deadline - time.monotonic()):
-            with attempt:
-                left = max(deadline - time.monotonic(), 0.05)
+
+        def attempt(channel: grpc.Channel) -> Any:
+            left = max(deadline - time.monotonic(), 0.05)
+            call: _Call = getattr(stub(channel), method)
+            response, served = call.with_call(
+                request, timeout=min(left, attempt_seconds), metadata=call_metadata()
+            )
+            require_master(served.trailing_metadata())
+            return response
+
+        return self.retried(attempt, wait_seconds=attempt_seconds - ATTEMPT_SECONDS)
+
+    def retried(self, attempt: Callable[[grpc.Channel], Response], *, wait_seconds: float = 0.0) -> Response:
+        """What `attempt` gives with a channel to the master, after as many attempts as it takes.
+
+        wait_seconds: how long the master may keep an attempt waiting. Raises RequestRefusedError or
+        MasterUnreachableError.
+        """
+        for trial in self._retrying(self._timeout_seconds + wait_seconds):
+            with trial:
                 address = self._book.current()
-                call: _Call = getattr(stub(self._channel(address)), method)
                 try:
-                    response, served = call.with_call(
-                        request, timeout=min(left, attempt_seconds), metadata=_METADATA
-                    )
+                    return attempt(self._channel(address))
+                except StreamEndedError as error:
+                    raise _TransientError(str(error), "", address=address) from None
                 except (grpc.RpcError, ValueError) as error:
                     raise self._translated(error, address) from None
-                require_master(served.trailing_metadata())
-                return response
         raise AssertionError("tenacity returns or raises")
 
     def _watch(
@@ -373,7 +396,7 @@ class MasterClient:
             address = self._book.current()
             try:
                 call: _Call = getattr(stub(self._channel(address)), method)
-                for response in call(request(), metadata=_METADATA):
+                for response in call(request(), metadata=call_metadata()):
                     served = True
                     yield response
                 if not endless:

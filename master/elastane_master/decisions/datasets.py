@@ -1,7 +1,8 @@
 """Dynamic datasets: leases and reports over `DynamicQueue`, made safe to retry.
 
 A worker that did not get its answer asks again with the same request id. Its reports must not
-count twice and it must get the same leases, so the last request of each worker is remembered.
+count twice and it must get the same leases, so the last request of each worker is remembered, and of one
+that has several on the way those before it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
+"""Workers of a dataset whose requests are remembered."""
+UNANSWERED_MAX = 63
+"""Requests of one worker that are remembered beside its last."""
 NOTES_MAX = 20
 LOCKSTEP_DATASET = "train"
 """The name under which the progress of the training itself is shown."""
@@ -58,10 +62,25 @@ class LeaseResult(msgspec.Struct, frozen=True):
 
 
 class RememberedRequest(msgspec.Struct, frozen=True):
-    """The last request of a worker and its answer."""
+    """The last request of a worker and its answer; before: those it had no answer to then, oldest first."""
 
     request_id: str
     result: LeaseResult
+    before: tuple[RememberedRequest, ...] = ()
+
+    def found(self, request_id: str) -> RememberedRequest | None:
+        """The request of that id, if it is one of these."""
+        if self.request_id == request_id:
+            return self
+        return next((one for one in self.before if one.request_id == request_id), None)
+
+    def with_answer(self, request_id: str, result: LeaseResult) -> RememberedRequest:
+        """The same, but that the request of that id, which is one of these, has another answer."""
+        if self.request_id == request_id:
+            return msgspec.structs.replace(self, result=result)
+        changed = RememberedRequest(request_id, result)
+        before = tuple(changed if one.request_id == request_id else one for one in self.before)
+        return msgspec.structs.replace(self, before=before)
 
 
 class DatasetBook(msgspec.Struct):
@@ -126,9 +145,10 @@ def lease(turn: Turn, event: TasksRequested) -> None:
             hint=f"name the worker and ask for at most {TASKS_MAX} tasks",
         )
     _check_reports(queue, event.completed)
-    known = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
+    last = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
+    known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
-    if known is not None and event.request_id and known.request_id == event.request_id:
+    if known is not None:
         if known.result.tasks or known.result.complete or not event.max_tasks:
             turn.result = known.result
             return
@@ -255,8 +275,15 @@ def _lease(
 
 def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
     remembered = turn.state.datasets.remembered.setdefault(event.dataset, {})
-    remembered.pop(event.worker, None)
-    remembered[event.worker] = RememberedRequest(event.request_id, result)
+    last = remembered.pop(event.worker, None)
+    if last is not None and last.found(event.request_id) is not None:
+        remembered[event.worker] = last.with_answer(event.request_id, result)
+        return
+    before: tuple[RememberedRequest, ...] = ()
+    if last is not None and event.unanswered:
+        kept = min(event.unanswered, UNANSWERED_MAX)
+        before = (*last.before, RememberedRequest(last.request_id, last.result))[-kept:]
+    remembered[event.worker] = RememberedRequest(event.request_id, result, before)
     if len(remembered) > REMEMBERED_MAX:
         del remembered[next(iter(remembered))]
 

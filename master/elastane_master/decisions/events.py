@@ -249,7 +249,8 @@ class TaskReport(msgspec.Struct, frozen=True):
 class TasksRequested(Event, frozen=True, tag=True):
     """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
 
-    runs: tasks that follow one another may be leased as one.
+    runs: tasks that follow one another may be leased as one. unanswered: requests before this one that may
+    be repeated too.
     """
 
     request_id: str
@@ -259,6 +260,7 @@ class TasksRequested(Event, frozen=True, tag=True):
     max_tasks: int = 1
     rng: Parts = {}
     runs: bool = False
+    unanswered: int = 0
 
 
 class DatasetExtended(Event, frozen=True, tag=True):

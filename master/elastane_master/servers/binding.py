@@ -24,6 +24,8 @@ from elastane_proto import versions
 
 _SPOKEN = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 
+_LOOK_SECONDS_MIN = 0.001
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -109,19 +111,53 @@ def _serialize(message: Message | bytes) -> bytes:
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
-async def _write(context: Context, message: Message | bytes, seconds: float) -> None:
-    """Sends one message of a stream; raises Rejection when the client does not read it in time."""
-    try:
-        async with asyncio.timeout(seconds):
-            await context.write(message)
-    except TimeoutError:
-        raise Rejection(
-            "busy",
-            f"the stream was not read for {seconds:g} s",
-            hint="read it faster, or ask again and go on where you were",
-            limit="watch_write_seconds_max",
-            maximum=seconds,
-        ) from None
+class _Writer:
+    """Writes the messages of one stream; cuts off a client that does not read one for `seconds`.
+
+    One timer for the whole stream, which looks whether the write it saw before is still the one in work: a
+    timeout for each message would cost more than the rest of the way out.
+    """
+
+    def __init__(self, context: Context, seconds: float) -> None:
+        self._context = context
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._began: float | None = None
+        self._too_late = False
+        self._timer = self._loop.call_later(seconds, self._look)
+
+    async def write(self, message: Message | bytes) -> None:
+        """Sends one message; raises Rejection when the client does not read it in time."""
+        self._began = self._loop.time()
+        try:
+            await self._context.write(message)
+        except asyncio.CancelledError:
+            if not self._too_late or self._task is None:
+                raise
+            self._task.uncancel()
+            raise Rejection(
+                "busy",
+                f"the stream was not read for {self._seconds:g} s",
+                hint="read it faster, or ask again and go on where you were",
+                limit="watch_write_seconds_max",
+                maximum=self._seconds,
+            ) from None
+        finally:
+            self._began = None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._seconds
+        if self._began is not None:
+            left = self._began + self._seconds - self._loop.time()
+            if left <= 0 and self._task is not None:
+                self._too_late = True
+                self._task.cancel()
+                return
+        self._timer = self._loop.call_later(max(left, _LOOK_SECONDS_MIN), self._look)
 
 
 def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
@@ -145,10 +181,14 @@ def _streaming(
             require_client(context)
             if isinstance(request, Malformed):
                 raise request.rejection()
-            # Closed here and now, also when the client is gone: the generator's end is what tells of it.
-            async with aclosing(behaviour(request, context)) as messages:
-                async for message in messages:
-                    await _write(context, message, write_seconds)
+            writer = _Writer(context, write_seconds)
+            try:
+                # Closed here and now, also when the client is gone: the generator's end is what tells of it.
+                async with aclosing(behaviour(request, context)) as messages:
+                    async for message in messages:
+                        await writer.write(message)
+            finally:
+                writer.close()
         except REFUSALS as error:
             await refuse(context, error)
 

@@ -73,6 +73,7 @@ def tasks_requested(request: shard_pb2.LeaseTasksRequest) -> TasksRequested:
         max_tasks=request.max_tasks,
         rng=contexts.rng_from_proto(request.rng) if request.HasField("rng") else {},
         runs=request.runs,
+        unanswered=request.unanswered,
     )
 
 

@@ -82,12 +82,13 @@ class Store:
             url = embedded.url
         # Repeating is the log's business: only there is a repeated write known to be harmless.
         arguments = options.access.arguments(url) if options.url else {"url": url}
-        redis = StoreRedis.from_url(
+        opened = StoreRedis.from_url(
             socket_timeout=options.socket_timeout_seconds,
             socket_connect_timeout=options.socket_timeout_seconds,
             retry=Retry(NoBackoff(), 0),
             **arguments,
         )
+        redis = cast("StoreRedis", opened)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
         except StoreError:

@@ -269,8 +269,9 @@ class JobLog:
     async def _run(self) -> None:
         try:
             while True:
+                if self._groups:
+                    await asyncio.sleep(0)  # whoever the write before has let go on goes along
                 timed_out = await self._wait_for_work()
-                await asyncio.sleep(0)  # whoever is ready to append in this turn of the loop goes along
                 if self._groups or (self._dirty and (self._closing or self._snapshot_due())):
                     await self._write(self._take())
                 elif self._closing:
@@ -291,7 +292,8 @@ class JobLog:
         timeout = self._options.check_seconds
         if self._dirty:
             timeout = min(timeout, max(0.0, self._snapshot_due_at() - time.monotonic()))
-        self._work = work = asyncio.get_running_loop().create_future()
+        work: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._work = work
         timer = asyncio.get_running_loop().call_later(timeout, self._wake, True)
         try:
             return await work

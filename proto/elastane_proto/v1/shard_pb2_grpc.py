@@ -102,8 +102,9 @@ class ShardServiceServicer:
         """LeaseTasks again and again without the cost of a call: every request is
         answered, in order. A worker may send the next before it has the answer to the
         last. A refused request ends the stream; those before it have been answered.
-        After a break only the last request may be repeated with its id: what was
-        leased by those before it comes back when its lease ends, or with abandonment.
+        After a break the unanswered requests are repeated, in order, with their ids:
+        those that had been decided on give the same answers again. The master keeps
+        the last request of a worker and as many before it as its "unanswered" says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

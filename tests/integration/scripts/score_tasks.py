@@ -14,11 +14,13 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=4000)
     parser.add_argument("--task-size", type=int, default=4)
     parser.add_argument("--busy-seconds", type=float, default=0.002, help="what a task costs")
+    parser.add_argument("--prefetch", type=int, default=0)
     args = parser.parse_args()
 
     job = elastane.init(seed=1)
     with (args.out / f"{os.environ['ELASTANE_WORKER_ID']}-{os.getpid()}.txt").open("a", buffering=1) as done:
-        for task in job.tasks("scores", size=args.size, task_size=args.task_size):
+        tasks = job.tasks("scores", size=args.size, task_size=args.task_size, prefetch=args.prefetch)
+        for task in tasks:
             end = time.perf_counter() + args.busy_seconds
             while time.perf_counter() < end:
                 pass

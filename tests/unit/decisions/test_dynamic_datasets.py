@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from job_driver import JobDriver, settings
 
@@ -23,11 +24,17 @@ def with_dataset(**changes: Any) -> JobDriver:
 
 
 def ask(
-    job: JobDriver, request_id: str, *, worker: str = "t", done: tuple[TaskReport, ...] = (), most: int = 1
+    job: JobDriver,
+    request_id: str,
+    *,
+    worker: str = "t",
+    done: tuple[TaskReport, ...] = (),
+    most: int = 1,
+    unanswered: int = 0,
 ) -> LeaseResult:
-    result = job.do(
-        events.TasksRequested(request_id, "eval", worker, done, most, {"rng/python": request_id.encode()})
-    ).result
+    rng = {"rng/python": request_id.encode()}
+    event = events.TasksRequested(request_id, "eval", worker, done, most, rng, unanswered=unanswered)
+    result = job.do(event).result
     assert isinstance(result, LeaseResult)
     return result
 
@@ -59,6 +66,51 @@ def test_a_retried_request_gives_the_same_leases_and_counts_once() -> None:
     job.machine = JobMachine.restore(job.machine.snapshot())
     assert ask(job, "2", done=reports(first)) == second
     assert task_commits(job) == []
+
+
+def test_requests_in_flight_are_repeated_with_the_same_answers() -> None:
+    job = with_dataset(size=40)
+    first = ask(job, "1", most=2)
+    second = ask(job, "2", done=reports(first)[:1], unanswered=1)
+    third = ask(job, "3", done=reports(first)[1:], unanswered=2)
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    for number, answer, done in (
+        ("1", first, ()),
+        ("2", second, reports(first)[:1]),
+        ("3", third, reports(first)[1:]),
+    ):
+        assert (
+            ask(job, number, done=done, most=2 if number == "1" else 1, unanswered=int(number) - 1) == answer
+        )
+        assert task_commits(job) == []
+    fourth = ask(job, "4", unanswered=1)
+    assert ask(job, "3", done=reports(first)[1:], unanswered=2) == third
+    assert ask(job, "4", unanswered=1) == fourth
+    again = ask(job, "2")
+    assert again != second, "only as many are remembered as may be repeated"
+
+
+def test_a_waiting_request_in_flight_is_still_known_behind_others() -> None:
+    job = with_dataset(size=4)
+    held = ask(job, "1", worker="u")
+    waiting = ask(job, "a", most=1)
+    assert waiting.wait
+    ask(job, "b", most=0, unanswered=1)
+    ask(job, "2", worker="u", done=reports(held, "bad file"), most=0)
+    got = ask(job, "a", most=1)
+    behind = ask(job, "c", done=reports(got), most=0, unanswered=1)
+    assert ask(job, "a", most=1) == got and got.tasks
+    assert ask(job, "c", done=reports(got), most=0, unanswered=1) == behind
+
+
+def test_a_snapshot_of_a_master_that_remembered_one_request_is_read() -> None:
+    job = with_dataset()
+    first = ask(job, "1")
+    stored = msgspec.msgpack.decode(job.machine.snapshot())
+    book = stored[1]["datasets"]["remembered"]["eval"]["t"]
+    del book["before"]
+    job.machine = JobMachine.restore(msgspec.msgpack.encode(stored))
+    assert ask(job, "1") == first
 
 
 def test_a_waiting_request_is_asked_again_and_its_reports_count_once() -> None:

@@ -136,5 +136,11 @@ class ElasticJob(Job):
         if self._task_attendance is None:
             self._task_attendance = TaskAttendance(self._environment)
         return lease_tasks(
-            self._environment, self._task_attendance, dataset, size=size, task_size=task_size, **settings
+            self._environment,
+            self._task_attendance,
+            dataset,
+            size=size,
+            task_size=task_size,
+            seed=self._seed or 0,
+            **settings,
         )

@@ -1,25 +1,35 @@
 """Dynamic mode in a worker: lease tasks, do them, report them with the next lease.
 
-Each worker goes at its own pace. A session of role TASKS stands beside the calls, so that the tasks
+Each worker goes at its own pace. Requests go over one stream (`task_stream`); with `prefetch` tasks are
+leased ahead of their turn. A session of role TASKS stands beside the calls, so that the tasks
 of a worker that dies are leased to others at once and not only when their lease ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from elastane.client import MasterClient
 from elastane.errors import ElastaneError, StepError
-from elastane.rng import Generators
+from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
+from elastane.runtime.leased_ahead import LeasedAhead
 from elastane.runtime.session import MasterSession
+from elastane.task_stream import TaskStream
 from elastane_proto import versions
 from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
+
+PREFETCH_MAX = 60
+"""As many requests are on their way at most; the master remembers the answers to so many."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +52,31 @@ def lease_tasks(
     epochs: int = 1,
     lease_seconds: float = 60.0,
     max_attempts: int = 3,
+    prefetch: int = 0,
+    seed: int = 0,
 ) -> Iterator[LeasedTask]:
     """All tasks this worker gets of `dataset`, until every one is done (see `Job.tasks`).
 
     The dataset is created by the first worker; one with other settings is refused. Random numbers
-    drawn for a task that is done again are those of its first attempt. Raises StepError when tasks
-    were parked as FAILED.
+    drawn for a task that is done again are those of its first attempt. seed: of the random numbers where
+    tasks are leased ahead. Raises StepError when tasks were parked as FAILED.
     """
+    if not 0 <= prefetch <= PREFETCH_MAX:
+        raise StepError(f"prefetch={prefetch}", hint=f"0 to {PREFETCH_MAX} tasks can be leased ahead")
     settings = shard_pb2.DatasetSettings(
         range=shard_pb2.RangeSource(size=size), task_size=task_size, epochs=epochs, max_attempts=max_attempts
     )
     settings.lease.FromNanoseconds(int(lease_seconds * 1e9))
     attendance.exits.finished = False
     client = MasterClient(environment.master, timeout_seconds=environment.master_timeout_seconds)
+    stream = TaskStream(client)
     try:
         client.create_dataset(environment.job, dataset, settings)
-        yield from _leases(environment, dataset, client, attendance)
+        source = _Source(environment, dataset, client, stream, attendance)
+        if prefetch:
+            yield from _leased_ahead(source, LeasedAhead(prefetch, task_size, lease_seconds), seed)
+        else:
+            yield from _leased_one_by_one(source)
         failed = list(client.list_tasks(environment.job, dataset, shard_pb2.TASK_STATE_FAILED))
         if failed:
             last = failed[0].errors[-1].error if failed[0].errors else ""
@@ -72,24 +91,42 @@ def lease_tasks(
             raise
         raise attendance.exits.failed(error) from error
     finally:
+        stream.close()
         client.close()
 
 
-def _leases(
-    environment: WorkerEnvironment, dataset: str, client: MasterClient, attendance: TaskAttendance
-) -> Iterator[LeasedTask]:
+@dataclass(frozen=True)
+class _Source:
+    """Where the tasks of one dataset come from."""
+
+    environment: WorkerEnvironment
+    dataset: str
+    client: MasterClient
+    stream: TaskStream
+    attendance: TaskAttendance
+
+    def request(
+        self, finished: Iterable[shard_pb2.TaskReport], most: int, **fields: Any
+    ) -> shard_pb2.LeaseTasksRequest:
+        return shard_pb2.LeaseTasksRequest(
+            job=self.environment.job,
+            dataset=self.dataset,
+            worker_id=self.environment.worker_id,
+            completed=finished,
+            max_tasks=most,
+            **fields,
+        )
+
+
+def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
+    """Each task is leased when the one before it is done, with the random numbers' states of that moment."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
+    attendance = source.attendance
     finished: list[shard_pb2.TaskReport] = []
     while True:
-        request = shard_pb2.LeaseTasksRequest(
-            job=environment.job,
-            dataset=dataset,
-            worker_id=environment.worker_id,
-            completed=finished,
-            max_tasks=0 if attendance.leaving else 1,
-            rng=rng_to_proto(generators.capture()),
-        )
-        response = client.lease_tasks(request)
+        most = 0 if attendance.leaving else 1
+        source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
+        response = source.stream.receive()
         finished = []
         if attendance.leaving:
             attendance.exits.sent_away(attendance.done, attendance.drain)
@@ -101,6 +138,51 @@ def _leases(
                 generators.restore(states)
             yield LeasedTask(task.epoch, task.index, range(task.range.start, task.range.end), task.attempt)
             finished.append(shard_pb2.TaskReport(epoch=task.epoch, index=task.index, attempt=task.attempt))
+
+
+def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[LeasedTask]:
+    """Tasks are leased while others are done.
+
+    What the script will have drawn when it begins one is not known when it is leased, so each task starts
+    from a seed of its own: again the same numbers, whoever does it and however often.
+    """
+    stream, attendance = source.stream, source.attendance
+    while not attendance.leaving:
+        now = time.monotonic()
+        task = tasks.take(now)
+        if (asked := tasks.ask(now, task is not None)) is not None:
+            most, finished = asked
+            stream.send(source.request(finished, most, runs=most > 1))
+        if task is None:
+            response = stream.receive()
+            tasks.answered(list(response.tasks))
+            if response.complete:
+                return
+            continue
+        seed_all(_seed_of(seed, source.dataset, task.epoch, task.index))
+        try:
+            yield LeasedTask(task.epoch, task.index, task.indices, task.attempt)
+        except GeneratorExit:
+            _tell_rest(source, tasks)
+            raise
+        tasks.finish(task)
+    _tell_rest(source, tasks)
+    attendance.exits.sent_away(attendance.done, attendance.drain)
+
+
+def _tell_rest(source: _Source, tasks: LeasedAhead) -> None:
+    """The loop ends before the dataset does: what was done is told, once more where it is not known."""
+    reports = [report for request in source.stream.unanswered for report in request.completed]
+    reports += tasks.take_finished()
+    source.stream.close()
+    if reports:
+        with contextlib.suppress(ElastaneError):  # the tasks come back then, and are done again
+            source.client.lease_tasks(source.request(reports, 0))
+
+
+def _seed_of(seed: int, dataset: str, epoch: int, index: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{dataset}/{epoch}/{index}".encode()).digest()
+    return int.from_bytes(digest[:4])
 
 
 class TaskAttendance:

@@ -1,0 +1,68 @@
+"""Sets of intervals and permutations: what keeps a dataset of 10^9 samples in kilobytes."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastane_shards.feistel import feistel
+from elastane_shards.intervals import IntervalSet
+from elastane_shards.permutation import feistel_key, permuted
+
+pytest.importorskip("pytest_benchmark", reason="the extra `bench` is not installed")
+
+SIZE = 10**9
+NUMBERS = 100_000
+BLOCK = 65_536
+
+
+def shuffled(seed: int) -> list[int]:
+    return random.Random(seed).sample(range(NUMBERS), NUMBERS)
+
+
+def added(numbers: list[int]) -> IntervalSet:
+    done = IntervalSet()
+    for number in numbers:
+        done.add(number, number + 1)
+    return done
+
+
+def test_intervals_added_in_order(benchmark: Any) -> None:
+    done = benchmark.pedantic(added, (list(range(NUMBERS)),), rounds=5)
+    assert (done.count, done.runs) == (NUMBERS, 1)
+
+
+def test_intervals_added_out_of_order_until_they_merge(benchmark: Any) -> None:
+    done = benchmark.pedantic(added, (shuffled(1),), rounds=5)
+    assert (done.count, done.runs) == (NUMBERS, 1)
+
+
+def test_intervals_apart(benchmark: Any) -> None:
+    """Every second number in random order: as many runs as numbers."""
+    done = benchmark.pedantic(added, ([2 * number for number in shuffled(2)],), rounds=5)
+    assert (done.count, done.runs) == (NUMBERS, NUMBERS)
+
+
+def test_membership(benchmark: Any) -> None:
+    done = added([2 * number for number in range(NUMBERS)])
+    asked = shuffled(3)
+
+    def look() -> int:
+        return sum(number in done for number in asked)
+
+    assert benchmark.pedantic(look, rounds=5) == NUMBERS // 2
+
+
+def test_feistel_single_index(benchmark: Any) -> None:
+    key = feistel_key(SIZE, 1, 0)
+    position = benchmark.pedantic(permuted, (12345, key), rounds=200, iterations=100)
+    assert 0 <= position < SIZE
+
+
+def test_feistel_block(benchmark: Any) -> None:
+    positions = np.arange(BLOCK, dtype=np.int64)
+    out = benchmark.pedantic(feistel, (positions, SIZE, 1, 0), rounds=20)
+    assert len(np.unique(out)) == BLOCK and out.min() >= 0 and out.max() < SIZE

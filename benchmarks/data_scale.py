@@ -222,9 +222,7 @@ def measure(goal: int, run: int = RUN, held: int = HELD) -> Figures:
                 client.list_jobs()  # the first call of a master loads what all need
                 before = server.rss_bytes()
                 figures.create = create(client)
-            memory = asyncio.run(
-                consume_and_kill(server, clients, consumed, goal - goal // 4)
-            )
+            memory = asyncio.run(consume_and_kill(server, clients, consumed, goal - goal // 4))
             server.process.wait()
         began = time.perf_counter()
         with elastane_master(folder=folder) as server, MasterClient(server.address) as client:
@@ -306,7 +304,9 @@ def rows(
     ours: list[Figures], table: list[dict[str, float]], others: dict[str, dict[str, float]]
 ) -> list[Row]:
     """What is aimed at, beside DLRover's table; and what else DLRover can do."""
-    held = "of 7.8 M; DLRover's has 50,000 shards at a time, shuffled within them, and the rest is not there yet"
+    held = (
+        "of 7.8 M; DLRover's has 50,000 shards at a time, shuffled within them, and the rest is not there yet"
+    )
 
     def row(case: str, unit: str, factor: float, figure: str, peer: str, target: float, **more: Any) -> Row:
         return Row(

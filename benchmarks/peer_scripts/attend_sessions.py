@@ -110,7 +110,9 @@ class Worker:
 class Group:
     """All workers of this process."""
 
-    def __init__(self, job: str, first: int, count: int, ests: int, size: int, changed: int, seed: int) -> None:
+    def __init__(
+        self, job: str, first: int, count: int, ests: int, size: int, changed: int, seed: int
+    ) -> None:
         self.job = job
         self.ests = ests
         self.over = False
@@ -138,7 +140,9 @@ class Group:
         report = ring_pb2.StepReport(generation=generation)
         for rank in ranks:
             rng = common_pb2.RngStates()
-            for name, part in list(zip(("torch_cpu", "numpy", "python"), self.parts[variant], strict=True))[:count]:
+            for name, part in list(zip(("torch_cpu", "numpy", "python"), self.parts[variant], strict=True))[
+                :count
+            ]:
                 setattr(rng, name, part)
             report.contexts.add(virtual_rank=rank, delta=count < 3).rng.CopyFrom(rng)
             report.tasks.add(virtual_rank=rank).range.CopyFrom(common_pb2.Range(start=rank, end=rank + 1))

@@ -29,9 +29,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 class BareStream(asyncio.Protocol):
     """One connection with one call. received: gets every message; lost: gets why it ended."""
 
-    def __init__(
-        self, path: str, received: Callable[[bytes], None], lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, path: str, received: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         self._path = path.encode()
         self._received = received
         self._lost = lost

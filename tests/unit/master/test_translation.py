@@ -196,6 +196,18 @@ def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
             assert getattr(wire, field) == getattr(message, field)
 
 
+@pytest.mark.parametrize(
+    ("ests", "timeout_seconds", "expected"),
+    [(4, 3.0, 1.0), (4, 0.3, 0.1), (5000, 3.0, 1.0), (5000, 120.0, 5.0), (50_000, 60.0, 20.0)],
+)
+def test_workers_of_a_large_job_beat_less_often_but_three_times_in_the_timeout(
+    ests: int, timeout_seconds: float, expected: float
+) -> None:
+    settings = events.JobSettings(ests=ests, heartbeat_timeout_seconds=timeout_seconds)
+    interval = attend_response(effects.Welcome(1, False), settings).welcome.heartbeat_interval
+    assert interval.ToTimedelta().total_seconds() == pytest.approx(expected)
+
+
 def test_every_message_to_a_worker_is_covered() -> None:
     covered = {type(message).__name__.lower() for message in TO_WORKER}
     assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}

@@ -1,30 +1,26 @@
-"""What idle workers cost the master: resident memory and CPU for many open Attend sessions.
+"""What idle workers cost the master: memory and CPU for a thousand open sessions.
 
-    python benchmarks/idle_sessions.py [--sessions 1000] [--quick] [--json]
+    python benchmarks/idle_sessions.py [--sessions 1000] [--quick] [--json [FILE]]
 
-The workers lease dynamic tasks only, so no ring is formed. They sit in a process of their own and send a
-heartbeat every second; then they all leave, and what the master keeps is measured again.
+The workers lease dynamic tasks only, so no ring is formed. They sit in this process and send a heartbeat
+every second; then they all leave, and what the master keeps is measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import signal
-import tempfile
 import time
-from pathlib import Path
-from typing import Any
 
 import grpc
-import psutil
-from dispatch import start
+from harness import Report, Row, Series, run_benchmark
+from servers import Server, elastane_master
 
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc
 
 SESSIONS_PER_CONNECTION = 50
 HEARTBEAT_SECONDS = 1.0
+MEBIBYTE = 2**20
 
 
 async def session(
@@ -48,19 +44,19 @@ async def session(
         pass
 
 
-async def measure(address: str, master: psutil.Process, sessions: int, idle_seconds: float) -> dict[str, Any]:
+async def measure(server: Server, sessions: int, idle_seconds: float) -> list[Row]:
     """Opens the sessions, lets them idle, closes them; memory and CPU of the master at each point."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [
-        grpc.aio.insecure_channel(address, options=options)
+        grpc.aio.insecure_channel(server.address, options=options)
         for _ in range(-(-sessions // SESSIONS_PER_CONNECTION))
     ]
     settings = job_pb2.JobSettings(ests=1)
-    settings.heartbeat_timeout.seconds = 60
+    settings.heartbeat_timeout.FromSeconds(60)
     await job_pb2_grpc.JobServiceStub(channels[0]).Create(
         job_pb2.JobServiceCreateRequest(name="bench", settings=settings)
     )
-    before = master.memory_info().rss
+    before = server.rss_bytes()
     joined, leave = asyncio.Semaphore(0), asyncio.Event()
     began = time.perf_counter()
     tasks = [
@@ -70,46 +66,35 @@ async def measure(address: str, master: psutil.Process, sessions: int, idle_seco
     for _ in range(sessions):
         await joined.acquire()
     joining_seconds = time.perf_counter() - began
-    cpu_before = sum(master.cpu_times()[:2])
+    cpu_before = server.cpu_seconds()
     await asyncio.sleep(idle_seconds)
-    cpu = sum(master.cpu_times()[:2]) - cpu_before
-    during = master.memory_info().rss
+    cpu = server.cpu_seconds() - cpu_before
+    during = server.rss_bytes()
     leave.set()
     await asyncio.gather(*tasks)
-    after = master.memory_info().rss
+    after = server.rss_bytes()
     for channel in channels:
         await channel.close()
-    return {
-        "sessions": sessions,
-        "rss_before_mib": round(before / 2**20, 1),
-        "rss_idle_mib": round(during / 2**20, 1),
-        "rss_after_mib": round(after / 2**20, 1),
-        "kib_per_session": round((during - before) / 1024 / sessions, 1),
-        "joining_seconds": round(joining_seconds, 2),
-        "cpu_percent_while_idle": round(100 * cpu / idle_seconds, 1),
-    }
+
+    def row(what: str, value: float, unit: str, note: str = "") -> Row:
+        return Row(f"{sessions:,} idle sessions: {what}", Series([value], unit), note=note)
+
+    return [
+        row("memory of one", (during - before) / 1024 / sessions, "KiB"),
+        row("master CPU", 100 * cpu / idle_seconds, "% of a core", "a heartbeat of each every second"),
+        row("joining, all", joining_seconds, "s"),
+        row("memory kept when they have left", (after - before) / MEBIBYTE, "MiB"),
+    ]
 
 
-async def main(sessions: int, idle_seconds: float) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        arguments = ["-m", "elastane_master", "--listen", "127.0.0.1:0", "--log-level", "warning"]
-        arguments += ["--state-dir", str(folder / "state"), "--port-file", str(folder / "port")]
-        process, address = await start(arguments, folder / "port")
-        try:
-            return await measure(address, psutil.Process(process.pid), sessions, idle_seconds)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await process.wait()
+def benchmark(args: argparse.Namespace, report: Report) -> None:
+    with elastane_master() as server:
+        report.rows += asyncio.run(measure(server, args.sessions, 3.0 if args.quick else 15.0))
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sessions", type=int, default=1000)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sessions", type=int, default=1000)
-    parser.add_argument("--quick", action="store_true", help="idle for two seconds instead of ten")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    chosen = parser.parse_args()
-    outcome = asyncio.run(main(chosen.sessions, 2.0 if chosen.quick else 10.0))
-    print(
-        json.dumps(outcome, indent=2) if chosen.json else "\n".join(f"{k:26} {v}" for k, v in outcome.items())
-    )
+    run_benchmark("idle_sessions", __doc__, benchmark, options)

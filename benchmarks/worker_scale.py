@@ -36,6 +36,9 @@ SESSIONS_A_PROCESS = 2_500
 LEAD_SECONDS = 1.0
 """Between the last Go and the first step: what the forming left to do is done by then."""
 MEBIBYTE = 2**20
+BENDS = (
+    "the master's one thread is busy for longer than the step lasts: docs/scaling.md has what a message costs"
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Case:
     ests_each: int = 1
     changed: int = 3
     period_seconds: float = 1.0
+    context_bytes: int = CONTEXT_BYTES
 
 
 @dataclass
@@ -73,7 +77,7 @@ class Clients:
         script = str(SCRIPTS / "attend_sessions.py")
         for number in range(0, case.sessions, SESSIONS_A_PROCESS):
             count = min(SESSIONS_A_PROCESS, case.sessions - number)
-            numbers = (number, count, case.sessions * case.ests_each, CONTEXT_BYTES, case.changed)
+            numbers = (number, count, case.sessions * case.ests_each, case.context_bytes, case.changed)
             command = [sys.executable, script, address, "scale", *map(str, numbers)]
             command += [str(case.period_seconds), str(case.steps), str(number)]
             self._processes.append(
@@ -201,16 +205,21 @@ def measure(case: Case, profile: str = "") -> Figures:
 def benchmark(args: argparse.Namespace, report: Report) -> None:
     os.environ.setdefault("ELASTANE_ESTS_PER_JOB_MAX", "65536")
     sizes = [int(size) for size in args.sessions.split(",")]
-    steps = args.steps or (6 if args.quick else 30)
+    steps = args.steps or (8 if args.quick else 20)
     found: dict[int, Figures] = {}
     for size in sizes:
         print(f"{size} sessions, {steps} steps", file=sys.stderr)
-        found[size] = measure(Case(size, steps, period_seconds=args.period), args.profile)
-        report.rows += rows(f"{size:,} sessions", found[size])
+        case = Case(size, steps, period_seconds=args.period, context_bytes=args.context_bytes)
+        found[size] = measure(case, args.profile)
+        report.rows += rows(f"{size:,} sessions", found[size], BENDS if size >= 5000 else "")
     report.plots += plots(found)
-    report.facts["contexts"] = (
-        f"{CONTEXT_BYTES} bytes of each EST, one EST a session, all of it sent each step"
-    )
+    if not args.only_sizes:
+        few = Case(1000, steps, ests_each=5, period_seconds=args.period)
+        report.rows += rows("1,000 sessions of 5 ESTs", measure(few))
+        small = Case(5000, steps, period_seconds=args.period, context_bytes=64)
+        report.rows += rows("5,000 sessions, contexts of 64 bytes", measure(small))
+    report.facts["contexts"] = f"{args.context_bytes} bytes of each EST, all of it sent each step"
+    report.facts["clients"] = "on the same cores as the master and its store"
 
 
 def rows(name: str, figures: Figures, note: str = "") -> list[Row]:
@@ -218,7 +227,7 @@ def rows(name: str, figures: Figures, note: str = "") -> list[Row]:
     last, anyone = figures.last_ms, figures.any_ms
 
     def row(what: str, value: float, unit: str, **more: Any) -> Row:
-        return Row(f"{name}: {what}", Series([value], unit), **more)
+        return Row(f"{name}: {what}", Series([value], unit), noise=2.0, **more)
 
     return [
         row("commit latency, last worker, p50", median_of(last), "ms", note=note),
@@ -271,8 +280,10 @@ def plots(found: dict[int, Figures]) -> list[Plot]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sessions", default="10,100,1000,5000", help="sizes, with commas between")
-    parser.add_argument("--steps", type=int, default=0, help="steps of each size; default 30, quick 6")
+    parser.add_argument("--steps", type=int, default=0, help="steps of each size; default 20, quick 8")
     parser.add_argument("--period", type=float, default=1.0, help="seconds from step to step, at least")
+    parser.add_argument("--context-bytes", type=int, default=CONTEXT_BYTES, help="of each EST")
+    parser.add_argument("--only-sizes", action="store_true", help="nothing but one EST a session")
     parser.add_argument("--profile", default="", metavar="FILE", help="py-spy's stacks of the master")
 
 

@@ -5,8 +5,8 @@ attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED
 COUNT workers, from number FIRST on, of a job of ESTS, each with a context of BYTES in three parts, of
 which CHANGED (1 to 3) are sent each step. Workers say Hello, answer Prepare and Load as real ones do,
 print "go" when all of them have Go, and wait for a line with a time (CLOCK_MONOTONIC). From then on all report
-their step together, every PERIOD seconds or as soon as the step before is prepared, and send a heartbeat each
-second. Prints JSON: of each step when its last report was sent and when each session got its Prepared.
+their step together, every PERIOD seconds or as soon as the step before is prepared, and send heartbeats as
+often as Welcome says. Prints JSON: of each step when its last report was sent and when each session got its Prepared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from bare_http2 import BareStream
 
 from elastane_proto.v1 import common_pb2, ring_pb2
 
-HEARTBEAT_SECONDS = 1.0
 CONNECTING_MAX = 100
 """Connections being made at a time: the kernel's backlog is short."""
 
@@ -78,6 +77,8 @@ class Worker:
         elif kind == ring_pb2.AttendResponse.GO_FIELD_NUMBER:
             self.go(ring_pb2.AttendResponse.FromString(payload).go)
         elif kind == ring_pb2.AttendResponse.WELCOME_FIELD_NUMBER:
+            welcome = ring_pb2.AttendResponse.FromString(payload).welcome
+            self.group.heartbeat_seconds = welcome.heartbeat_interval.ToTimedelta().total_seconds()
             self.group.welcomed.release()
 
     def load(self, generation: int) -> None:
@@ -116,6 +117,7 @@ class Group:
         self.job = job
         self.ests = ests
         self.over = False
+        self.heartbeat_seconds = 1.0
         self.welcomed = asyncio.Semaphore(0)
         self.missing_go = count
         self.all_go = asyncio.Event()
@@ -191,17 +193,17 @@ class Group:
         beats.cancel()
 
     async def keep_beating(self) -> None:
-        """Each worker once a second, each at a moment of its own."""
+        """Each worker as often as the master asked for, each at a moment of its own."""
         while True:
             began = time.monotonic()
             for number, worker in enumerate(self.workers):
-                due = began + HEARTBEAT_SECONDS * number / len(self.workers)
+                due = began + self.heartbeat_seconds * number / len(self.workers)
                 if (late := due - time.monotonic()) > 0:
                     await asyncio.sleep(late)
                 elif number % 50 == 49:
                     await asyncio.sleep(0)
                 worker.beat()
-            await asyncio.sleep(max(0.0, began + HEARTBEAT_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + self.heartbeat_seconds - time.monotonic()))
 
 
 def _tag(field: int, wire_type: int) -> bytes:

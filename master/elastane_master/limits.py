@@ -44,8 +44,9 @@ class Limits(BaseSettings):
         default=30.0, gt=0, description="time a watcher may take to read a message"
     )
     context_bytes_max: int = Field(default=16 * MEBIBYTE, ge=2**10, description="size of an EST's context")
+    # A snapshot holds those of three steps, and Redis takes no value of more than 512 MiB.
     contexts_bytes_max: int = Field(
-        default=192 * MEBIBYTE, ge=2**10, description="size of all contexts of a step"
+        default=160 * MEBIBYTE, ge=2**10, description="size of all contexts of a step"
     )
     context_parts_max: int = Field(
         default=1000, ge=10, description="parts of a context: generators, registered items"

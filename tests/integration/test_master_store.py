@@ -86,6 +86,32 @@ async def test_a_snapshot_trims_the_log_and_is_taken_without_new_records(store: 
     assert recovered.snapshot == ledger.snapshot()
 
 
+async def test_a_snapshot_waits_until_the_log_is_as_large_or_its_patience_is_over(store: Store) -> None:
+    async def log_of(patience_seconds: float) -> JobLog:
+        log, _ = await JobLog.open(
+            store.redis, "j", LogOptions(snapshot_seconds=0, patience_seconds=patience_seconds)
+        )
+        log.start(lambda: bytes(100_000))
+        await log.append(b"first")  # comes with a snapshot
+        return log
+
+    log = await log_of(3600)
+    for count in range(1, 11):
+        await log.append(bytes(9_000))
+        assert await store.redis.xlen(KEYS.log) == count
+    await log.append(bytes(11_000))
+    await log.append(b"now the records were as large as the snapshot")
+    assert await store.redis.xlen(KEYS.log) == 0
+    await log.close()
+
+    log = await log_of(0.05)
+    await log.append(b"small")
+    async with asyncio.timeout(5):
+        while await store.redis.xlen(KEYS.log):
+            await asyncio.sleep(0.01)
+    await log.close()
+
+
 async def test_batches_are_split_at_their_bound(store: Store) -> None:
     ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, batch_bytes_max=100))
     await ledger.append(b"first")

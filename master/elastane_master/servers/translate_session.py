@@ -30,7 +30,9 @@ _BYES: dict[int, Literal["finished", "drained", "failed"]] = {
     ring_pb2.BYE_REASON_FAILED: "failed",
 }
 _HEARTBEATS_PER_TIMEOUT = 3
-_HEARTBEAT_SECONDS_MAX = 1.0
+_HEARTBEAT_SECONDS = 1.0
+_HEARTBEATS_PER_SECOND_MAX = 1000
+"""Of a job: with thousands of workers half of what the master does would be hearing that they live."""
 
 # ------------------------------------------------------------------ worker -> master
 
@@ -225,7 +227,8 @@ def ring_members(members: Iterable[effects.Member]) -> list[ring_pb2.Member]:
 
 
 def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcome:
-    interval = min(_HEARTBEAT_SECONDS_MAX, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
+    wanted = max(_HEARTBEAT_SECONDS, settings.ests / _HEARTBEATS_PER_SECOND_MAX)
+    interval = min(wanted, settings.heartbeat_timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
     return ring_pb2.Welcome(
         generation=message.generation,
         resumed=message.resumed,

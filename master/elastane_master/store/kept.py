@@ -10,8 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 NumberedEvent = tuple[int, bytes]
 """An event's sequence number and its payload."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_commits = msgspec.msgpack.Decoder(list[bytes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,17 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
+    """Of one write. history: its commits in one piece, for thousands of small ones weigh twice as much."""
+
     sequence: int
     at: float
-    told: Sequence[Told]
+    history: bytes
+    events: Sequence[NumberedEvent]
     size: int
+
+    @property
+    def told(self) -> Told:
+        return Told(_commits.decode(self.history), self.events)
 
 
 @dataclass(slots=True)
@@ -47,10 +60,10 @@ class KeptGroups:
 
     def keep(self, sequence: int, told: Sequence[Told], now: float) -> None:
         """The write `sequence` is acknowledged."""
-        told = [one for one in told if one.history or one.events]
-        if told:
-            size = sum(one.size for one in told)
-            self._writes.append(_Kept(sequence, now, told, size))
+        if size := sum(one.size for one in told):
+            history = _encoder.encode([commit for one in told for commit in one.history])
+            events = tuple(event for one in told for event in one.events)
+            self._writes.append(_Kept(sequence, now, history, events, size))
             self._size += size
         while self._writes and (now - self._writes[0].at > self.seconds or self._size > self.bytes_max):
             dropped = self._writes.popleft()
@@ -63,5 +76,5 @@ class KeptGroups:
         while self._writes and self._writes[-1].sequence > stored:
             write = self._writes.pop()
             self._size -= write.size
-            lost[:0] = write.told
+            lost.insert(0, write.told)
         return lost, self._dropped > stored

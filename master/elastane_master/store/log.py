@@ -42,6 +42,8 @@ logger = structlog.get_logger(__name__)
 
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
+_SMALL_SNAPSHOT_BYTES = 64 * 1024
+"""Nothing is saved by waiting with a snapshot of this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +315,7 @@ class JobLog:
         It holds the contexts of every EST, the records only those that changed: written each second it would
         be most of what the store gets. So it waits until the log it replaces is as large.
         """
-        waits = self._log_bytes < self._snapshot_bytes
+        waits = self._snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self._log_bytes)
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
     def _take(self, *, is_replacement: bool = False) -> _Write:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import msgspec
@@ -17,6 +18,7 @@ from elastane_master.servers.app import services
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp
 from elastane_master.servers.translate_job import job_settings, settings_message
+from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
@@ -194,6 +196,18 @@ def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
             assert getattr(wire, field) == getattr(message, field)
 
 
+@pytest.mark.parametrize(
+    ("ests", "timeout_seconds", "expected"),
+    [(4, 3.0, 1.0), (4, 0.3, 0.1), (5000, 3.0, 1.0), (5000, 120.0, 5.0), (50_000, 60.0, 20.0)],
+)
+def test_workers_of_a_large_job_beat_less_often_but_three_times_in_the_timeout(
+    ests: int, timeout_seconds: float, expected: float
+) -> None:
+    settings = events.JobSettings(ests=ests, heartbeat_timeout_seconds=timeout_seconds)
+    interval = attend_response(effects.Welcome(1, False), settings).welcome.heartbeat_interval
+    assert interval.ToTimedelta().total_seconds() == pytest.approx(expected)
+
+
 def test_every_message_to_a_worker_is_covered() -> None:
     covered = {type(message).__name__.lower() for message in TO_WORKER}
     assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}
@@ -202,3 +216,20 @@ def test_every_message_to_a_worker_is_covered() -> None:
 def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
     with pytest.raises(AttributeError):
         service_handler(services()[0], object())
+
+
+def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
+    settings = events.JobSettings(ests=2)
+    other = effects.Go(3, 5, (MEMBER,), (0,), (), ((1, {"rng/numpy": b"n"}),), ())
+    elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
+    next_shard = effects.Prepared(3, 5, (1, 0), None, msgspec.structs.replace(CHECKPOINT, shard=1))
+    plain = effects.Prepared(3, 5, ())
+    for messages in itertools.permutations([PREPARE, TO_WORKER[3], other, elsewhere, TO_WORKER[4]]):
+        encoder = AttendEncoder()
+        for message in (*messages, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
+            expected = attend_response(message, settings)  # type: ignore[arg-type]
+            assert ring_pb2.AttendResponse.FromString(encoder.encode(message, settings)) == expected  # type: ignore[arg-type]
+    encoder = AttendEncoder()
+    first = encoder.encode(PREPARE, settings)
+    assert encoder.encode(effects.Prepare(3, PREPARE.members, "why"), settings) is first
+    assert encoder.encode(effects.Prepare(4, PREPARE.members, "why"), settings) != first

@@ -212,6 +212,20 @@ def test_status_imports_neither_torch_nor_numpy(master: FakeMaster) -> None:
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
 
 
+def test_the_help_of_a_command_is_the_same_with_options_before_it() -> None:
+    name = "run"
+    command = [sys.executable, "-m", "elastane.cli"]
+    environment = {**ENVIRONMENT, "COLUMNS": "100"}
+    for option in ("--help", "-h"):
+        short, long = (
+            subprocess.run(
+                [*command, *before, name, option], env=environment, check=True, capture_output=True
+            )
+            for before in ([], ["--tls-ca", "system"])
+        )
+        assert short.stdout == long.stdout and b"Usage: elastane " + name.encode() in short.stdout
+
+
 def test_help_imports_nothing_slow() -> None:
     """No command's module for the list of all of them, and nothing heavy for the help of any."""
     code = (
@@ -225,10 +239,10 @@ def test_help_imports_nothing_slow() -> None:
         "    slow = {name for name in names if name in sys.modules}\n"
         "    assert not slow, slow\n"
         "ask()\n"
-        "require_none('pydantic', *(f'elastane.cli.{entry.module}' for entry in COMMANDS.values()))\n"
+        "require_none(*(f'elastane.cli.{entry.module}' for entry in COMMANDS.values()))\n"
         "for name in set(COMMANDS) - {'master'}:\n"  # that one becomes another program
         "    ask(name)\n"
-        "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog')\n"
+        "require_none('torch', 'numpy', 'grpc', 'google.protobuf', 'tenacity', 'structlog', 'pydantic')\n"
     )
     subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, check=True, capture_output=True)
 

@@ -13,12 +13,13 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from elastane.cli.catalogue import CommandGroup, list_in
+from elastane.cli.catalogue import COMMANDS, CommandGroup, list_in, load
 
+HELP_OPTIONS = ["-h", "--help"]
 EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
 
 
@@ -33,7 +34,7 @@ def build_app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_OPTIONS},
     )
     app.callback()(_root)
     list_in(app)
@@ -92,12 +93,27 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; does not return. Called by the console script."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        build_app()(args=list(arguments) if arguments is not None else None, prog_name="elastane")
+        if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
+            _help_of(given)
+        build_app()(args=given, prog_name="elastane")
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
         _leave(141)
+
+
+def _help_of(given: list[str]) -> NoReturn:
+    """`elastane COMMAND --help` without the options before it: to read these, Typer imports pydantic."""
+    name, option = given
+    command = load(name)
+    command(
+        args=[option],
+        prog_name=f"elastane {name}",
+        **{"help_option_names": HELP_OPTIONS, **command.context_settings},
+    )
+    raise AssertionError("a command ends by itself")
 
 
 def _leave(code: int) -> None:

@@ -1,0 +1,187 @@
+"""How long it takes until something happens: help, the first step of a run, the state in a newcomer.
+
+    python benchmarks/startup.py [--quick] [--json [FILE]]
+
+`elastane run` starts its master, its store and two workers; beside it `torchrun --standalone` starts two
+workers of the same script. The hand-over brings the state of 25 million parameters with AdamW (300 MB) into
+the memory of a newcomer, from one donor and from two; beside it a plain socket, of one sender, into fresh
+tensor memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harness import Report, Row, Series, in_turn, run_benchmark
+from recovery_clusters import SCRIPT, Marks, until
+
+from elastane.cli.catalogue import COMMANDS
+
+MEMBER = str(Path(__file__).parent / "peer_scripts" / "handover_member.py")
+ELASTANE = [str(Path(sys.executable).with_name("elastane"))]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+WORKERS = 2
+HELP_SECONDS_MAX = 0.15
+
+
+def help_seconds(*command: str) -> float:
+    """Of `elastane COMMAND --help`, from its start to its end."""
+    began = time.perf_counter()
+    subprocess.run([*ELASTANE, *command, "--help"], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - began
+
+
+def first_step_seconds(command: Sequence[str], framework: str) -> float:
+    """From the start of the command to the first step of the last worker."""
+    with tempfile.TemporaryDirectory() as name:
+        marks = Marks(Path(name) / "marks")
+        marks.folder.mkdir()
+        arguments = [*command, SCRIPT, framework, "small", str(marks.folder)]
+        with running(arguments, Path(name)) as began:
+            until(lambda: len(marks.training(1)) == WORKERS, "first step", 120.0)
+            return max(marks.steps(pid)[0] for pid in marks.pids()) - began
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], folder: Path) -> Iterator[float]:
+    """Runs a command inside the block and gives the time it was started at."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    began = time.monotonic()
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    try:
+        yield began
+    except BaseException:
+        sys.stderr.write((folder / "log").read_text(errors="replace")[-2000:])
+        raise
+    finally:
+        for _ in range(2):  # the second one does not wait for the workers
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def handover_rates(how: str, donors: int, repeats: int) -> list[float]:
+    """GB/s of each hand-over to one newcomer."""
+    with tempfile.TemporaryDirectory() as name:
+        store = str(Path(name) / "store")
+        size = donors + 1
+        command = [sys.executable, MEMBER, how]
+        members = [
+            subprocess.Popen([*command, str(rank), str(size), store, str(repeats)], stdout=subprocess.PIPE)
+            for rank in range(size)
+        ]
+        try:
+            output, _ = members[0].communicate(timeout=120)
+            for member in members[1:]:
+                member.wait(30)
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+        rates: list[float] = json.loads(output)
+        return rates[1:]  # the first one is the allocator's
+
+
+def benchmark(args: argparse.Namespace, report: Report) -> None:
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    repeats = 5 if args.quick else 15
+    help_seconds()  # the files are in memory from here on
+    say("help")
+    report.rows.append(
+        Row(
+            "elastane --help",
+            Series([help_seconds() for _ in range(repeats)], "s"),
+            target=HELP_SECONDS_MAX,
+            target_absolute=True,
+        )
+    )
+    names = [name for name, entry in COMMANDS.items() if not entry.hidden]
+    by_command = {name: Series([help_seconds(name) for _ in range(3)], "s") for name in names}
+    # `elastane master --help` is another program's, that of the master.
+    others = {name: series for name, series in by_command.items() if name != "master"}
+    slowest = max(others, key=lambda name: others[name].median)
+    report.rows.append(
+        Row(
+            "elastane COMMAND --help, the slowest",
+            others[slowest],
+            target=HELP_SECONDS_MAX,
+            target_absolute=True,
+            note=f"it is that of {slowest}",
+        )
+    )
+    report.facts["help of each command, seconds"] = {
+        name: round(series.median, 3) for name, series in by_command.items()
+    }
+
+    runs = 3 if args.quick else 7
+    with tempfile.TemporaryDirectory() as name:
+        state = Path(name) / "state"
+        ours = [
+            *ELASTANE,
+            "run",
+            "--ests",
+            str(WORKERS),
+            "--workers",
+            str(WORKERS),
+            "--state-dir",
+            str(state),
+        ]
+        ours += ["--job"]
+        count = iter(range(1000))
+        figures = in_turn(
+            runs,
+            lambda: first_step_seconds([*ours, f"job-{next(count)}"], "elastane"),
+            lambda: first_step_seconds(
+                [*TORCHRUN, "--standalone", f"--nproc-per-node={WORKERS}"], "torchrun"
+            ),
+            progress=lambda text: say(f"first step, {text}"),
+        )
+    report.rows.append(
+        Row(
+            "run to first step, 2 workers",
+            Series(figures[0], "s"),
+            Series(figures[1], "s"),
+            "torchrun",
+            target=1.0,
+            noise=1.4,
+            note="ours: the command 0.25 s, master and store 0.5 s; then, as in torchrun's workers, Python, "
+            "torch 0.9 s, and torch's compiler, which every optimizer imports, 0.9 s",
+        )
+    )
+    rounds = 6 if args.quick else 16
+    say("hand-over")
+    plain = handover_rates("socket", 1, rounds)
+    for donors in (1, 2):
+        report.rows.append(
+            Row(
+                f"hand-over of 300 MB, {donors} donor{'s' * (donors > 1)}",
+                Series(handover_rates("handover", donors, rounds), "GB/s"),
+                Series(plain, "GB/s"),
+                "plain socket",
+                better="higher",
+                noise=1.5,
+                note="checksums on both sides are part of it; on two cores donors and newcomer share them"
+                if donors > 1
+                else "",
+            )
+        )
+
+
+if __name__ == "__main__":
+    run_benchmark("startup", __doc__, benchmark)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,8 @@ from typing import Any, Final
 import psutil
 import torch
 
-from elastane.agent.cluster import local_cluster
-from elastane.agent.reference import run_stock_ddp
+from elastane.agent.cluster import ClusterError, local_cluster
+from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.determinism import DEFAULT_LEVEL, process_environment
 from elastane_proto.v1 import job_pb2, shard_pb2
 
@@ -161,6 +161,16 @@ class Runner:
 def _measured(folder: Path) -> list[dict[str, Any]]:
     found = [json.loads(path.read_text()) for path in (folder / "measured").glob("*.json")]
     return sorted(found, key=lambda process: not process["leader"])
+
+
+def attempt(run: Callable[[], Run]) -> tuple[Run | None, str]:
+    """The run, or why it could not be: out of memory is a result here, anything else is raised."""
+    try:
+        return run(), ""
+    except (ClusterError, StockRunError) as error:
+        if "out of memory" not in str(error).lower():
+            raise
+        return None, "out of memory"
 
 
 class MemoryInUse:

@@ -19,6 +19,7 @@ from common import (
     Run,
     Runner,
     argument_parser,
+    attempt,
     device_or_exit,
     facts,
     mib,
@@ -28,9 +29,6 @@ from common import (
 from models import MODELS
 from rich.console import Console
 from rich.table import Table
-
-from elastane.agent.cluster import ClusterError
-from elastane.agent.reference import StockRunError
 
 GRADIENT_BYTES = 4
 
@@ -79,16 +77,6 @@ def main() -> int:
     console.print(table)
     write_json(args.json, {"facts": facts(device), "batch_size": args.batch_size, "cases": cases})
     return EXIT_OK
-
-
-def attempt(run: Any) -> tuple[Run | None, str]:
-    """The run, or why it could not be: out of memory is a result here, anything else is raised."""
-    try:
-        return run(), ""
-    except (ClusterError, StockRunError) as error:
-        if "out of memory" not in str(error).lower():
-            raise
-        return None, "out of memory"
 
 
 def columns(run: Run | None, own: str, why_not: str) -> tuple[str, str]:

@@ -307,5 +307,7 @@ def test_all_hosts_choose_the_same_way_by_size():
     ranges = [(0, 1), (1, 4)]
     assert way_for(100, 4, [(0, 4)]) == "local"
     assert way_for(100, 4, ranges) == "direct"
-    assert way_for(300_000, 4, ranges) == "scatter"
+    assert way_for(250_000, 4, ranges) == "scatter"
     assert way_for(10_000_000, 4, ranges) == "ring"
+    assert way_for(100, 4, [(0, 4)], shared=True) == "local"
+    assert {way_for(elements, 4, ranges, shared=True) for elements in (1, 10_000_000)} == {"shared"}

@@ -48,12 +48,14 @@ def test_memory_of_both_sides_is_measured(tmp_path: Path):
 
 
 def test_the_switch_is_timed(tmp_path: Path):
-    arguments = ["--ests", "2", "--repeats", "1", "--json", str(tmp_path / "found")]
+    arguments = ["--counts", "2", "--repeats", "1", "--json", str(tmp_path / "found")]
     ended = _run("context_switch.py", *DRY, *arguments)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (case,) = json.loads((tmp_path / "found").read_text())["cases"]
     assert case["accumulation_seconds"] > 0
     assert case["elastic_seconds"] > case["switch_seconds"] > 0
+    assert case["stock_seconds"] > 0
+    assert case["k"] == 2
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit"])

@@ -18,6 +18,7 @@ from elastane.collective import shared_members, shared_memory
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
+from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport
 from integration.ring_threads import form_ring, in_threads
@@ -351,6 +352,20 @@ def test_a_member_that_left_is_heard_no_more(store):
     with pytest.raises(MemberLeft):
         members.hear(Kind.SUMMED, 7)
     assert not members.all_present()
+
+
+def test_one_members_message_reaches_all(store):
+    ring = form_ring(store, "ring", 3)
+    spreads = [SharedSpread(transport.members, 5000, me) for me, transport in enumerate(ring)]
+    for step in range(3):
+        sent = torch.full((5000,), step + 1, dtype=torch.uint8)
+        messages = [sent, torch.zeros_like(sent), torch.zeros_like(sent)]
+        in_threads(3, lambda me, messages=messages: spreads[me].run(ring[me], messages[me], 0))
+        assert all(torch.equal(message, sent) for message in messages)
+    ring[0].abort()
+    for me, error in ((0, RingAborted), (1, RingBroken), (2, RingBroken)):
+        with pytest.raises(error):
+            spreads[me].run(ring[me], messages[me], 0)
 
 
 def test_messages_wait_for_those_who_ask(store):

@@ -28,11 +28,11 @@ from elastane.collective.transport import RingTransport
 from elastane.collective.ways import Ring, Scatter
 
 #: Up to so many bytes that a host would receive, vectors are exchanged directly. Measured, as the next
-#: one, with `benchmarks/allreduce.py --ways direct,scatter,ring` on 2 cores, P = 2 and 4, 1 to 4 ESTs each.
+#: one, with `benchmarks/allreduce.py --ways direct,scatter,ring` on 2 cores, P = 2 to 4, 1 to 4 ESTs each.
 DIRECT_BYTES_MAX: Final = 1 << 20
 #: Up to so many bytes that a host would send and receive as vectors and sums, their parts go straight
 #: to the owners; beyond, the ring's smaller traffic outweighs its hops.
-SCATTER_BYTES_MAX: Final = 8 << 20
+SCATTER_BYTES_MAX: Final = 4 << 20
 
 Way = Literal["local", "shared", "direct", "scatter", "ring"]
 

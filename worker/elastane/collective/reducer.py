@@ -39,6 +39,7 @@ from elastane.collective.order import Ranges
 from elastane.collective.packing import Packing
 from elastane.collective.ring_thread import RingThread
 from elastane.collective.script_gradients import ScriptGradients
+from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.slots import Slots, allocate
 from elastane.collective.transport import RingError, RingTransport
 from elastane.collective.turn import Turn
@@ -93,6 +94,8 @@ class Reducer:
         #: Parameters that some EST of this worker, then of the ring, used in the step.
         self._used = bytearray(len(self._params))
         self._message: Tensor | None = None
+        #: Spreads the buffers where memory is shared.
+        self._spreads: SharedSpread | None = None
         self._order: dict[int, None] = {}
         #: Carries out the present ring's communication.
         self._thread: RingThread | None = None
@@ -130,6 +133,9 @@ class Reducer:
             self._thread.close()
         self._thread = RingThread("elastane-allreduce", transport)
         self._transport, self._ranges, self._me = transport, list(ranges), me
+        self._spreads = None
+        if transport.members is not None and self._packing.total_bytes and self._packing.device.type == "cpu":
+            self._spreads = SharedSpread(transport.members, self._packing.total_bytes, me)
         self._stale = True
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
@@ -358,6 +364,9 @@ class Reducer:
         """Send or receive the message with EST 0's buffers."""
         transport, hosts = self._transport, len(self._ranges)
         assert transport is not None
+        if self._spreads is not None:
+            self._spreads.run(transport, message, BUFFERS_TAG)
+            return
         transport.check()
         if self._me == 0:
             transfers = transport.exchange([(message, peer) for peer in range(1, hosts)], [], BUFFERS_TAG)

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Collection
 from contextlib import suppress
 from datetime import timedelta
 from enum import IntEnum
@@ -89,22 +90,23 @@ class SharedMembers:
         #: What came and was not asked for yet: values in the order of arrival.
         self._arrived: dict[tuple[int, Kind, int], deque[int]] = defaultdict(deque)
 
-    def tell(self, kind: Kind, tag: int, value: int = 0) -> None:
-        """Send a message to all others. Raises MemberLeft."""
+    def tell(self, kind: Kind, tag: int, value: int = 0, hosts: Collection[int] | None = None) -> None:
+        """Send a message to all others, or to some. Raises MemberLeft."""
         message = _MESSAGE.pack(kind, tag, value)
         with self._lock:
             if self._outboxes is None:
                 raise MemberLeft("this member has left the ring")
-            for host, fd in self._outboxes.items():
+            for host in self.peers if hosts is None else hosts:
                 try:
-                    os.write(fd, message)
+                    os.write(self._outboxes[host], message)
                 except OSError as error:
                     raise MemberLeft(f"member {host} has left the ring ({error.strerror})") from error
 
-    def hear(self, kind: Kind, tag: int) -> dict[int, int]:
-        """Wait for a message of each of the others; the values by rank. Raises MemberLeft."""
+    def hear(self, kind: Kind, tag: int, hosts: Collection[int] | None = None) -> dict[int, int]:
+        """Wait for a message of each of the others, or of some; the values by rank. Raises MemberLeft."""
+        hosts = self.peers if hosts is None else hosts
         deadline = time.monotonic() + self._timeout_seconds
-        wanted = {host for host in self.peers if not self._arrived[host, kind, tag]}
+        wanted = {host for host in hosts if not self._arrived[host, kind, tag]}
         while wanted:
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
             if not ready:
@@ -112,7 +114,7 @@ class SharedMembers:
             for fd, _ in ready:
                 self._read(fd)
             wanted = {host for host in wanted if not self._arrived[host, kind, tag]}
-        return {host: self._arrived[host, kind, tag].popleft() for host in self.peers}
+        return {host: self._arrived[host, kind, tag].popleft() for host in hosts}
 
     def withdraw(self) -> None:
         """From here on nobody may rely on this member's memory. Before anybody here can know that the ring

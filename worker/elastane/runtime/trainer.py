@@ -126,10 +126,10 @@ class Trainer:
             replaced=self._take_buffers,
             entered=self._entered,
         )
-        #: Whether steps are reported at the end of their last backward. Where backward passes leave generators
-        #: as they find them, which None asks the next one, the contexts after the step are known when it
-        #: begins. On a GPU the host is ahead of the device anyway.
-        self._reports_late: bool | None = None if device.type == "cpu" and self._trace is None else True
+        #: Whether steps are reported at the end of their last backward. Where backward passes leave
+        #: generators as they find them, which None asks the next one, the contexts after the step are known
+        #: when it begins. On a GPU the host is ahead of the device anyway.
+        self._reports_late: bool | None = None if device.type == "cpu" else True
         self._shared_versions: list[int] = []
         self._contexts: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
@@ -346,20 +346,22 @@ class Trainer:
         return True
 
     def _last_backward(self) -> None:
-        """At the end of the last EST's backward: report the step, or confirm it, while its gradients travel."""
+        """At the end of the last EST's backward: report the step or confirm it; its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
         self._check_frozen()
-        if turn.states:
-            drawn = any(turn.states[name] != state for name, state in self._states().items())
-            self._reports_late = bool(self._reports_late) or drawn
+        states = self._states() if turn.states else {}
+        if states:
+            self._reports_late = bool(self._reports_late) or states != turn.states
         if not turn.reported:
             self._end_batch(turn)
             self._report(turn)
         else:
+            if self._trace is not None:
+                self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
             self._keep(turn)
             if self._reports_late:
-                # What was reported is wrong, and may be durable. Nobody has applied it: a bucket is held back.
+                # What was reported is wrong, and may be durable. Nobody can have applied it: a bucket is here.
                 self._reducer.give_up()
         if self._module_buffers:
             self._reducer.broadcast_buffers()

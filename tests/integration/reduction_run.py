@@ -286,11 +286,11 @@ class _Member:
 
     def keep_buffers(self) -> None:
         if self.rank == 0:
-            self.captured = snapshot(self.buffers)
+            self.reducer.keep_buffers(self.buffers)
 
     def last_backward(self) -> None:
         self.keep_buffers()
-        self.reducer.broadcast_buffers(self.captured if self.host == 0 else None)
+        self.reducer.broadcast_buffers()
         if self.aborts:
             self.transport.abort()
 

@@ -43,6 +43,7 @@ EXACT = {
     "torch.compile": "compiled.py",
     "zeroed in place, then to None": "bodies.py --mixed-zeroing",
     "a loss of gradients": "bodies.py --forces",
+    "drawn in backward": "bodies.py --backward-draws",
     "model.zero_grad with accumulation": "bodies.py --model-zeroes",
     "registered": "registered.py",
     "registered, data workers": "registered.py --data-workers 2",

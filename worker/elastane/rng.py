@@ -20,11 +20,13 @@ import ctypes
 import random
 import struct
 from collections.abc import Mapping
+from functools import cache
 from typing import Final
 
 import torch
 
 from elastane.errors import ElastaneError
+from elastane.generator_memory import NumpyMemory, PythonMemory, find_numpy, find_python, numpy_bytes
 
 try:
     import numpy as np
@@ -43,6 +45,7 @@ TORCH_DEVICE: Final = "rng/torch_device"
 _WORDS = 624
 _PYTHON_VERSION = 3
 _PYTHON_LAYOUT = struct.Struct("<626IBd")
+_PYTHON_HEAD, _PYTHON_TAIL = struct.Struct("<I"), struct.Struct("<IB")
 _NUMPY_TAIL = struct.Struct("<iid")
 _NUMPY_BYTES = 4 * _WORDS + _NUMPY_TAIL.size
 
@@ -61,16 +64,13 @@ class Generators:
     def __init__(self, device: torch.device | None = None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
         self._known: Parts = {}
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The parts that every capture has and every restore needs."""
         names = [PYTHON, TORCH_CPU]
         if HAS_NUMPY:
             names.append(NUMPY)
         if self._device is not None:
             names.append(TORCH_DEVICE)
-        return tuple(names)
+        #: The parts that every capture has and every restore needs.
+        self.names = tuple(names)
 
     def capture(self) -> Parts:
         """The states as they are now.
@@ -98,6 +98,13 @@ class Generators:
             if state != parts[name]:
                 self._restore_one(name, parts[name])
         return present
+
+    def switch(self, parts: Mapping[str, bytes]) -> None:
+        """`exchange` where nothing was drawn since the last capture, and nothing is asked for."""
+        self._check_names(parts)
+        for name in self.names:
+            if parts[name] != self._known.get(name):
+                self._restore_one(name, parts[name])
 
     def _capture_one(self, name: str) -> bytes:
         if name == PYTHON:
@@ -152,7 +159,21 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+@cache
+def _python_memory() -> PythonMemory | None:
+    """The global generator's memory, where it can be had."""
+    return find_python(random._inst)  # type: ignore[attr-defined]
+
+
+@cache
+def _numpy_memory() -> NumpyMemory | None:
+    return find_numpy(np.random.mtrand._rand)
+
+
 def _capture_python() -> bytes:
+    memory = _python_memory()
+    if memory is not None:
+        return memory.read()
     version, words, gaussian = random.getstate()
     kept = gaussian is not None
     return _PYTHON_LAYOUT.pack(version, *words, kept, gaussian if kept else 0.0)
@@ -161,33 +182,46 @@ def _capture_python() -> bytes:
 def _restore_python(state: bytes) -> None:
     if len(state) != _PYTHON_LAYOUT.size:
         raise _corrupted(PYTHON, f"{len(state)} bytes, expected {_PYTHON_LAYOUT.size}")
-    version, *words, flag, gaussian = _PYTHON_LAYOUT.unpack(state)
-    if version != _PYTHON_VERSION or words[_WORDS] > _WORDS or flag > 1:
-        raise _corrupted(PYTHON, f"version {version}, position {words[_WORDS]}, flag {flag}")
+    (version,), (position, flag) = (
+        _PYTHON_HEAD.unpack_from(state),
+        _PYTHON_TAIL.unpack_from(state, 4 * _WORDS + 4),
+    )
+    if version != _PYTHON_VERSION or position > _WORDS or flag > 1:
+        raise _corrupted(PYTHON, f"version {version}, position {position}, flag {flag}")
+    memory = _python_memory()
+    if memory is not None:
+        memory.write(state)
+        return
+    _, *words, _, gaussian = _PYTHON_LAYOUT.unpack(state)
     random.setstate((version, tuple(words), gaussian if flag else None))
 
 
 def _capture_numpy() -> bytes:
-    state = np.random.get_state(legacy=False)
-    if state["bit_generator"] != "MT19937":
+    memory = _numpy_memory()
+    if memory is not None and memory.stands:
+        return memory.read()
+    kind = np.random.get_state(legacy=False)["bit_generator"]
+    if kind != "MT19937":
         raise RngStateError(
-            f"NumPy's global generator is {state['bit_generator']}, only MT19937 can be kept",
+            f"NumPy's global generator is {kind}, only MT19937 can be kept",
             hint="do not call numpy.random.set_bit_generator",
-            bit_generator=state["bit_generator"],
+            bit_generator=kind,
         )
-    inner = state["state"]
-    tail = _NUMPY_TAIL.pack(inner["pos"], state["has_gauss"], state["gauss"])
-    return inner["key"].astype("<u4", copy=False).tobytes() + tail
+    return numpy_bytes(np.random.mtrand._rand)
 
 
 def _restore_numpy(state: bytes) -> None:
     if len(state) != _NUMPY_BYTES:
         raise _corrupted(NUMPY, f"{len(state)} bytes, expected {_NUMPY_BYTES}")
-    key = np.frombuffer(state, "<u4", _WORDS)
     position, flag, gaussian = _NUMPY_TAIL.unpack_from(state, 4 * _WORDS)
     # NumPy does not check the position, and reads outside the words with a wrong one.
     if not 0 <= position <= _WORDS or flag not in (0, 1):
         raise _corrupted(NUMPY, f"position {position}, flag {flag}")
+    memory = _numpy_memory()
+    if memory is not None and memory.stands:
+        memory.write(state)
+        return
+    key = np.frombuffer(state, "<u4", _WORDS)
     np.random.set_state(("MT19937", key, position, flag, gaussian))
 
 

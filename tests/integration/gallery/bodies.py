@@ -13,10 +13,32 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--mixed-zeroing", action="store_true", help="in place, later to None, at the body's end")
 parser.add_argument("--forces", action="store_true", help="a loss of gradients: torch.autograd.grad")
 parser.add_argument("--model-zeroes", action="store_true", help="model.zero_grad() with accumulation")
+parser.add_argument(
+    "--backward-draws", action="store_true", help="noise on gradients, from the third step on"
+)
 args = parser.parse_args()
 
 job = elastane.init(seed=7)
-net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+
+class Noisy(torch.autograd.Function):
+    """Draws in backward, when the gradients of the layers above are there already."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * (1 + 0.1 * torch.rand_like(gradient)) if job.step >= 3 else gradient
+
+
+class Hidden(nn.Tanh):
+    def forward(self, x):
+        return super().forward(Noisy.apply(x) if args.backward_draws else x)
+
+
+net = nn.Sequential(nn.Linear(8, 16), Hidden(), nn.Linear(16, 8))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 generator = torch.Generator().manual_seed(1)
 inputs, targets = torch.randn(2, 90, 8, generator=generator)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from elastane.collective import slots
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.reducer import Reducer
 from elastane.collective.transport import RingAborted, RingTransport
@@ -47,12 +48,23 @@ class _Elementwise(nn.Module):
         return x * self.weight
 
 
-def _step(reducer, module, ests=3, zero=lambda: None, loss=None):
+class _TwoTypes(nn.Linear):
+    """Two buckets: of a ring of one, all but the last are summed by the ring's thread."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.factor = nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def _step(reducer, module, ests=3, zero=lambda: None, loss=None, x=None):
     for slot in range(ests):
         reducer.begin_turn(slot, slot == ests - 1, record_order=False)
         zero()
-        x = torch.full((2, 4), float(slot + 1))
-        (loss or (lambda out: out.sum()))(module(x)).backward()
+        batch = torch.full((2, 4), float(slot + 1)) if x is None else x
+        (loss or (lambda out: out.sum()))(module(batch)).backward()
 
 
 def test_gradients_are_the_est_s_own_until_the_last_turn(make):
@@ -68,6 +80,48 @@ def test_gradients_are_the_est_s_own_until_the_last_turn(make):
     assert torch.allclose(seen[2], torch.full((2, 4), 4.0))
     assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
     assert sorted(reducer.ready_order) == [0, 1]
+
+
+def test_a_step_that_is_reported_early_is_summed_when_it_is_confirmed(make, monkeypatch):
+    """The first gradient of the last turn asks; the last bucket waits for the end of the backward."""
+    module, events = _TwoTypes(), []
+    run = CanonicalAllreduce.run
+    monkeypatch.setattr(CanonicalAllreduce, "run", lambda *args: (events.append("sum"), run(*args)))
+    reducer = make(
+        module,
+        on_first_gradient=lambda: events.append("report") is None,
+        on_last_backward=lambda: events.append("confirm"),
+    )
+    _step(reducer, module, zero=lambda: events.append("turn"))
+    assert [event for event in events if event != "sum"] == ["turn", "turn", "turn", "report", "confirm"]
+    assert events.count("sum") == 2 and events[-1] == "sum"
+    assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
+
+
+def test_a_step_that_is_not_confirmed_is_not_summed(make):
+    module = nn.Linear(4, 2)
+    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up())
+    _step(reducer, module)
+    assert isinstance(reducer.failure, RingAborted)
+    assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # the last EST's own, scaled
+
+
+def test_small_gradients_are_put_aside_together_and_big_ones_alone(make):
+    """Both ways give the product that DDP gives."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).bfloat16()
+    x = torch.randn(5, 300).bfloat16()
+    found = []
+    for limit in (1, 1 << 30):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(slots, "GATHERED_ELEMENTS_MAX", limit)
+            module.zero_grad()
+            reducer = make(module, 1 + 2)
+            _step(reducer, module, zero=module.zero_grad, loss=lambda out: out.float().square().sum(), x=x)
+            assert reducer._slots.gathered == [limit > 1]
+        found.append([param.grad.clone() for param in module.parameters()])
+        reducer.close()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_report_comes_before_the_sums(make):
@@ -195,7 +249,7 @@ def test_a_thread_that_hangs_in_an_aborted_ring_is_left_with_the_memory_it_works
             memory.fill_(float("nan"))
         wrote.set()
 
-    module = nn.Linear(4, 2)
+    module = _TwoTypes()
     to_abort = []
     reducer = make(module, on_last_backward=lambda: [transport.abort() for transport in to_abort])
     _step(reducer, module, zero=module.zero_grad)
@@ -241,7 +295,8 @@ def test_buffers_of_est_0_come_back_as_they_were_captured(make):
     captured = [tensor.clone() for tensor in expected]
 
     def report():
-        reducer.broadcast_buffers(captured)
+        reducer.keep_buffers(captured)
+        reducer.broadcast_buffers()
         for tensor in captured:
             tensor.zero_()  # the script goes on with its own memory
 
@@ -256,10 +311,10 @@ def test_a_change_of_layout_uses_memory_again_but_not_what_the_script_sees(make)
     reducer = make(module)
     _step(reducer, module)
     shown = module.weight.grad.clone()
-    slots = reducer._slots.plans[0].blocks[0]
+    block = reducer._slots.plans[0].blocks[0]
     reducer.set_layout([1, 0])
     reducer.begin_turn(0, False, record_order=False)
-    assert reducer._slots.plans[0].blocks[0] is slots
+    assert reducer._slots.plans[0].blocks[0] is block
     assert reducer._slots.plans[0].blocks[-1].data_ptr() != module.weight.grad.data_ptr()
     assert torch.equal(module.weight.grad, shown)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
@@ -11,6 +12,20 @@ from torch import Tensor
 
 #: Every tensor starts at a multiple of this, so that views of any dtype are allowed.
 ALIGNMENT_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """flat: what travels. tensors: views of it."""
+
+    flat: Tensor
+    tensors: list[Tensor]
+
+    def hold(self, tensors: Sequence[Tensor]) -> None:
+        """Copy the tensors into it."""
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(self.tensors, list(tensors))
 
 
 class Packing:
@@ -27,12 +42,10 @@ class Packing:
         """A message to receive into: 1-d, uint8."""
         return torch.zeros(self.total_bytes, dtype=torch.uint8, device=self.device)
 
-    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
-        """A message that holds copies of the tensors."""
-        message = self.empty()
-        for view, tensor in zip(self.unpack(message), tensors, strict=True):
-            view.copy_(tensor.detach())
-        return message
+    def message(self) -> Message:
+        """The same, with its views."""
+        flat = self.empty()
+        return Message(flat, self.unpack(flat))
 
     def unpack(self, message: Tensor) -> list[Tensor]:
         """The tensors, as views of the message."""

@@ -5,10 +5,11 @@ the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `
 
     each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket; the
                       script keeps the EST's own gradient in p.grad, where it may do with it what it likes
-    the last turn     a bucket whose gradients are all in, and all buckets before it, is all-reduced
-                      in the background while backward goes on
-    end of backward   the step is reported (`on_last_backward`), then the sums are waited for, and
-                      p.grad holds the averages before backward() returns to the script
+    the last turn     with the first gradient the step may be reported (`on_first_gradient`); a bucket whose
+                      gradients are all in, and all buckets before it, is all-reduced in the background
+                      while backward goes on
+    end of backward   the step is reported or confirmed (`on_last_backward`), then the sums are waited for,
+                      and p.grad holds the averages before backward() returns to the script
 
 With gradient accumulation an EST has several backward passes in a step, as under DDP's no_sync(): only the
 last one's are taken, with what autograd added up in p.grad.
@@ -26,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import or_
 from typing import Any, Final
 
 import torch
@@ -36,7 +38,7 @@ from torch.utils._pytree import tree_leaves
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
 from elastane.collective.order import Ranges
-from elastane.collective.packing import Packing
+from elastane.collective.packing import Message, Packing
 from elastane.collective.ring_thread import RingThread
 from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.shared_spread import SharedSpread
@@ -54,7 +56,9 @@ class Reducer:
 
     params: all that require a gradient, in registration order, with their names; num_ests: N;
     buffers: the module's, of any dtype; on_last_backward: called at the end of the last EST's
-    backward, before the collective is waited for. The others are DDP's arguments of these names.
+    backward, before the collective is waited for; on_first_gradient: called when the first gradient of that
+    backward is in; True: the step must not be applied by anybody before `on_last_backward` has returned, so
+    the last bucket waits for it. The others are DDP's arguments of these names.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Reducer:
         buffers: Sequence[Tensor] = (),
         *,
         on_last_backward: Callable[[], None] = lambda: None,
+        on_first_gradient: Callable[[], bool] = lambda: False,
         bucket_cap_mb: float | None = None,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
@@ -75,8 +80,9 @@ class Reducer:
         self._names = list(names)
         self._num_ests = num_ests
         self.gradients = ScriptGradients(params)
-        self._scale = 1.0 / num_ests
+        self._factor = 1.0 / num_ests
         self._on_last_backward = on_last_backward
+        self._on_first_gradient = on_first_gradient
         self._bucket_cap_mb = bucket_cap_mb
         self._as_bucket_view = gradient_as_bucket_view
         #: A static graph may run a parameter's hook several times: its gradient is taken at the end.
@@ -93,7 +99,10 @@ class Reducer:
         self._turn: Turn | None = None
         #: Parameters that some EST of this worker, then of the ring, used in the step.
         self._used = bytearray(len(self._params))
-        self._message: Tensor | None = None
+        #: EST 0's buffers on their way, and memory for the next step's: what came with the last is in use.
+        self._message: Message | None = None
+        self._spare: Message | None = None
+        self._shown_message: Message | None = None
         #: Spreads the buffers where memory is shared.
         self._spreads: SharedSpread | None = None
         self._order: dict[int, None] = {}
@@ -181,6 +190,7 @@ class Reducer:
             [len(bucket.places) for bucket in slots.layout],
             [0] * len(slots.layout) if first or before is None else before.added,
             [0] * len(slots.layout),
+            [[] for _ in slots.layout],
         )
 
     def _begin_step(self) -> None:
@@ -208,17 +218,28 @@ class Reducer:
         """The step is applied: until the next turn begins, gradients are the script's own."""
         self._turn = None
 
-    def broadcast_buffers(self, captured: Sequence[Tensor] | None) -> None:
-        """Spread EST 0's buffers with this step: called once a step by every member, not later than in
-        `on_last_backward`; the first member passes the buffers as EST 0's turn left them, others None.
+    def keep_buffers(self, buffers: Sequence[Tensor]) -> None:
+        """Take down EST 0's buffers as its turn leaves them, for `broadcast_buffers`; by its host."""
+        self._message = self._spare_message()
+        self._message.hold(buffers)
 
-        They are copied at once, and are in `next_buffers` when backward() of the last turn returns.
+    def broadcast_buffers(self) -> None:
+        """Spread EST 0's buffers with this step: called once a step by every member, not later than in
+        `on_last_backward`. They are in `next_buffers` when backward() of the last turn returns.
         """
         if self._me == 0:
-            assert captured is not None, "the host of EST 0 has EST 0's buffers"
-            self._message = self._packing.pack(captured)
+            assert self._message is not None, "the host of EST 0 has EST 0's buffers"
         else:
-            self._message = self._packing.empty()
+            self._message = self._spare_message()
+
+    def _spare_message(self) -> Message:
+        message, self._spare = self._spare, None
+        return message or self._packing.message()
+
+    def give_up(self) -> None:
+        """The step must not be applied by anybody: the ring ends, as if it had broken."""
+        assert self._transport is not None
+        self._transport.abort()
 
     def drop(self) -> None:
         """Throw the step in flight away: nothing of it is waited for; the next begins with its gradients.
@@ -235,7 +256,7 @@ class Reducer:
         if self._turn is not None:
             self.gradients.lose_step()
         self._turn = None
-        self._message = None
+        self._message = self._spare = None  # somebody may still write to them
         self.failure = None
 
     def close(self) -> None:
@@ -292,13 +313,17 @@ class Reducer:
                 parameter=self._names[index],
             )
         turn.arrived[index] = 1
-        self._used[index] = 1
+        if not turn.begun:
+            turn.begun = True
+            self._backward_began(gradient)
+            if turn.last:
+                # Of one host the last sum is done by the thread that would wait for it.
+                turn.held = self._on_first_gradient() or len(self._ranges) == 1
         if gradient is slots.averages[index]:
             turn.added[slots.bucket_of[index]] += 1
         if turn.record_order:
             self._order.pop(index, None)
             self._order[index] = None
-        self._backward_began(gradient)
         if turn.sync and not self._deferred:
             self._put(index, gradient, turn, slots)
             if turn.last:
@@ -307,24 +332,49 @@ class Reducer:
     def _put(self, index: int, gradient: Tensor | None, turn: Turn, slots: Slots) -> None:
         """An EST's gradient goes into its slot, scaled as DDP scales it; None: it has none."""
         bucket = slots.bucket_of[index]
-        target = slots.views[turn.slot][index]
-        if gradient is None:
-            target.zero_()
-        else:
-            in_place = gradient is slots.averages[index]
-            turn.in_place[bucket] += in_place
+        if gradient is not None:
+            turn.in_place[bucket] += gradient is slots.averages[index]
             if gradient.requires_grad:
                 gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
-            if in_place and self._as_bucket_view:
-                torch.div(gradient, self._num_ests, out=target)
-            else:
-                torch.mul(gradient, self._scale, out=target)
+        if slots.gathered[bucket]:
+            turn.waiting[bucket].append((index, gradient))
+        else:
+            self._scale_into(slots.views[turn.slot][index], gradient, gradient is slots.averages[index])
         turn.missing[bucket] -= 1
         if turn.missing[bucket]:
             return
+        if slots.gathered[bucket]:
+            self._gather(bucket, turn, slots)
         if turn.in_place[bucket]:
             self._check_zeroed(bucket, turn, slots)
-        while turn.last and turn.started < len(slots.plans) and not turn.missing[turn.started]:
+        if turn.last:
+            self._start_buckets(turn, slots)
+
+    def _scale_into(self, target: Tensor, gradient: Tensor | None, in_place: bool) -> None:
+        if gradient is None:
+            target.zero_()
+        elif in_place and self._as_bucket_view:
+            torch.div(gradient, self._num_ests, out=target)
+        else:
+            torch.mul(gradient, self._factor, out=target)
+
+    def _gather(self, bucket: int, turn: Turn, slots: Slots) -> None:
+        """All gradients of a bucket go into the EST's slot."""
+        waiting, turn.waiting[bucket] = turn.waiting[bucket], []
+        views = slots.views[turn.slot]
+        gradients = [gradient for _, gradient in waiting if gradient is not None]
+        if len(gradients) < len(waiting) or (self._as_bucket_view and turn.in_place[bucket]):
+            for index, gradient in waiting:
+                self._scale_into(views[index], gradient, gradient is slots.averages[index])
+            return
+        with torch.no_grad():
+            torch._foreach_copy_([views[index] for index, _ in waiting], gradients)
+            slots.plans[bucket].slots[turn.slot].mul_(self._factor)
+
+    def _start_buckets(self, turn: Turn, slots: Slots) -> None:
+        """All-reduce the buckets that are complete, in order."""
+        end = len(slots.plans) - turn.held
+        while turn.started < end and not turn.missing[turn.started]:
             self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
             turn.started += 1
 
@@ -344,7 +394,8 @@ class Reducer:
         """Give the ring's thread a task on tensors that the current stream has work for."""
         assert self._thread is not None
         if self._stream is None:
-            self._thread.submit(task)
+            alone = len(self._ranges) == 1 and self.backward_done and not self._thread.busy
+            (self._thread.run if alone else self._thread.submit)(task)
             return
         stream, written = self._stream, torch.cuda.current_stream().record_event()
 
@@ -391,14 +442,17 @@ class Reducer:
         """Called by autograd at the end of each turn's backward, before backward() returns."""
         turn, slots = self._turn, self._slots
         assert turn is not None and slots is not None
-        if not any(turn.arrived):
+        if 1 not in turn.arrived:
             # torch.autograd.grad() of the outputs, for a loss that has gradients in it: not the backward yet.
             turn.callback_queued = False
             return
         turn.complete = True
+        self._used = bytearray(map(or_, self._used, turn.arrived))
         if not turn.sync:
             return
-        late = [index for index, arrived in enumerate(turn.arrived) if self._deferred or not arrived]
+        late: list[int] = []
+        if self._deferred or 0 in turn.arrived:
+            late = [index for index, arrived in enumerate(turn.arrived) if self._deferred or not arrived]
         if late and not self._may_be_unused:
             names = [self._names[index] for index in late]
             raise StepError(
@@ -412,6 +466,9 @@ class Reducer:
             self._put(index, self._params[index].grad, turn, slots)
         if turn.last:
             self._on_last_backward()
+            if turn.held:
+                turn.held = False
+                self._start_buckets(turn, slots)
             self._finish(turn, slots)
         slots.note_versions()
 
@@ -419,7 +476,7 @@ class Reducer:
         """Wait for the sums and show them to the script, or the EST's own gradients if the ring ended."""
         message = self._message
         if message is not None and self._packing.total_bytes:
-            self._submit(partial(self._spread, message))
+            self._submit(partial(self._spread, message.flat))
         used = torch.frombuffer(self._used, dtype=torch.uint8)
         if self._may_be_unused and len(self._ranges) > 1:
             others = {peer: torch.empty_like(used) for peer in range(len(self._ranges)) if peer != self._me}
@@ -436,7 +493,8 @@ class Reducer:
             if self._stream is not None:
                 torch.cuda.current_stream().wait_stream(self._stream)
             if message is not None:
-                self.next_buffers = self._packing.unpack(message)
+                self._spare, self._shown_message = self._shown_message, message
+                self.next_buffers = message.tensors
         shown = slots.averages if self.failure is None else slots.views[turn.slot]
         for index, param in enumerate(self._params):
             # As under DDP, the gradient of a parameter that no EST used is left as it is.

@@ -54,6 +54,15 @@ class RingThread:
             self._outstanding += 1
         self._tasks.put(task)
 
+    def run(self, task: Callable[[], None]) -> None:
+        """Do a task in the calling thread, like one that was submitted: where it waits for nobody else."""
+        assert not self.busy
+        if self._error is None:
+            try:
+                task()
+            except Exception as raised:  # noqa: BLE001 (it belongs to whoever calls finish)
+                self._error = raised
+
     def finish(self) -> None:
         """Wait until every task is done or passed over, or the thread is `left`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,6 +20,10 @@ from elastane.collective.buckets import Bucket
 from elastane.collective.order import Ranges
 from elastane.collective.shared_members import SharedMembers
 from elastane.collective.shared_memory import own_arena
+
+#: Gradients of fewer elements on average are copied together and then scaled as one: each on its own costs
+#: more in calls than a second pass over memory that is still in the cache.
+GATHERED_ELEMENTS_MAX: Final = 1 << 15
 
 #: Blocks of memory that may be used again, by (elements, dtype, device, whether others may read it).
 Pool = dict[tuple[int, torch.dtype, torch.device, bool], list[Tensor]]
@@ -33,6 +38,8 @@ class Slots:
     views: list[list[Tensor]]
     averages: list[Tensor]
     bucket_of: list[int]
+    #: By bucket: its gradients are small, and put into it all at once when the last is in.
+    gathered: list[bool]
     #: Version of each bucket's sums when the last gradients were taken or shown: tells who has written to
     #: p.grad since. Empty: not known, in memory that is new.
     versions: list[int] = field(default_factory=list)
@@ -103,6 +110,7 @@ def allocate(
         [_in_order(views, parameters) for views in by_slot],
         _in_order(averages, parameters),
         bucket_of,
+        [bucket.elements < GATHERED_ELEMENTS_MAX * len(bucket.places) for bucket in layout],
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 
 @dataclass(slots=True)
 class Turn:
@@ -21,7 +23,12 @@ class Turn:
     #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
     added: list[int]
     in_place: list[int]
+    #: By bucket that is filled at once: the gradients that are in.
+    waiting: list[list[tuple[int, Tensor | None]]]
     #: Buckets handed to the ring's thread, in order.
     started: int = 0
     callback_queued: bool = False
+    #: The backward's first gradient is in. held: the last bucket waits for the end of the backward.
+    begun: bool = False
+    held: bool = False
     complete: bool = False

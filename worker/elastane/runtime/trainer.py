@@ -41,6 +41,8 @@ from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
 
+_DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
+
 
 class Trainer:
     """Built by `Job.prepare`; `join`, `turns` and `finish` are driven by the job and the loader."""
@@ -75,8 +77,9 @@ class Trainer:
         self._module_buffers = list(model.buffers())
         #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
         self._rank0_buffers: list[torch.Tensor] = []
+        #: The module's buffers are these, and no code of the script has run since.
+        self._buffers_shown = False
         self._take_buffers()
-        self._rank0_captured: list[torch.Tensor] | None = None
         self._trace = open_trace(f"elastic-{environment.worker_id}", prepared, source.registry)
         self._reducer = Reducer(
             [p for _, p in named],
@@ -84,6 +87,7 @@ class Trainer:
             self._num_ests,
             self._module_buffers,
             on_last_backward=self._last_backward,
+            on_first_gradient=self._first_gradient,
             **options.ddp_arguments(),
         )
         if not is_compiled(model):  # a hook would cut its graph; and it has no reentrant checkpoints
@@ -122,6 +126,10 @@ class Trainer:
             replaced=self._take_buffers,
             entered=self._entered,
         )
+        #: Whether steps are reported at the end of their last backward. Where backward passes leave
+        #: generators as they find them, which None asks the next one, the contexts after the step are known
+        #: when it begins. On a GPU the host is ahead of the device anyway.
+        self._reports_late: bool | None = None if device.type == "cpu" else True
         self._shared_versions: list[int] = []
         self._contexts: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
@@ -177,6 +185,7 @@ class Trainer:
         script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
         try:
+            self._buffers_shown = False
             while self._in_epoch():
                 self._boundary.settle(self._contexts)
                 if self._in_epoch():
@@ -232,7 +241,7 @@ class Trainer:
 
     def _run_step(self, step: int) -> Iterator[Any]:
         """One global step; returns with the step applied, or lost and to be run again."""
-        self._after, self._tasks, self._rank0_captured = {}, [], None
+        self._after, self._tasks = {}, []
         self._shared_versions = [tensor._version for tensor in self._shared]
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
         for slot, rank in enumerate(ranks):
@@ -250,7 +259,8 @@ class Trainer:
         failure = self._reducer.failure
         self._drop_step()
         if failure is not None:
-            self._attendance.tell(lambda: self._protocol.broken(step, str(failure)))
+            why = _DRAWN_IN_BACKWARD if turn.reported and self._reports_late else str(failure)
+            self._attendance.tell(lambda: self._protocol.broken(step, why))
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
             raise StepError(
@@ -262,8 +272,12 @@ class Trainer:
         self.turn = turn
         first = turn.micro == 0
         if first:
-            self._restore_buffers()
-            self._generators.exchange(self._contexts[turn.rank].parts)
+            if not self._buffers_shown:
+                self._restore_buffers()
+            self._buffers_shown = False
+            # Behind another EST's turn the generators are as they have just been taken down.
+            switch = self._generators.switch if turn.slot else self._generators.exchange
+            switch(self._contexts[turn.rank].parts)
             self._registry.exchange(self._contexts[turn.rank].parts)
         batch, info = self._source.begin(turn.rank)
         turn.taken.append(info)
@@ -286,19 +300,13 @@ class Trainer:
         states = self._states()
         if self._trace is not None:
             self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
-        if not turn.sync:
-            return
-        if self._shared_versions != [tensor._version for tensor in self._shared]:
-            raise StepError(
-                f"an averaged or copied model changed in step {turn.step} before the step was applied",
-                hint="update it after optimizer.step() `if job.stepped:`, and call its eval() "
-                "if the loop runs it forward",
-                virtual_rank=turn.rank,
-            )
+        if turn.sync:
+            self._note(turn, states)
+            self._keep(turn)
+
+    def _note(self, turn: Turn, states: Parts) -> None:
+        """The EST's context after the step, and what it has done."""
         self._after[turn.rank] = self._contexts[turn.rank].next(states, turn.loader_parts)
-        if turn.rank == 0:
-            self._rank0_captured = [buffer.detach().clone() for buffer in self._module_buffers]
-            turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
         task = ring_pb2.StepTask(virtual_rank=turn.rank)
         task.range.start, task.range.end = turn.taken[0].start, turn.taken[-1].end
         for info in turn.taken:
@@ -307,12 +315,59 @@ class Trainer:
             task.metrics[name] = value.item() if isinstance(value, torch.Tensor) else float(value)
         self._tasks.append(task)
 
+    def _keep(self, turn: Turn) -> None:
+        """What the EST's backward may still have changed: EST 0's buffers."""
+        if self._shared_versions != [tensor._version for tensor in self._shared]:
+            raise StepError(
+                f"an averaged or copied model changed in step {turn.step} before the step was applied",
+                hint="update it after optimizer.step() `if job.stepped:`, and call its eval() "
+                "if the loop runs it forward",
+                virtual_rank=turn.rank,
+            )
+        if turn.rank == 0:
+            self._reducer.keep_buffers(self._module_buffers)
+            turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
+
+    def _first_gradient(self) -> bool:
+        """Early in the last EST's backward: report the step, where what is reported can be known.
+
+        True: it is reported, and nobody may apply it before `_last_backward` has confirmed it.
+        """
+        turn = self.turn
+        assert turn is not None and turn.last
+        if self._reports_late:
+            return False
+        turn.states = self._states()
+        if self._reports_late is None or turn.step == self._reducer.order_step:
+            return False
+        turn.loader_parts |= self._source.finish(turn.rank)
+        self._note(turn, turn.states)
+        self._report(turn)
+        return True
+
     def _last_backward(self) -> None:
-        """At the end of the last EST's backward: report the step while its gradients travel."""
+        """At the end of the last EST's backward: report the step or confirm it; its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
         self._check_frozen()
-        self._end_batch(turn)
+        states = self._states() if turn.states else {}
+        if states:
+            self._reports_late = bool(self._reports_late) or states != turn.states
+        if not turn.reported:
+            self._end_batch(turn)
+            self._report(turn)
+        else:
+            if self._trace is not None:
+                self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
+            self._keep(turn)
+            if self._reports_late:
+                # What was reported is wrong, and may be durable. Nobody can have applied it: a bucket is here.
+                self._reducer.give_up()
+        if self._module_buffers:
+            self._reducer.broadcast_buffers()
+        probes.reached("all_reduce", turn.step)
+
+    def _report(self, turn: Turn) -> None:
         turn.reported = True
         report = ring_pb2.StepReport(
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
@@ -322,9 +377,6 @@ class Trainer:
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
         self._attendance.tell(lambda: self._protocol.report(report))
-        if self._module_buffers:
-            self._reducer.broadcast_buffers(self._rank0_captured)
-        probes.reached("all_reduce", turn.step)
 
     def claim(self) -> bool:
         """Whether the global step is applied in the present turn: waits until all is durable.
@@ -386,6 +438,7 @@ class Trainer:
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
+            self._buffers_shown = True
         self._boundary.pristine = False
         if self._trace is not None:
             self._trace.step_applied(turn.step)
@@ -433,9 +486,9 @@ class Trainer:
         self._show_buffers(self._rank0_buffers)
 
     def _show_buffers(self, values: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for buffer, value in zip(self._module_buffers, values, strict=True):
-                buffer.copy_(value)
+        if values:
+            with torch.no_grad():
+                torch._foreach_copy_(self._module_buffers, values)
 
     def _in_epoch(self) -> bool:
         return self.current_epoch == self.epoch and self.applied_step < self.total_steps

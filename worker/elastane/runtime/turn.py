@@ -27,6 +27,8 @@ class Turn:
     metrics: dict[str, Any] = field(default_factory=dict)
     #: Of each buffer, when EST 0's were taken down: tells who has written to it since.
     buffer_versions: list[int] = field(default_factory=list)
+    #: Generators and registered items when the backward's first gradient came.
+    states: Parts = field(default_factory=dict)
     #: The contexts of the step are on their way; nothing of the turn can be added any more.
     reported: bool = False
     #: The optimizer has stepped.

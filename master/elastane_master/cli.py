@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -207,6 +208,7 @@ async def serve(settings: MasterSettings) -> None:
 
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Runs the coroutine on uvloop where there is one: it takes a third of the cost off every call."""
+    gc.freeze()  # modules and their classes stay for good: the collector need not look at them again
     try:
         import uvloop
     except ImportError:

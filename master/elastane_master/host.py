@@ -118,6 +118,7 @@ class JobHost(LogListener):
         self._base = machine.snapshot()
         self._since_base: list[StoredEvent] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._looks_soon = False
 
     @property
     def name(self) -> str:
@@ -146,7 +147,7 @@ class JobHost(LogListener):
         self.paused = refusal
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._looks_soon = None, False
         self._end_streams(refusal)
         for session in list(self.sessions.values()):
             self._forget(session)
@@ -423,7 +424,9 @@ class JobHost(LogListener):
         return max(PLAN_SECONDS, PLAN_SECONDS_PER_SESSION * len(self.sessions))
 
     def _plan(self, delay_seconds: float) -> None:
-        """Looks for deadlines after the delay, or earlier if that is planned already."""
+        """Looks for deadlines after the delay (PLAN_SECONDS or more), or earlier if that is planned."""
+        if self._looks_soon:
+            return
         loop = asyncio.get_running_loop()
         at = loop.time() + delay_seconds
         if self._timer is not None:
@@ -432,11 +435,12 @@ class JobHost(LogListener):
             self._timer.cancel()
         if not self.stopping and self.paused is None:
             self._timer = loop.call_at(at, self._look_for_deadlines)
+            self._looks_soon = delay_seconds <= PLAN_SECONDS
 
     def _look_for_deadlines(self) -> None:
         # The handle that fired is forgotten first: uvloop rounds to milliseconds, and one that fired
         # early would look like one still to come.
-        self._timer = None
+        self._timer, self._looks_soon = None, False
         now = self.clock()
         timeout_seconds = self.machine.state.settings.heartbeat_timeout_seconds
         try:

@@ -13,14 +13,14 @@ from elastane_master.store.errors import StoreFormatUnknown
 T = TypeVar("T")
 
 
-class StoredEvent(msgspec.Struct, array_like=True, frozen=True):
+class StoredEvent(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An event that changed the state. now: the time it was decided at, seconds since the Unix epoch."""
 
     now: float
     event: AnyEvent
 
 
-class StoredCommit(msgspec.Struct, array_like=True, frozen=True):
+class StoredCommit(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """An entry of the committed history. now: when it was committed."""
 
     now: float

@@ -46,7 +46,7 @@ class AttemptError(msgspec.Struct, frozen=True, array_like=True):
     error: str
 
 
-class TaskLease(msgspec.Struct, frozen=True):
+class TaskLease(msgspec.Struct, frozen=True, gc=False):
     """A task as handed to a worker.
 
     count: tasks from `index` on that this lease covers. start, end: positions of all of them; with shuffle

@@ -39,7 +39,7 @@ LOCKSTEP_DATASET = "train"
 """The name under which the progress of the training itself is shown."""
 
 
-class TaskOutcome(msgspec.Struct, frozen=True):
+class TaskOutcome(msgspec.Struct, frozen=True, gc=False):
     """What became of the report of `count` tasks."""
 
     epoch: int
@@ -48,7 +48,7 @@ class TaskOutcome(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-class LeaseResult(msgspec.Struct, frozen=True):
+class LeaseResult(msgspec.Struct, frozen=True, gc=False):
     """Answer to TasksRequested.
 
     wait: nothing now, but tasks may come back or be added; ask again with the same event once the state has
@@ -61,7 +61,7 @@ class LeaseResult(msgspec.Struct, frozen=True):
     wait: bool
 
 
-class RememberedRequest(msgspec.Struct, frozen=True):
+class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
     """The last request of a worker and its answer; before: those it had no answer to then, oldest first."""
 
     request_id: str

@@ -238,7 +238,7 @@ class DatasetSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
 
 
-class TaskReport(msgspec.Struct, frozen=True):
+class TaskReport(msgspec.Struct, frozen=True, gc=False):
     epoch: int
     index: int
     attempt: int
@@ -246,7 +246,7 @@ class TaskReport(msgspec.Struct, frozen=True):
     count: int = 1
 
 
-class TasksRequested(Event, frozen=True, tag=True):
+class TasksRequested(Event, frozen=True, tag=True, gc=False):
     """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
 
     runs: tasks that follow one another may be leased as one. unanswered: requests before this one that may

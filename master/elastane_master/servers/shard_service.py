@@ -55,7 +55,7 @@ class ShardServicer:
     ) -> shard_pb2.LeaseTasksResponse:
         asked = self._asked(request)
         result = cast("LeaseResult", await asked.host.submit(asked.event))
-        return await _answer(asked, result)
+        return translate_shard.lease_response(asked.event.dataset, await _awaited(asked, result))
 
     async def StreamTasks(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
@@ -65,7 +65,7 @@ class ShardServicer:
 
         def begin(
             message: shard_pb2.StreamTasksRequest | Malformed,
-        ) -> Decided[shard_pb2.LeaseTasksResponse] | asyncio.Task[shard_pb2.LeaseTasksResponse]:
+        ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
             nonlocal job
             if isinstance(message, Malformed):
                 raise message.rejection()
@@ -81,7 +81,7 @@ class ShardServicer:
 
         async with Pipeline(begin, requests, REQUESTS_IN_FLIGHT) as answers:
             async for response in answers:
-                yield shard_pb2.StreamTasksResponse(response=response)
+                yield response
 
     def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
         """What a request for tasks asks. Raises Rejection."""
@@ -159,7 +159,7 @@ class _Asked(NamedTuple):
 
 def _begin(
     asked: _Asked,
-) -> Decided[shard_pb2.LeaseTasksResponse] | asyncio.Task[shard_pb2.LeaseTasksResponse]:
+) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
     """Decides on a request: the answer, or a task where it cannot be given at once."""
     host = asked.host
     host.require_taking()
@@ -170,7 +170,7 @@ def _begin(
     leased = cast("LeaseResult", result)
     if leased.wait:
         return asyncio.create_task(_answer(asked, leased, durable))
-    return Decided(translate_shard.lease_response(asked.event.dataset, leased), durable)
+    return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
 
 
 async def _refuse(host: JobHost, refusal: Rejection) -> NoReturn:
@@ -179,26 +179,30 @@ async def _refuse(host: JobHost, refusal: Rejection) -> NoReturn:
 
 
 async def _answer(
-    asked: _Asked, result: LeaseResult, durable: asyncio.Future[None] | None = None
-) -> shard_pb2.LeaseTasksResponse:
-    """The answer to what was decided; waits while there is nothing to lease but may be later."""
-    host, event, deadline = asked
+    asked: _Asked, result: LeaseResult, durable: asyncio.Future[None] | None
+) -> shard_pb2.StreamTasksResponse:
+    """The answer to a request that has to wait."""
     if durable is not None:
         await asyncio.shield(durable)
-    outcomes = result.outcomes
-    if result.wait:
-        again = msgspec.structs.replace(event, completed=())  # the reports have been counted
-        loop = asyncio.get_running_loop()
-        while result.wait and (left := deadline - loop.time()) > 0:
-            require_serving(host)
-            maximum = host.limits.lease_waiters_per_job_max
-            require_room(
-                "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
-            )
-            await host.task_waiters.wait(event.dataset, left)
-            result = cast("LeaseResult", await host.submit(again))
-        result = msgspec.structs.replace(result, outcomes=outcomes)
-    return translate_shard.lease_response(event.dataset, result)
+    return translate_shard.streamed_response(asked.event.dataset, await _awaited(asked, result))
+
+
+async def _awaited(asked: _Asked, result: LeaseResult) -> LeaseResult:
+    """The result, or a later one: waits while there is nothing to lease but may be."""
+    if not result.wait:
+        return result
+    host, event, deadline = asked
+    loop, outcomes = asyncio.get_running_loop(), result.outcomes
+    again = msgspec.structs.replace(event, completed=())  # the reports have been counted
+    while result.wait and (left := deadline - loop.time()) > 0:
+        require_serving(host)
+        maximum = host.limits.lease_waiters_per_job_max
+        require_room(
+            "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
+        )
+        await host.task_waiters.wait(event.dataset, left)
+        result = cast("LeaseResult", await host.submit(again))
+    return msgspec.structs.replace(result, outcomes=outcomes)
 
 
 def _progress(host: JobHost, dataset: str) -> list[shard_pb2.Progress]:

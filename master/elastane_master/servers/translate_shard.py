@@ -23,7 +23,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_proto import contexts
 from elastane_proto.v1 import shard_pb2
-from elastane_shards.tasks import Outcome, TaskInfo, TaskLease, TaskState
+from elastane_shards.tasks import Outcome, TaskInfo, TaskState
 
 _DEFAULTS = DatasetSettings(task_size=1)
 _STATES = {
@@ -86,33 +86,39 @@ def _report(report: shard_pb2.TaskReport) -> TaskReport:
 
 def lease_response(dataset: str, result: LeaseResult) -> shard_pb2.LeaseTasksResponse:
     """The answer to LeaseTasks."""
-    return shard_pb2.LeaseTasksResponse(
-        tasks=[_task(dataset, lease) for lease in result.tasks],
-        outcomes=[
-            shard_pb2.TaskOutcome(
-                epoch=report.epoch,
-                index=report.index,
-                outcome=_OUTCOMES[report.outcome],
-                count=report.count if report.count > 1 else 0,
-            )
-            for report in result.outcomes
-        ],
-        complete=result.complete,
-    )
+    response = shard_pb2.LeaseTasksResponse()
+    fill_response(response, dataset, result)
+    return response
 
 
-def _task(dataset: str, lease: TaskLease) -> shard_pb2.Task:
-    task = shard_pb2.Task(
-        dataset=dataset, epoch=lease.epoch, index=lease.index, attempt=lease.attempt, entries=lease.entries
-    )
-    # Filled in place: a message made apart is copied into its holder.
-    task.range.start, task.range.end = lease.start, lease.end
-    set_timestamp(task.deadline, lease.deadline)
-    if lease.rng:
-        task.rng.CopyFrom(contexts.rng_to_proto(lease.rng))
-    if lease.count > 1:
-        task.count = lease.count
-    return task
+def streamed_response(dataset: str, result: LeaseResult) -> shard_pb2.StreamTasksResponse:
+    """The answer to a request of StreamTasks."""
+    streamed = shard_pb2.StreamTasksResponse()
+    fill_response(streamed.response, dataset, result)
+    return streamed
+
+
+def fill_response(response: shard_pb2.LeaseTasksResponse, dataset: str, result: LeaseResult) -> None:
+    """Everything is filled in place: a message made apart is copied into its holder."""
+    response.complete = result.complete
+    for lease in result.tasks:
+        task = response.tasks.add(
+            dataset=dataset, epoch=lease.epoch, index=lease.index, attempt=lease.attempt
+        )
+        task.range.start, task.range.end = lease.start, lease.end
+        set_timestamp(task.deadline, lease.deadline)
+        if lease.entries:
+            task.entries.extend(lease.entries)
+        if lease.rng:
+            task.rng.CopyFrom(contexts.rng_to_proto(lease.rng))
+        if lease.count > 1:
+            task.count = lease.count
+    for report in result.outcomes:
+        outcome = response.outcomes.add(
+            epoch=report.epoch, index=report.index, outcome=_OUTCOMES[report.outcome]
+        )
+        if report.count > 1:
+            outcome.count = report.count
 
 
 def progress_message(view: ProgressView) -> shard_pb2.Progress:

@@ -170,8 +170,8 @@ def measure(case: Case, profile: str = "") -> Figures:
             seconds = case.steps * case.period_seconds
             if profile:
                 spy = subprocess.Popen(
-                    ["py-spy", "record", "-p", str(server.process.pid), "-d", str(int(seconds)), "-r", "200"]
-                    + ["-f", "raw", "-o", profile, "--native"]
+                    f"py-spy record --native -r 200 -f raw -p {server.process.pid} -d {seconds:.0f}".split()
+                    + ["-o", profile]
                 )
             start = time.monotonic() + LEAD_SECONDS
             clients.tell(str(start))

@@ -15,10 +15,10 @@ from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
 from elastane_master.records import StoredEvent, decode_event, encode
 from elastane_master.servers.app import services
+from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp
 from elastane_master.servers.translate_job import job_settings, settings_message
-from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts

@@ -221,12 +221,13 @@ def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
 def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     settings = events.JobSettings(ests=2)
     other = effects.Go(3, 5, (MEMBER,), (0,), (), ((1, {"rng/numpy": b"n"}),), ())
+    moved = msgspec.structs.replace(other, members=(effects.Member("w", 0, 1, "h:2"),))
     elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
     next_shard = effects.Prepared(3, 5, (1, 0), None, msgspec.structs.replace(CHECKPOINT, shard=1))
     plain = effects.Prepared(3, 5, ())
     for messages in itertools.permutations([PREPARE, TO_WORKER[3], other, elsewhere, TO_WORKER[4]]):
         encoder = AttendEncoder()
-        for message in (*messages, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
+        for message in (*messages, moved, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
             expected = attend_response(message, settings)  # type: ignore[arg-type]
             assert ring_pb2.AttendResponse.FromString(encoder.encode(message, settings)) == expected  # type: ignore[arg-type]
     encoder = AttendEncoder()

@@ -170,8 +170,10 @@ def measure(case: Case, profile: str = "") -> Figures:
             seconds = case.steps * case.period_seconds
             if profile:
                 spy = subprocess.Popen(
-                    ["py-spy", "record", "-p", str(server.process.pid), "-d", str(int(seconds)), "-r", "200"]
-                    + ["-f", "raw", "-o", profile, "--native"]
+                    [
+                        *f"py-spy record --native -r 200 -f raw -p {server.process.pid}".split(),
+                        *f"-d {seconds:.0f} -o {profile}".split(),
+                    ]
                 )
             start = time.monotonic() + LEAD_SECONDS
             clients.tell(str(start))

@@ -4,9 +4,10 @@ attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED
 
 COUNT workers, from number FIRST on, of a job of ESTS, each with a context of BYTES in three parts, of
 which CHANGED (1 to 3) are sent each step. Workers say Hello, answer Prepare and Load as real ones do,
-print "go" when all of them have Go, and wait for a line with a time (CLOCK_MONOTONIC). From then on all report
-their step together, every PERIOD seconds or as soon as the step before is prepared, and send heartbeats as
-often as Welcome says. Prints JSON: of each step when its last report was sent and when each session got its Prepared.
+print "go" when all of them have Go, and wait for a line with a time (CLOCK_MONOTONIC). From then on all
+report their step together, every PERIOD seconds or as soon as the step before is prepared, and send
+heartbeats as often as Welcome says. Prints JSON: of each step when its last report was sent and when each
+session got its Prepared.
 """
 
 from __future__ import annotations

@@ -58,6 +58,10 @@ PLAN_SECONDS = 0.005
 PLAN_SECONDS_PER_SESSION = 40e-6
 """Twenty times what the look costs for each worker: at most a twentieth of the time goes into it."""
 
+SMALL_RECORD_BYTES = 1024
+"""An event since the last snapshot is kept as its record where that is small: it takes a fourth of what the
+object does. The contexts in a large one are the state's own, so that the object costs less."""
+
 BROKEN_SECONDS = 1.0
 """After a Tick that could not be decided, the next is tried so much later."""
 
@@ -116,7 +120,7 @@ class JobHost(LogListener):
         self._note_sequence = note_sequence
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
         self._base = machine.snapshot()
-        self._since_base: list[StoredEvent] = []
+        self._since_base: list[StoredEvent | bytes] = []
         self._timer: asyncio.TimerHandle | None = None
         self._looks_soon = False
 
@@ -327,8 +331,6 @@ class JobHost(LogListener):
             logger.exception("an event could not be decided", job=self.name, kind=type(event).__name__)
             self._rebuild()
             raise MachineBroken(f"{type(event).__name__} could not be decided: {error!r}") from error
-        if decision.durable:
-            self._since_base.append(stored)
         self._store(stored, decision)
         for effect in decision.effects:
             self._bind(effect, event, previous)
@@ -349,6 +351,8 @@ class JobHost(LogListener):
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
+            if record is not None:
+                self._since_base.append(record if len(record) <= SMALL_RECORD_BYTES else stored)
             self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
         if notes:
             self._when_durable(partial(self._show, notes))
@@ -381,7 +385,8 @@ class JobHost(LogListener):
     def _rebuild(self) -> None:
         """Takes back a decision that failed half-way: the state is made again from what was decided."""
         machine = JobMachine.restore(self._base)
-        for stored in self._since_base:
+        for kept in self._since_base:
+            stored = records.decode_event(kept) if isinstance(kept, bytes) else kept
             machine.handle(stored.event, stored.now)
         self.machine = machine
 

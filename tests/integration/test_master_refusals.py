@@ -10,14 +10,19 @@ import pytest
 
 from elastane_master import host as host_module
 from elastane_master.clock import Clock
+from elastane_master.decisions import operators
 from elastane_master.decisions.events import (
     DatasetCreated,
     DatasetSettings,
     JobSettings,
     Rejection,
     ScaleRequested,
+    TaskReport,
+    TasksRequested,
 )
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.turn import Turn
+from elastane_master.errors import MachineBroken
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.following import stopping
 from elastane_master.store.connection import Store
@@ -129,3 +134,23 @@ async def test_a_store_that_lost_the_taking_over_does_not_fence_its_master(store
     with pytest.raises(Fenced):
         await first.append(b"too late")
     assert (await open_ledger(store)).records == [b"a", b"b"]
+
+
+async def test_a_decision_that_failed_half_way_leaves_what_was_decided_before_it(
+    hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = hosts.get("j")
+    rng = {"rng/python": bytes(2000)}  # makes an event large: it is kept as it is, the others as records
+    await host.submit(DatasetCreated("", "d", DatasetSettings(task_size=1, size=100)))
+    await host.submit(TasksRequested("a", "d", "w", (), 10, rng))
+    await host.submit(TasksRequested("b", "d", "w", (TaskReport(0, 3, 1),), 1))
+    before = host.machine.snapshot()
+
+    def half_way(turn: Turn, event: ScaleRequested) -> None:
+        turn.state.reason = "half of a decision"
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(operators, "request", half_way)
+    with pytest.raises(MachineBroken, match="a bug"):
+        await host.submit(ScaleRequested("r", 1, 1))
+    assert host.machine.snapshot() == before

@@ -204,12 +204,7 @@ MUTANTS = (
         f"{DECISIONS}.ring",
         "commit_below(turn, min(applied, default=-1))",
         "commit_below(turn, max(applied, default=-1))",
-        (
-            (
-                "return state.lagging(lambda record: not record.holds_state or record.applied_step <= committed)",
-                "return False",
-            ),
-        ),
+        (('if ring.stage != "running" or _held_up(state):', 'if ring.stage != "running":'),),
     ),
     Mutant(
         "the resume step is the lowest of the members'",

@@ -12,6 +12,8 @@ decided anew, with the next generation.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from elastane_master.decisions import checkpoints, claims, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
@@ -77,6 +79,18 @@ def most_members(state: JobState) -> int:
     """How many workers may train; further ones stand by."""
     settings = state.settings
     return min(settings.workers_max or settings.ests, settings.ests)
+
+
+def _enough(state: JobState) -> bool:
+    """Whether a ring could be formed, as far as can be said without choosing its members."""
+    free = (
+        record
+        for record in state.workers.values()
+        if record.role == "ring" and not (record.awaited or record.draining or record.drain_sent)
+        if record.held_until is None
+    )
+    fewest = _fewest(state)
+    return sum(1 for _ in islice(free, fewest)) == fewest
 
 
 def planned_members(turn: Turn) -> tuple[Member, ...] | None:
@@ -168,6 +182,9 @@ def form_if_due(turn: Turn) -> None:
     """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
     state = turn.state
     if state.ring.stage != "none" or state.phase in OVER or state.phase == "suspended" or state.awaited():
+        return
+    gathering = state.join_due is not None and turn.now < state.join_due
+    if gathering and len(state.workers) < most_members(state) and _enough(state):
         return
     members = next_members(state)
     if not members:

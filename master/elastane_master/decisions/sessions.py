@@ -221,7 +221,7 @@ def _check_signature(turn: Turn, event: WorkerJoined) -> None:
     state = turn.state
     level = state.settings.determinism
     require_level(level, event.signature, event.worker)
-    others = [record for record in state.workers.values() if record.role == "ring"]
+    others = any(record.role == "ring" for record in state.workers.values())
     if state.signature is not None and (state.ring.generation or others):
         require_equal(state.signature, event.signature, event.worker, level)
         state.signature = completed(state.signature, event.signature)

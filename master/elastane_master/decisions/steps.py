@@ -77,7 +77,8 @@ class StepBook(msgspec.Struct, dict=True):
         self, worker: str, contexts: dict[int, Parts], tasks: tuple[StepTask, ...], epoch: int
     ) -> None:
         """A member's part of the current step is in."""
-        known = self.reported_ranks()
+        before = self.reports.get(worker)
+        known = self.reported_ranks() - (len(before.contexts) if before else 0)
         self.reports[worker] = Report(contexts, tasks, epoch)
         self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 

@@ -1,6 +1,6 @@
 """The bytes of what the master says to workers: what all of them get alike is encoded once.
 
-A ring of N is told to N workers. Built anew for each of them, a ring of 5,000 is 25 million members: that took
+A ring of N is told to N workers. Built anew for each, a ring of 5,000 is 25 million members, which took
 longer than everything else about forming it.
 """
 

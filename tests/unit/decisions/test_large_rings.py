@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
+import pytest
+from job_driver import JobDriver, settings
+
+from elastane_master.decisions import ring
+from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import JobSettings
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
-from unit.decisions.job_driver import JobDriver, settings
 
 MEMBERS = 300
 
@@ -53,6 +58,24 @@ def test_the_place_of_a_member_follows_the_ring() -> None:
     state.ring.members = (Member("w7", 0, MEMBERS, ""),)
     assert state.ring.member("w7") == state.ring.members[0]
     assert state.ring.member("w8") is None
+
+
+def test_joins_that_are_gathered_do_not_choose_a_ring_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[int] = []
+
+    def choose(candidates: list[Candidate], **rest: Any) -> tuple[Member, ...]:
+        chosen.append(len(candidates))
+        return choose_members(candidates, **rest)
+
+    monkeypatch.setattr(ring, "choose_members", choose)
+    for fewest in (1, 50, MEMBERS):
+        chosen.clear()
+        job = JobDriver(settings(MEMBERS, workers_min=fewest, join_window_seconds=1000.0))
+        for number in range(MEMBERS):
+            assert not job.state.ring.members
+            job.join(f"w{number}")
+        assert len(job.state.ring.members) == MEMBERS
+        assert len(chosen) < 10
 
 
 def test_a_step_in_any_order_of_reports_commits_once_all_have_applied_it() -> None:

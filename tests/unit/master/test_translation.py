@@ -15,10 +15,10 @@ from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import Rejection
 from elastane_master.records import StoredEvent, decode_event, encode
 from elastane_master.servers.app import services
+from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.translate import duration, seconds, timestamp
 from elastane_master.servers.translate_job import job_settings, settings_message
-from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
@@ -221,12 +221,13 @@ def test_a_servicer_without_a_method_is_found_at_the_start() -> None:
 def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     settings = events.JobSettings(ests=2)
     other = effects.Go(3, 5, (MEMBER,), (0,), (), ((1, {"rng/numpy": b"n"}),), ())
+    moved = msgspec.structs.replace(other, members=(effects.Member("w", 0, 1, "h:2"),))
     elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
     next_shard = effects.Prepared(3, 5, (1, 0), None, msgspec.structs.replace(CHECKPOINT, shard=1))
     plain = effects.Prepared(3, 5, ())
     for messages in itertools.permutations([PREPARE, TO_WORKER[3], other, elsewhere, TO_WORKER[4]]):
         encoder = AttendEncoder()
-        for message in (*messages, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
+        for message in (*messages, moved, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
             expected = attend_response(message, settings)  # type: ignore[arg-type]
             assert ring_pb2.AttendResponse.FromString(encoder.encode(message, settings)) == expected  # type: ignore[arg-type]
     encoder = AttendEncoder()

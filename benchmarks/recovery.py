@@ -178,6 +178,11 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
             cluster.step_seconds = statistics.median(ordinary)
             print(f"  ordinary step {cluster.step_seconds:.3f}, longest {max(ordinary):.3f}", file=sys.stderr)
             yield cluster
+        except EventTimeout:
+            for log in sorted(Path(name).glob("log-*")):
+                lines = log.read_text(errors="replace").splitlines()
+                print(f"  {log.name}: " + " | ".join(line[:200] for line in lines[-4:]), file=sys.stderr)
+            raise
         finally:
             cluster.close()
 

@@ -49,6 +49,8 @@ NOTICE_TIMEOUT_SECONDS = 1.0
 _ASK_SECONDS = 2.0
 #: The embedded master stays this much longer than the job, so that who watches sees the end.
 _LINGER_SECONDS = 0.7
+#: A master that stays away is spoken of so often.
+_SAY_WAITING_SECONDS = 5.0
 _RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -140,6 +142,7 @@ class Agent:
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
+        self._say_waiting_at = 0.0
         self._code: int | None = None
         ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
         self._policy = SupervisorPolicy(ids, settings.budget, grace_seconds=settings.grace_seconds)
@@ -208,8 +211,10 @@ class Agent:
         return view
 
     def _waiting(self, seconds: float, error: str) -> None:
-        if self._watch_client is None:
-            self._output.say(f"the master does not answer: {error}; again in {seconds:.1f} s", "warning")
+        now = time.monotonic()
+        if self._watch_client is None and now >= self._say_waiting_at:
+            self._say_waiting_at = now + _SAY_WAITING_SECONDS
+            self._output.say(f"the master does not answer: {error}; it is tried again", "warning")
 
     def _watch_job(self) -> None:
         client = self._watch_client = MasterClient(self._address, timeout_seconds=float("inf"))

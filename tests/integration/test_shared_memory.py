@@ -21,6 +21,7 @@ from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport
+from elastane.errors import RefusedError
 from integration.ring_threads import form_ring, in_threads
 
 #: Far more than an ended wait takes, far less than the transports' timeout.
@@ -108,6 +109,12 @@ def test_nobody_else_may_open_it_and_nobody_can_shorten_it():
     assert os.fstat(arena._fd).st_mode & 0o777 == 0o600
     with pytest.raises(PermissionError):
         os.ftruncate(arena._fd, 0)
+
+
+def test_memory_that_cannot_be_mapped_is_refused_with_a_way_out():
+    with pytest.raises(RefusedError, match="cannot be mapped") as refused:
+        Arena().empty(1 << 48, torch.uint8)  # more than there are addresses
+    assert "ELASTANE_SHARED_MEMORY=0" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize("elements", [1, 63, 64, 129, 1000])

@@ -32,6 +32,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store
 
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
+from elastane.errors import RefusedError
 
 #: Larger rings are those of many machines, and would have as many pipes for each member.
 MEMBERS_MAX: Final = 64
@@ -159,7 +160,7 @@ def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: f
     attempt = _Attempt(store, rank, size)
     try:
         able = share and attempt.announce() and attempt.open()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RefusedError):
         able = False
     verdict = attempt.settle(able)
     if verdict:

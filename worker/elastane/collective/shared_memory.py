@@ -23,8 +23,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from elastane.errors import RefusedError
+
 #: Size of the file, which is sparse: memory is used where something is written.
-ARENA_BYTES: Final = 1 << 44
+ARENA_BYTES: Final = 1 << 50
 #: From this size on the kernel is asked for huge pages.
 _HUGE_BYTES: Final = 4 << 20
 _PAGE_BYTES: Final = mmap.PAGESIZE
@@ -33,7 +35,8 @@ _NONCE_CHARACTERS: Final = 32
 
 
 class Arena:
-    """What this process lets others read. Raises OSError where the system has no such files.
+    """What this process lets others read. Raises OSError where the system has no such files, and RefusedError
+    where memory of it cannot be mapped.
 
     Allocation is by page, and a place in the file is used once: who still maps memory that was given back
     reads zeros from it, never somebody else's.
@@ -58,7 +61,7 @@ class Arena:
         size = -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
         with self._lock:
             offset, self._end = self._end, self._end + size
-        mapping = mmap.mmap(self._fd, size, offset=offset)
+        mapping = _mapped(self._fd, size, offset)
         if size >= _HUGE_BYTES:
             # What the kernel does with small pages, it does with huge ones in a tenth of the time.
             mapping.madvise(mmap.MADV_HUGEPAGE)
@@ -91,7 +94,7 @@ class Arena:
 
 
 class PeerMemory:
-    """Another process's arena, to be read. Raises OSError or ValueError when it cannot be.
+    """Another process's arena, to be read. Raises OSError, ValueError or RefusedError when it cannot be.
 
     announcement: that of its owner, on any machine.
     """
@@ -107,8 +110,19 @@ class PeerMemory:
     def view(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
         """What lies there, as its owner sees it, while it is the owner's; 1-d, not to be written to."""
         size = -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
-        mapping = mmap.mmap(self._fd, size, offset=offset)
+        mapping = _mapped(self._fd, size, offset)
         return torch.frombuffer(mapping, dtype=dtype, count=max(1, elements))[:elements]
+
+
+def _mapped(fd: int, size: int, offset: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(fd, size, offset=offset)
+    except OSError as error:
+        raise RefusedError(
+            f"{size} bytes of shared memory cannot be mapped: {error.strerror}",
+            hint="raise the limits on address space and mappings (ulimit -v, vm.max_map_count), or set"
+            " ELASTANE_SHARED_MEMORY=0 on this worker",
+        ) from error
 
 
 def open_of_process(pid: int, fd: int, name: str, flags: int) -> int:

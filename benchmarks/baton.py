@@ -68,10 +68,16 @@ class Runner:
 
 @dataclass
 class Segment:
-    """steps: seconds of each counted step at the leader. cpu: seconds of CPU a step, all processes."""
+    """steps: seconds of each counted step at the leader. cpu: seconds of CPU a step, all processes.
+
+    processes: seconds of every step of every process. facts: what the leader said at the end; reports: what
+    every process said.
+    """
 
     steps: list[float]
     cpu: float
+    processes: list[list[float]]
+    reports: list[dict[str, Any]]
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,7 +131,8 @@ class Side:
         count = len(leader["steps"])
         cpu = sum(report["cpu"] for report in reports.values()) + self._others_cpu() - before
         facts = {name: value for name, value in leader.items() if name not in ("steps", "cpu")}
-        return Segment(leader["steps"][STEPS_DROPPED:], cpu / count, facts)
+        processes = [report["steps"] for report in reports.values()]
+        return Segment(leader["steps"][STEPS_DROPPED:], cpu / count, processes, [*reports.values()], facts)
 
     def close(self) -> None:
         """Processes that wait for their turn end."""

@@ -81,7 +81,7 @@ class Segment:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class SideFailed(RuntimeError):
+class SideError(RuntimeError):
     """A training process ended, or did not answer in time."""
 
 
@@ -110,7 +110,7 @@ class Side:
         while len(self._connections) < self._size:
             why = failed()
             if why or time.monotonic() > deadline:
-                raise SideFailed(f"{self.name}: {why or 'processes did not start in time'}")
+                raise SideError(f"{self.name}: {why or 'processes did not start in time'}")
             with suppress(TimeoutError):
                 connection, _ = self._server.accept()
                 connection.setblocking(True)
@@ -153,7 +153,7 @@ class Side:
             while len(reports) < self._size:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise SideFailed(f"{self.name}: a segment took over {SEGMENT_SECONDS:g} s")
+                    raise SideError(f"{self.name}: a segment took over {SEGMENT_SECONDS:g} s")
                 for key, _ in ready:
                     connection = key.fileobj
                     assert isinstance(connection, socket.socket)
@@ -165,7 +165,7 @@ class Side:
         while b"\n" not in self._buffers[connection]:
             received = connection.recv(1 << 20)
             if not received:
-                raise SideFailed(f"{self.name}: a training process ended")
+                raise SideError(f"{self.name}: a training process ended")
             self._buffers[connection] += received
         line, _, self._buffers[connection] = self._buffers[connection].partition(b"\n")
         message: dict[str, Any] = json.loads(line)

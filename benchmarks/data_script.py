@@ -1,9 +1,9 @@
 """The loading that data_pipeline.py times: a stock rank, or a worker that hosts all ranks as ESTs.
 
-    data_script.py stock|shared --dataset D --ests K --workers W --batch B --batches M --segment L --baton SOCKET
+    data_script.py stock|shared --dataset D --ests K --workers W --batch B ... --baton SOCKET
 
-Batches are taken and dropped. "shared" does for each what the trainer does: generators and loader position of
-the EST in, batch, context of the EST out.
+Batches are taken and dropped. "shared" does for each what the trainer does: generators and loader position
+of the EST in, batch, context of the EST out.
 """
 
 import argparse

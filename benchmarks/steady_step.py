@@ -4,8 +4,8 @@
 
 P = N: two workers with one EST each beside stock DDP(gloo) of two processes. P < N: workers with k ESTs each
 beside stock DDP of as many processes that accumulates k micro-batches. Both train in the same minute, a
-segment of steps in turn (`baton`), one thread a process; master and store share the machine with ours. Of each
-segment the median step of the leader counts, and the ratio is the median over neighbouring segments.
+segment of steps in turn (`baton`), one thread a process; master and store share the machine with ours. Of
+each segment the median step of the leader counts, and the ratio is the median over neighbouring segments.
 
 At P = N, weights, buffers and optimizer state of both sides must be equal at the end; at P < N, those of
 all ways to host the same ESTs. Otherwise the benchmark fails.
@@ -87,12 +87,15 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     for case in CASES:
         if (args.quick and not case.quick) or args.only not in case.name:
             continue
-        print(case.name, file=sys.stderr)
         segments = run_case(case, repeats)
         ours, theirs = segments["elastane"], segments["ddp"]
         report.rows.append(row(case, ours, theirs))
         if "torchft" in segments:
             report.rows.append(torchft_row(case, ours, segments["torchft"]))
+        for done in report.rows[-2 if case.torchft else -1 :]:
+            print(
+                f"{done.case}: {done.ours}, {done.peer_name} {done.peer}: {done.ratio:.3f}", file=sys.stderr
+            )
         check_bits(case, ours[-1].facts["digest"], theirs[-1].facts["digest"], digests)
     report.facts["bits"] = "equal to stock DDP's in every P = N case, and for all mappings of the same ESTs"
     report.facts["repeats"] = repeats

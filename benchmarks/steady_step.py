@@ -113,7 +113,8 @@ def row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
         target=1.02 if whole else 1.03,
         slack=1.0 if whole else 0.0,
         noise=1.15 if series(theirs).median > 20 else 1.35,
-        note=f"CPU a step, all processes: {cpu(ours):.3g} ms, with the master's; DDP {cpu(theirs):.3g} ms",
+        note=f"CPU a step, all processes: {cpu(ours):.3g} ms, with the master's; DDP {cpu(theirs):.3g} ms"
+        + (f". {CAUSES[whole]}" if series(theirs).median < SMALL_STEP_MILLISECONDS else ""),
     )
 
 
@@ -166,6 +167,14 @@ def run_case(case: Case, repeats: int) -> dict[str, list[Segment]]:
         return segments
 
 
+#: Profiled with py-spy and timers around every part of a turn (benchmarks/changes/step.md).
+SMALL_STEP_MILLISECONDS = 25.0
+CAUSES = {
+    True: "A step this short cannot hide the master's answer (1 ms and more from report to Prepared) behind "
+    "backward and sums; reporting a batch, and the master on the same two cores, cost as much again",
+    False: "What does not shrink with the model: 0.15 ms an EST for context, loader and gradients, and most of "
+    "the master's answer (1 ms), which so short a backward cannot hide; accumulation has neither",
+}
 SEGMENT_OF = {(case.model, case.batch, case.ests): case.segment for case in reversed(CASES)}
 
 

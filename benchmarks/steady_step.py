@@ -172,8 +172,8 @@ SMALL_STEP_MILLISECONDS = 25.0
 CAUSES = {
     True: "A step this short cannot hide the master's answer (1 ms and more from report to Prepared) behind "
     "backward and sums; reporting a batch, and the master on the same two cores, cost as much again",
-    False: "What does not shrink with the model: 0.15 ms an EST for context, loader and gradients, and most of "
-    "the master's answer (1 ms), which so short a backward cannot hide; accumulation has neither",
+    False: "What does not shrink with the model: 0.15 ms an EST for context, loader and gradients, and most "
+    "of the master's answer (1 ms), which so short a backward cannot hide; accumulation has neither",
 }
 SEGMENT_OF = {(case.model, case.batch, case.ests): case.segment for case in reversed(CASES)}
 

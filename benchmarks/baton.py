@@ -68,14 +68,20 @@ class Runner:
 
 @dataclass
 class Segment:
-    """steps: seconds of each counted step at the leader. cpu: seconds of CPU a step, all processes."""
+    """steps: seconds of each counted step at the leader. cpu: seconds of CPU a step, all processes.
+
+    processes: seconds of every step of every process. facts: what the leader said at the end; reports: what
+    every process said.
+    """
 
     steps: list[float]
     cpu: float
+    processes: list[list[float]]
+    reports: list[dict[str, Any]]
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-class SideFailed(RuntimeError):
+class SideError(RuntimeError):
     """A training process ended, or did not answer in time."""
 
 
@@ -104,7 +110,7 @@ class Side:
         while len(self._connections) < self._size:
             why = failed()
             if why or time.monotonic() > deadline:
-                raise SideFailed(f"{self.name}: {why or 'processes did not start in time'}")
+                raise SideError(f"{self.name}: {why or 'processes did not start in time'}")
             with suppress(TimeoutError):
                 connection, _ = self._server.accept()
                 connection.setblocking(True)
@@ -125,7 +131,8 @@ class Side:
         count = len(leader["steps"])
         cpu = sum(report["cpu"] for report in reports.values()) + self._others_cpu() - before
         facts = {name: value for name, value in leader.items() if name not in ("steps", "cpu")}
-        return Segment(leader["steps"][STEPS_DROPPED:], cpu / count, facts)
+        processes = [report["steps"] for report in reports.values()]
+        return Segment(leader["steps"][STEPS_DROPPED:], cpu / count, processes, [*reports.values()], facts)
 
     def close(self) -> None:
         """Processes that wait for their turn end."""
@@ -146,7 +153,7 @@ class Side:
             while len(reports) < self._size:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
-                    raise SideFailed(f"{self.name}: a segment took over {SEGMENT_SECONDS:g} s")
+                    raise SideError(f"{self.name}: a segment took over {SEGMENT_SECONDS:g} s")
                 for key, _ in ready:
                     connection = key.fileobj
                     assert isinstance(connection, socket.socket)
@@ -158,7 +165,7 @@ class Side:
         while b"\n" not in self._buffers[connection]:
             received = connection.recv(1 << 20)
             if not received:
-                raise SideFailed(f"{self.name}: a training process ended")
+                raise SideError(f"{self.name}: a training process ended")
             self._buffers[connection] += received
         line, _, self._buffers[connection] = self._buffers[connection].partition(b"\n")
         message: dict[str, Any] = json.loads(line)

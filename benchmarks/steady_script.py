@@ -1,6 +1,6 @@
 """The training loop that steady_step.py times: one model, batch and optimizer under three frameworks.
 
-    steady_script.py elastane|torchft --model M --batch B --steps S --segment L --baton SOCKET [--accumulate K]
+    steady_script.py elastane|torchft --model M --batch B ... --baton SOCKET
 
 "elastane" is stock DDP where ELASTANE_MODE=ddp. `baton` says when which side trains.
 """

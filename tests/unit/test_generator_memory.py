@@ -13,14 +13,10 @@ from elastane.rng import Generators, seed_all
 
 
 @pytest.fixture
-def without_memory():
+def without_memory(monkeypatch):
     """The public calls are used, as where the layout is another."""
-    caches = rng._python_memory, rng._numpy_memory
-    before = rng._python_memory, rng._numpy_memory
-    rng._python_memory = rng._numpy_memory = lambda: None
-    yield
-    rng._python_memory, rng._numpy_memory = before
-    assert caches == before
+    monkeypatch.setattr(rng, "_python_memory", lambda: None)
+    monkeypatch.setattr(rng, "_numpy_memory", lambda: None)
 
 
 def _draw():

@@ -41,7 +41,7 @@ class PythonMemory:
     """A `random.Random`: index, then the words, behind the object's head. Bytes as in "rng/python"."""
 
     def __init__(self, generator: random.Random) -> None:
-        self._generator = generator
+        self._generator: Any = generator
         self._place = id(generator) + _HEAD
 
     def read(self) -> bytes:
@@ -143,7 +143,7 @@ def _on_mersenne(generator: Any) -> bool:
 
 
 def _gaussian_offset(probe: Any) -> int | None:
-    """Where in a `RandomState` the kept gaussian lies: the only place that shows it, its flag 8 bytes before."""
+    """Where in a `RandomState` the kept gaussian lies: the only place that shows it, its flag before it."""
     places: set[int] | None = None
     for flag, value in ((1, 0.7310585786300049), (1, -1.4142135623730951), (0, 2.718281828459045)):
         state = probe.get_state(legacy=False)

@@ -162,7 +162,7 @@ def seed_all(seed: int) -> None:
 @cache
 def _python_memory() -> PythonMemory | None:
     """The global generator's memory, where it can be had."""
-    return find_python(random._inst)  # type: ignore[attr-defined]
+    return find_python(random._inst)
 
 
 @cache

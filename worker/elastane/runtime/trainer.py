@@ -361,7 +361,7 @@ class Trainer:
                 self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
             self._keep(turn)
             if self._reports_late:
-                # What was reported is wrong, and may be durable. Nobody can have applied it: a bucket is here.
+                # What was reported is wrong, and may be durable. Nobody has applied it: a bucket is here.
                 self._reducer.give_up()
         if self._module_buffers:
             self._reducer.broadcast_buffers()

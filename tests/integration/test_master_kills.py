@@ -98,8 +98,8 @@ def test_master_killed_again_and_again_in_dynamic_leasing(
         int(line.split()[0]) for path in out.iterdir() for line in path.read_text().splitlines()
     )
     assert sorted(written) == list(range(tasks))
-    # A worker that is killed takes with it the task in its hands, and what it had not told of yet.
-    untold = 1 + 2 * max(1, prefetch // 4) if prefetch else KILLS * 3 + 1
+    # A worker that is killed takes with it what it did while the master was away: all it held, at most.
+    untold = 2 * (prefetch + 1) if prefetch else KILLS * 3 + 1
     assert sum(written.values()) - tasks <= untold
 
 

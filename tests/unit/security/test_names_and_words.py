@@ -54,9 +54,9 @@ def test_no_name_leads_out_of_its_place(name: str) -> None:
     with pytest.raises(Rejection):
         hello(ring_pb2.Hello(job="j", worker_id=name, role=ring_pb2.WORKER_ROLE_RING), "s")
     with pytest.raises(Rejection):
-        tasks_requested(shard_pb2.LeaseTasksRequest(job="j", dataset=name, worker_id="w"), "r")
+        tasks_requested(shard_pb2.LeaseTasksRequest(job="j", dataset=name, worker_id="w"))
     with pytest.raises(Rejection):
-        tasks_requested(shard_pb2.LeaseTasksRequest(job="j", dataset="d", worker_id=name), "r")
+        tasks_requested(shard_pb2.LeaseTasksRequest(job="j", dataset="d", worker_id=name))
 
 
 @given(st.text(max_size=80))

@@ -361,6 +361,27 @@ def test_a_member_that_left_is_heard_no_more(store):
     assert not members.all_present()
 
 
+def test_who_has_said_all_may_leave_while_others_are_waited_for(store):
+    """At the end of a step the first who is through may go, by a drain or because the training is over."""
+    ring = form_ring(store, "ring", 3)
+    members = [transport.members for transport in ring]
+    members[2].tell(Kind.COPIED, 1)
+    ring[2].close()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(members[1].hear, Kind.COPIED, 1)
+        time.sleep(0.05)  # lets it read that member 2 has left; if it has not, the test still must pass
+        members[0].tell(Kind.COPIED, 1, hosts=[1])
+        assert waiting.result(ENDS_SECONDS) == {0: 0, 2: 0}
+    sent = torch.arange(100, dtype=torch.uint8)
+    received = torch.zeros_like(sent)
+    spreads = [SharedSpread(members[me], 100, me) for me in (0, 1)]
+    members[0]._arrived[2, Kind.COPIED, 9].append(0)  # member 2 had it before it left
+    in_threads(2, lambda me: spreads[me].run(ring[me], (sent, received)[me], 9))
+    assert torch.equal(received, sent)
+    with pytest.raises(MemberLeft, match=r"\[2\]"):
+        members[0].hear(Kind.READY, 1)
+
+
 def test_one_members_message_reaches_all(store):
     ring = form_ring(store, "ring", 3)
     spreads = [SharedSpread(transport.members, 5000, me) for me, transport in enumerate(ring)]

@@ -52,6 +52,8 @@ class Kind(IntEnum):
     READY = 1
     SUMMED = 2
     COPIED = 3
+    #: It leaves as it should, having said all; without it the end of the pipe is a break.
+    BYE = 4
 
 
 class MemberLeft(Exception):  # noqa: N818
@@ -87,6 +89,8 @@ class SharedMembers:
             self._poll.register(fd, select.POLLIN)
         # A wait may still look at them when the ring is over.
         weakref.finalize(self, _close, [self._wake, *inboxes.values()]).atexit = False
+        #: Peers that have left in order, and all they have said is read.
+        self._gone: set[int] = set()
         self._partial: dict[int, bytes] = defaultdict(bytes)
         #: What came and was not asked for yet: values in the order of arrival.
         self._arrived: dict[tuple[int, Kind, int], deque[int]] = defaultdict(deque)
@@ -108,6 +112,7 @@ class SharedMembers:
         hosts = self.peers if hosts is None else hosts
         deadline = time.monotonic() + self._timeout_seconds
         wanted = {host for host in hosts if not self._arrived[host, kind, tag]}
+        self._check_gone(wanted)
         while wanted:
             ready = self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3)
             if not ready:
@@ -115,6 +120,7 @@ class SharedMembers:
             for fd, _ in ready:
                 self._read(fd)
             wanted = {host for host in wanted if not self._arrived[host, kind, tag]}
+            self._check_gone(wanted)
         return {host: self._arrived[host, kind, tag].popleft() for host in hosts}
 
     def withdraw(self) -> None:
@@ -122,18 +128,30 @@ class SharedMembers:
         has ended, and use that memory for something else. Any number of times."""
         self._mark.zero_()
 
-    def leave(self) -> None:
-        """Withdraw, and end all waits, here and at the peers. Any number of times."""
+    def leave(self, *, in_order: bool = False) -> None:
+        """Withdraw, and end all waits, here and at the peers. Any number of times.
+
+        in_order: nothing is under way here; peers that want nothing more of this member are not disturbed.
+        """
         self.withdraw()
+        if in_order:
+            with suppress(MemberLeft):
+                self.tell(Kind.BYE, 0)
         with self._lock:
             outboxes, self._outboxes = self._outboxes, None
             if outboxes is not None:
                 os.eventfd_write(self._wake, 1)
                 _close(list(outboxes.values()))
 
-    def all_present(self) -> bool:
-        """Whether no member has left: then all that was read of their memory until now was valid."""
-        return all(bool(mark) for mark in self._marks.values())
+    def all_present(self, hosts: Collection[int] | None = None) -> bool:
+        """Whether none of the others, or of some, has left: then all that was read of their memory until now
+        was valid."""
+        return all(bool(self._marks[host]) for host in (self.peers if hosts is None else hosts))
+
+    def _check_gone(self, wanted: set[int]) -> None:
+        """Only of those wanted: one that has said all it had to say may leave while others are waited for."""
+        if gone := wanted & self._gone:
+            raise MemberLeft(f"members {sorted(gone)} have left the ring")
 
     def _read(self, fd: int) -> None:
         if fd == self._wake:
@@ -141,7 +159,11 @@ class SharedMembers:
         host = self._hosts[fd]
         received = os.read(fd, _READ_BYTES)
         if not received:
-            raise MemberLeft(f"member {host} has left the ring")
+            if not self._arrived[host, Kind.BYE, 0]:
+                raise MemberLeft(f"member {host} has left the ring")
+            self._poll.unregister(fd)
+            self._gone.add(host)
+            return
         received = self._partial[host] + received
         whole = len(received) // _MESSAGE.size * _MESSAGE.size
         for kind, tag, value in _MESSAGE.iter_unpack(received[:whole]):

@@ -288,7 +288,7 @@ class RingTransport:
         self._withdraw()
         self._aborted = True
         if self.members is not None:
-            self.members.leave()
+            self.members.leave(in_order=True)
         self._tell_ended()
         self._group = None
 

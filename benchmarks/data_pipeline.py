@@ -59,7 +59,6 @@ def measure(args: argparse.Namespace, report: Report) -> None:
     for case in CASES:
         if (args.quick and not case.quick) or args.only not in case.name:
             continue
-        print(case.name, file=sys.stderr)
         ours, theirs = run_case(case, repeats)
         report.rows.append(
             Row(
@@ -73,6 +72,8 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 note=f"{1 + case.workers} processes beside {ESTS * (1 + case.workers)}",
             )
         )
+        done = report.rows[-1]
+        print(f"{done.case}: {done.ours}, {done.peer_name} {done.peer}: {done.ratio:.3f}", file=sys.stderr)
     report.facts["batches"] = "the same for every rank on both sides"
     report.facts["repeats"] = repeats
 

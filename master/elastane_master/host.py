@@ -440,7 +440,7 @@ class JobHost(LogListener):
             self._timer.cancel()
         if not self.stopping and self.paused is None:
             self._timer = loop.call_at(at, self._look_for_deadlines)
-            self._looks_soon = delay_seconds <= PLAN_SECONDS
+            self._looks_soon = delay_seconds <= self._plan_seconds
 
     def _look_for_deadlines(self) -> None:
         # The handle that fired is forgotten first: uvloop rounds to milliseconds, and one that fired

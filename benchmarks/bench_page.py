@@ -42,9 +42,9 @@ def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, dr
     parts = [INTRODUCTION, _machine(figures), _summary(figures)]
     for name, report in figures.items():
         parts.append("\n".join(_section(name, report, pictures, draw)))
-    if tables := [file.read_text().strip() for file in sorted(changes.glob("*.md"))]:
+    if tables := {file.stem: file.read_text().strip() for file in sorted(changes.glob("*.md"))}:
         parts.append("## Changes made for speed\n\nPredicted before the change, measured after it.\n")
-        parts += [f"{table}\n" for table in tables]
+        parts += [f"### {part}\n\n{table}\n" for part, table in tables.items()]
     page.write_text("\n".join(parts))
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from redis.exceptions import RedisError
 
 from elastane_master.store.connection import Store, StoreOptions
 from elastane_master.store.embedded import EmbeddedStore
@@ -216,6 +217,38 @@ async def test_a_killed_server_comes_back_and_nothing_acknowledged_is_lost(store
     assert changes in ([False, True] * count for count in (1, 2, 3))
     assert (await open_ledger(store)).records == numbered(300)
     assert await store.redis.xlen(KEYS.history) == 300
+
+
+async def test_a_connection_that_ended_while_nothing_was_written_is_no_absence_of_the_store(
+    store: Store,
+) -> None:
+    told: list[bool] = []
+
+    class Listener(LogListener):
+        def reachable(self, reachable: bool) -> None:
+            told.append(reachable)
+
+    ledger = await open_ledger(store, options=NO_SNAPSHOTS, listener=Listener())
+    await ledger.append(b"a")
+    killed = await store.redis.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert killed > 0
+    await ledger.append(b"b")
+    assert told == []
+    assert await store.redis.xlen(KEYS.history) == 2
+    await ledger.log.close()
+
+
+async def test_a_connection_is_made_anew_after_every_error(store: Store) -> None:
+    script = store.redis.pinned_script("return redis.call(ARGV[1])")
+    await script(keys=[], args=["PING"])
+    connection = script._connection
+    await script(keys=[], args=["PING"])
+    assert script._connection is connection
+    with pytest.raises(RedisError):
+        await script(keys=[], args=["nonsense"])
+    # A server that became a replica says no, and its name may mean another one by now.
+    assert await script(keys=[], args=["PING"]) and script._connection is not connection
+    await script.aclose()
 
 
 async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) -> None:

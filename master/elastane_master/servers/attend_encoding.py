@@ -6,6 +6,8 @@ longer than everything else about forming it.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from elastane_master.decisions import effects
 from elastane_master.decisions.events import JobSettings
 from elastane_master.servers.translate_session import attend_response, go_without_members, ring_members
@@ -55,8 +57,12 @@ def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
                 message.members is known.members
             )
         case effects.Prepared(), effects.Prepared():
-            simple = message.then_prepare is known.then_prepare is None
-            return simple and message == known
+            change, known_change = message.then_prepare, known.then_prepare
+            if change is None or known_change is None:
+                return change is known_change and message == known
+            # A planned change of the ring is told in this way to every worker.
+            rest, known_rest = (replace(one, then_prepare=None) for one in (message, known))
+            return _is_alike(change, known_change) and rest == known_rest
         case _:
             return False
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
+from redis.exceptions import ConnectionError as ConnectionLost
 from redis.exceptions import NoScriptError
 
 Word = bytes | int | str
@@ -34,26 +35,45 @@ class PinnedScript:
         self._connection: AbstractConnection | None = None
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
-        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time."""
+        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time.
+
+        A call may reach the store twice: where the connection ended while nobody used it, nothing tells
+        before an answer fails to come.
+        """
         words = (len(keys), *keys, *args)
         async with asyncio.timeout(self._timeout_seconds):
+            was_open = self._connection is not None
+            try:
+                return await self._call(words)
+            except ConnectionLost:
+                if not was_open:
+                    raise
+            return await self._call(words)
+
+    async def aclose(self) -> None:
+        """Gives the connection up. The next call opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.disconnect(nowait=True)
+
+    async def _call(self, words: tuple[Word, ...]) -> bytes:
+        try:
             try:
                 return await self._ask("EVALSHA", self._sha, *words)
             except NoScriptError:  # the store is new, or was started again
                 await self._ask("SCRIPT", "LOAD", self._text)
                 return await self._ask("EVALSHA", self._sha, *words)
-
-    async def aclose(self) -> None:
-        """Gives the connection up. The next call opens another."""
-        if self._connection is not None:
-            await self._connection.disconnect(nowait=True)
+        except BaseException:
+            # Made afresh, it looks the address up again and reads certificates anew; and no answer that comes
+            # late is taken for that of the next call.
+            await self.aclose()
+            raise
 
     async def _ask(self, *words: Word) -> bytes:
         if self._connection is None:
             # Its own timeout would start a task for each send; that around the call bounds it all.
             settings = {**self._pool.connection_kwargs, "socket_timeout": None}
             self._connection = self._pool.connection_class(**settings)
-        # Both end the connection when they are cut short, so that no late answer is taken for the next one.
         await self._connection.send_packed_command(packed(words), check_health=False)
         answer: bytes = await self._connection.read_response(timeout=math.inf)
         return answer

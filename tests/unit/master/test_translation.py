@@ -225,12 +225,32 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     elsewhere = effects.Prepare(3, (effects.Member("w", 0, 1, "h:2"),), "why")
     next_shard = effects.Prepared(3, 5, (1, 0), None, msgspec.structs.replace(CHECKPOINT, shard=1))
     plain = effects.Prepared(3, 5, ())
+    joins = effects.Prepared(3, 5, (), PREPARE, None)
+    moves = effects.Prepared(3, 5, (), elsewhere, None)
+    later = effects.Prepared(3, 6, (), PREPARE, None)
     for messages in itertools.permutations([PREPARE, TO_WORKER[3], other, elsewhere, TO_WORKER[4]]):
         encoder = AttendEncoder()
-        for message in (*messages, moved, next_shard, plain, plain, effects.Prepared(3, 6, ()), *TO_WORKER):
+        for message in (
+            *messages,
+            joins,
+            plain,
+            joins,
+            moves,
+            later,
+            joins,
+            moved,
+            next_shard,
+            plain,
+            plain,
+            effects.Prepared(3, 6, ()),
+            *TO_WORKER,
+        ):
             expected = attend_response(message, settings)  # type: ignore[arg-type]
             assert ring_pb2.AttendResponse.FromString(encoder.encode(message, settings)) == expected  # type: ignore[arg-type]
     encoder = AttendEncoder()
     first = encoder.encode(PREPARE, settings)
     assert encoder.encode(effects.Prepare(3, PREPARE.members, "why"), settings) is first
     assert encoder.encode(effects.Prepare(4, PREPARE.members, "why"), settings) != first
+    first = encoder.encode(joins, settings)
+    again = effects.Prepared(3, 5, (), effects.Prepare(3, PREPARE.members, "why"), None)
+    assert encoder.encode(again, settings) is first

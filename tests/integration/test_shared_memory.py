@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch._C._distributed_c10d import TCPStore
 
 from elastane.collective import shared_members, shared_memory
 from elastane.collective.allreduce import CanonicalAllreduce
@@ -20,7 +22,13 @@ from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
-from elastane.collective.transport import RendezvousStore, RingAborted, RingBroken, RingTransport
+from elastane.collective.transport import (
+    RendezvousStore,
+    RingAborted,
+    RingBroken,
+    RingTransport,
+    _Forming,
+)
 from elastane.errors import RefusedError
 from integration.ring_threads import form_ring, in_threads
 
@@ -34,6 +42,10 @@ def store():
     store = RendezvousStore("127.0.0.1")
     yield store
     store.close()
+
+
+def _open_descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def _plan(ring, me, elements=100_000, value=1.0):
@@ -411,3 +423,149 @@ def test_the_plan_of_a_shared_ring_travels_by_memory(store):
     ring = form_ring(store, "ring", 2)
     assert isinstance(_plan(ring, 0)._travel, SharedSum)
     assert Path(f"/proc/self/fd/{own_arena()._fd}").readlink().name.startswith("memfd:elastane-")
+
+
+# ---------------------------------------------------------------- many mappings, many threads
+
+
+def test_mappings_take_no_descriptors():
+    arena = own_arena()
+    before = _open_descriptors()
+    blocks = [arena.empty(10, torch.float32) for _ in range(100)]
+    views = [
+        PeerMemory(arena.announcement).view(arena.place_of(block), 10, torch.float32) for block in blocks[:3]
+    ]
+    assert _open_descriptors() - before <= 3  # of the three peers
+    del blocks, views
+
+
+def test_places_are_known_however_other_threads_give_memory_back():
+    arena, over = own_arena(), threading.Event()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def churn(_):
+        rounds = 0
+        while not over.is_set():
+            block = arena.empty(1000 + rounds % 7 * 1000, torch.float32)
+            place = arena.offset_of(block)
+            block.fill_(rounds)
+            if place is None or arena.offset_of(block) != place:
+                over.set()
+                return f"block {rounds} lost its place"
+            rounds += 1
+            if rounds == 3000:
+                return ""
+        return ""
+
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert "".join(pool.map(churn, range(4))) == ""
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_an_address_is_forgotten_before_it_is_free():
+    arena = Arena()
+    block = arena.empty(1000, torch.float32)
+    address, seen = block.data_ptr(), []
+    unmap = shared_memory._libc.munmap
+
+    def munmap(at, size):
+        if at == address:
+            seen.append(address in arena._offsets)
+        return unmap(at, size)
+
+    shared_memory._libc.munmap = munmap
+    try:
+        del block
+        gc.collect()
+    finally:
+        shared_memory._libc.munmap = unmap
+    assert seen == [False]
+
+
+# ---------------------------------------------------------------- leaving
+
+
+def test_members_may_leave_in_order_one_after_the_other(store):
+    ring = form_ring(store, "leaving", 4)
+    members = [transport.members for transport in ring]
+    for host in range(4):
+        for other in range(4):
+            if host != other and (host, other) != (3, 2):
+                members[host].tell(Kind.COPIED, 1, hosts=[other])
+    for host in (0, 1, 3):
+        members[host].hear(Kind.COPIED, 1)
+    ring[0].close()
+    ring[0] = members[0] = None
+    gc.collect()
+    ring[1].close()  # its BYE to 0 goes nowhere, that to 2 must arrive all the same
+    timer = threading.Timer(0.2, lambda: members[3].tell(Kind.COPIED, 1, hosts=[2]))
+    timer.start()
+    assert members[2].hear(Kind.COPIED, 1) == {0: 0, 1: 0, 3: 0}
+    timer.join()
+    for transport in ring[1:]:
+        transport.close()
+
+
+def _descriptors():
+    gc.collect()
+    return _open_descriptors()
+
+
+def test_members_that_nobody_told_to_leave_keep_no_descriptors(store):
+    for ring in (form_ring(store, "first", 2), form_ring(store, "second", 2)):
+        for transport in ring:
+            transport.members.leave()
+    before = _descriptors()
+    members = [transport.members for transport in form_ring(store, "dropped", 3)]
+    assert _descriptors() > before
+    del members
+    assert _descriptors() <= before
+
+
+def test_a_store_that_goes_away_while_they_agree_leaves_nothing_open():
+    own_arena()
+    for attempt in range(2):  # the first pays for what stays
+        before = _descriptors()
+        gone = RendezvousStore("127.0.0.1")
+        client = _client(gone)
+        threading.Timer(0.1, gone.close).start()
+        with pytest.raises(RuntimeError):
+            shared_members.agree(client, 0, 4, share=True, timeout_seconds=30)
+        del client
+        if attempt:
+            assert _descriptors() <= before
+
+
+def _client(store):
+    host, _, port = store.address.rpartition(":")
+    return TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+
+
+def test_a_group_that_nobody_wants_any_more_ends_for_its_peers(store):
+    cancel = threading.Event()
+    real = _Forming._build
+
+    def build(self):
+        group = real(self)
+        if self._rank == 0:
+            cancel.set()
+        return group
+
+    _Forming._build = build
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            form = lambda rank, cancel: RingTransport.form(  # noqa: E731
+                store_address=store.address, prefix="unwanted", rank=rank, size=2, cancel=cancel
+            )
+            unwanted, wanted = pool.submit(form, 0, cancel), pool.submit(form, 1, threading.Event())
+            with pytest.raises(RingAborted):
+                unwanted.result()
+            peer = wanted.result()
+    finally:
+        _Forming._build = real
+    with pytest.raises(MemberLeft):
+        peer.members.hear(Kind.READY, 1)
+    peer.close()

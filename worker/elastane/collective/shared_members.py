@@ -81,14 +81,15 @@ class SharedMembers:
         self._mark, self._marks = mark, marks
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self._outboxes: dict[int, int] | None = outboxes
+        self._outboxes = outboxes
+        self._left = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.poll()
         self._hosts = {fd: host for host, fd in inboxes.items()}
         for fd in (self._wake, *inboxes.values()):
             self._poll.register(fd, select.POLLIN)
-        # A wait may still look at them when the ring is over.
-        weakref.finalize(self, _close, [self._wake, *inboxes.values()]).atexit = False
+        # A wait may still look at inboxes when the ring is over; outboxes are left if nobody called `leave`.
+        weakref.finalize(self, _close_all, [self._wake, *inboxes.values()], outboxes).atexit = False
         #: Peers that have left in order, and all they have said is read.
         self._gone: set[int] = set()
         self._partial: dict[int, bytes] = defaultdict(bytes)
@@ -99,7 +100,7 @@ class SharedMembers:
         """Send a message to all others, or to some. Raises MemberLeft."""
         message = _MESSAGE.pack(kind, tag, value)
         with self._lock:
-            if self._outboxes is None:
+            if self._left:
                 raise MemberLeft("this member has left the ring")
             for host in self.peers if hosts is None else hosts:
                 try:
@@ -134,14 +135,15 @@ class SharedMembers:
         in_order: nothing is under way here; peers that want nothing more of this member are not disturbed.
         """
         self.withdraw()
-        if in_order:
-            with suppress(MemberLeft):
-                self.tell(Kind.BYE, 0)
+        for host in self.peers if in_order else ():
+            with suppress(MemberLeft):  # each for itself: some have left before
+                self.tell(Kind.BYE, 0, hosts=[host])
         with self._lock:
-            outboxes, self._outboxes = self._outboxes, None
-            if outboxes is not None:
+            if not self._left:
+                self._left = True
                 os.eventfd_write(self._wake, 1)
-                _close(list(outboxes.values()))
+                _close(list(self._outboxes.values()))
+                self._outboxes.clear()
 
     def all_present(self, hosts: Collection[int] | None = None) -> bool:
         """Whether none of the others, or of some, has left: then all that was read of their memory until now
@@ -180,15 +182,17 @@ def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: f
     if size > MEMBERS_MAX:
         return None
     attempt = _Attempt(store, rank, size)
+    agreed = False
     try:
-        able = share and attempt.announce() and attempt.open()
-    except (OSError, ValueError, RefusedError):
-        able = False
-    verdict = attempt.settle(able)
-    if verdict:
-        return attempt.members(timeout_seconds)
-    attempt.give_up()
-    return None
+        try:
+            able = share and attempt.announce() and attempt.open()
+        except (OSError, ValueError, RefusedError):
+            able = False
+        agreed = attempt.settle(able)
+    finally:
+        if not agreed:
+            attempt.give_up()  # also when the store is gone
+    return attempt.members(timeout_seconds) if agreed else None
 
 
 class _Attempt:
@@ -214,7 +218,7 @@ class _Attempt:
             return False
         self._mark = self._arena.empty(1, torch.int64)
         self._mark.fill_(1)
-        words = [self._arena.announcement, str(self._arena.offset_of(self._mark))]
+        words = [self._arena.announcement, str(self._arena.place_of(self._mark))]
         for peer in range(self._size):
             if peer == self._rank:
                 words.append("-")
@@ -271,6 +275,7 @@ class _Attempt:
 
     def give_up(self) -> None:
         """Nobody shares."""
+        self._mark.zero_()
         _close([*self._lent.values(), *self._inboxes.values(), *self._outboxes.values()])
 
     def _written(self, keys: list[str]) -> bool:
@@ -280,6 +285,10 @@ class _Attempt:
         except torch.distributed.DistStoreError:
             return False
         return True
+
+
+def _close_all(descriptors: list[int], outboxes: dict[int, int]) -> None:
+    _close([*descriptors, *outboxes.values()])
 
 
 def _close(descriptors: list[int]) -> None:

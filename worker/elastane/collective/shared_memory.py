@@ -10,6 +10,7 @@ Who may rely on another's memory, and until when: `shared_members`. docs/decisio
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
@@ -17,6 +18,7 @@ import secrets
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +34,13 @@ _HUGE_BYTES: Final = 4 << 20
 _PAGE_BYTES: Final = mmap.PAGESIZE
 _NAME: Final = "elastane-"
 _NONCE_CHARACTERS: Final = 32
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Arena:
@@ -53,27 +62,31 @@ class Arena:
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._end = 0
         self._lock = threading.Lock()
-        #: Where what lies at an address of this process is in the file.
+        #: Where what lies at an address of this process is in the file. An address is in it for as long as it
+        #: is mapped: it is taken out before the mapping goes, and another may get the address.
         self._offsets: dict[int, int] = {}
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         """A 1-d tensor whose memory others may read; it is given back when nobody here uses it any more."""
-        size = -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
+        size = _pages(elements, dtype)
         with self._lock:
             offset, self._end = self._end, self._end + size
-        mapping = _mapped(self._fd, size, offset)
+        mapping = _Mapping(self._fd, size, offset)
         if size >= _HUGE_BYTES:
             # What the kernel does with small pages, it does with huge ones in a tenth of the time.
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-        tensor = torch.frombuffer(mapping, dtype=dtype, count=max(1, elements))
-        address = tensor.data_ptr()
-        self._offsets[address] = offset
-        weakref.finalize(mapping, self._give_back, address, offset, size).atexit = False
-        return tensor[:elements]
+            mapping.advise(mmap.MADV_HUGEPAGE)
+        self._offsets[mapping.address] = offset
+        return mapping.tensor(elements, dtype, self._give_back)
 
     def offset_of(self, tensor: Tensor) -> int | None:
         """Where a tensor that `empty` gave lies in the file; None for any other."""
         return self._offsets.get(tensor.data_ptr())
+
+    def place_of(self, tensor: Tensor) -> int:
+        """The same of a tensor that must be one of them."""
+        offset = self.offset_of(tensor)
+        assert offset is not None, "not this arena's memory"
+        return offset
 
     @property
     def announcement(self) -> str:
@@ -85,12 +98,10 @@ class Arena:
         """Whether this is a fork's copy of its parent's arena."""
         return os.getpid() != self._pid
 
-    def _give_back(self, address: int, offset: int, size: int) -> None:
-        self._offsets.pop(address, None)
-        if self.inherited:
-            return  # the parent goes on using it
-        with mmap.mmap(self._fd, size, offset=offset) as mapping:
-            mapping.madvise(mmap.MADV_REMOVE)
+    def _give_back(self, mapping: _Mapping) -> None:
+        del self._offsets[mapping.address]
+        if not self.inherited:  # else the parent goes on using it
+            mapping.advise(mmap.MADV_REMOVE)
 
 
 class PeerMemory:
@@ -109,20 +120,53 @@ class PeerMemory:
 
     def view(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
         """What lies there, as its owner sees it, while it is the owner's; 1-d, not to be written to."""
-        size = -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
-        mapping = _mapped(self._fd, size, offset)
-        return torch.frombuffer(mapping, dtype=dtype, count=max(1, elements))[:elements]
+        return _Mapping(self._fd, _pages(elements, dtype), offset).tensor(elements, dtype)
 
 
-def _mapped(fd: int, size: int, offset: int) -> mmap.mmap:
-    try:
-        return mmap.mmap(fd, size, offset=offset)
-    except OSError as error:
-        raise RefusedError(
-            f"{size} bytes of shared memory cannot be mapped: {error.strerror}",
-            hint="raise the limits on address space and mappings (ulimit -v, vm.max_map_count), or set"
-            " ELASTANE_SHARED_MEMORY=0 on this worker",
-        ) from error
+class _Mapping:
+    """A part of an arena's file in this process's memory. Raises RefusedError.
+
+    Not by Python's `mmap`: that keeps a descriptor for each, and tells that one is gone only when its address
+    may be somebody else's already.
+    """
+
+    __slots__ = ("address", "size")
+
+    def __init__(self, fd: int, size: int, offset: int) -> None:
+        self.size = size
+        address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset)
+        if address == _MAP_FAILED:
+            raise RefusedError(
+                f"{size} bytes of shared memory cannot be mapped: {os.strerror(ctypes.get_errno())}",
+                hint="raise the limits on address space and mappings (ulimit -v, vm.max_map_count), or set"
+                " ELASTANE_SHARED_MEMORY=0 on this worker",
+            )
+        self.address: int = address
+
+    def advise(self, advice: int) -> None:
+        """Tell the kernel; one that has no such advice goes without."""
+        _libc.madvise(self.address, self.size, advice)
+
+    def tensor(
+        self, elements: int, dtype: torch.dtype, before_end: Callable[[_Mapping], None] | None = None
+    ) -> Tensor:
+        """A 1-d tensor of its first elements; when nobody uses that any more, the mapping ends.
+
+        before_end: called just before, from whatever thread.
+        """
+        memory = memoryview((ctypes.c_char * self.size).from_address(self.address))
+        weakref.finalize(memory, self._unmap, before_end).atexit = False
+        return torch.frombuffer(memory, dtype=dtype, count=max(1, elements))[:elements]
+
+    def _unmap(self, before_end: Callable[[_Mapping], None] | None) -> None:
+        if before_end is not None:
+            before_end(self)
+        _libc.munmap(self.address, self.size)
+
+
+def _pages(elements: int, dtype: torch.dtype) -> int:
+    """Bytes of the pages that so many elements take."""
+    return -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def open_of_process(pid: int, fd: int, name: str, flags: int) -> int:

@@ -25,7 +25,7 @@ class SharedSpread:
                 self._receive(message, tag)
             else:
                 self._room.copy_(message)
-                self._members.tell(Kind.READY, tag, self._members.own.offset_of(self._room) or 0)
+                self._members.tell(Kind.READY, tag, self._members.own.place_of(self._room))
                 self._members.hear(Kind.COPIED, tag)
         except MemberLeft as left:
             raise transport.broken(str(left)) from left

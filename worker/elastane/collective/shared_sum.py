@@ -54,7 +54,7 @@ class SharedSum:
         self._ranges, self._me, self._members = ranges, me, members
         self._peers = [host for host in range(len(ranges)) if host != me]
         self._order = RingOrder(out.numel(), out.element_size(), ranges, out.numel())
-        offsets = [members.own.offset_of(tensor) for tensor in (*slots, mine)]
+        offsets = [members.own.place_of(tensor) for tensor in (*slots, mine)]
         #: Where those lie, for the others.
         self._offsets = members.own.empty(len(offsets), torch.int64)
         self._offsets.copy_(torch.tensor(offsets, dtype=torch.int64))
@@ -86,7 +86,7 @@ class SharedSum:
 
     def _run(self, transport: RingTransport, tag: int) -> None:
         members = self._members
-        members.tell(Kind.READY, tag, members.own.offset_of(self._offsets) or 0)
+        members.tell(Kind.READY, tag, members.own.place_of(self._offsets))
         theirs = members.hear(Kind.READY, tag)
         if not self._copies:
             self._map(theirs)

@@ -383,6 +383,7 @@ class _Forming:
         self._timeout = timedelta(seconds=timeout_seconds)
         self._shared_memory = shared_memory
         self._members: SharedMembers | None = None
+        self._unwanted = False
         self._finished = threading.Event()
         self._group: _Group | None = None
         self._error: RuntimeError | OSError | None = None
@@ -395,10 +396,10 @@ class _Forming:
 
         Raises RingAborted once `cancel` is set, RingBroken if the group cannot be built.
         """
-        while not self._finished.wait(_CANCEL_POLL_SECONDS):
-            if cancel.is_set():
-                raise RingAborted(f"group {self._prefix} was cancelled while it formed")
+        while not (self._finished.wait(_CANCEL_POLL_SECONDS) or cancel.is_set()):
+            pass
         if cancel.is_set():
+            self._let_go()
             raise RingAborted(f"group {self._prefix} was cancelled while it formed")
         if self._group is None:
             raise RingBroken(
@@ -415,7 +416,15 @@ class _Forming:
             self._error = error
         finally:
             self._finished.set()
+            if self._unwanted:
+                self._let_go()
             self.running.discard(threading.current_thread())
+
+    def _let_go(self) -> None:
+        """Nobody wants the group: what is formed of it now, or will be, ends for the peers too."""
+        self._unwanted = True
+        if self._finished.is_set() and self._members is not None:
+            self._members.leave()
 
     def _build(self) -> _Group:
         client = TCPStore(

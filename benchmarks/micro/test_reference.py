@@ -1,0 +1,32 @@
+"""The unit of the others: a fixed amount of plain Python work, of the kind that decisions are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Entry:
+    """What is looked up and changed."""
+
+    index: int
+    count: int = 0
+
+
+def work() -> int:
+    """Some thousand look-ups, attribute writes, calls and additions."""
+    entries = {f"w{index}": Entry(index) for index in range(100)}
+    total = 0
+    for turn in range(1000):
+        entry = entries[f"w{turn % 100}"]
+        entry.count += turn
+        total += entry.count - entry.index
+    return total
+
+
+def test_reference(benchmark: Any) -> None:
+    """Beside it the others' times mean something on another machine."""
+    assert benchmark(work) == sum(
+        (sum(range(turn % 100, turn + 1, 100)) - turn % 100) for turn in range(1000)
+    )

@@ -128,6 +128,22 @@ def test_answer_that_drips_is_cut_off() -> None:
             thread.join()
 
 
+def test_answer_that_ends_early_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.raises(OSError, match="20 bytes early"):
+            fetcher(5.0)(Request(f"http://127.0.0.1:{server.getsockname()[1]}/"))
+        thread.join()
+
+
 def test_answer_that_does_not_end_is_cut_off() -> None:
     with metadata_service("http") as service:
         service.notice = "x" * 100_000
@@ -171,7 +187,18 @@ def test_hooks(tmp_path: Path, hook: str, text: str, seconds: float, reason: str
     assert notice.seconds_left(AT_SECONDS - 60.0) == seconds
 
 
-@pytest.mark.parametrize("text", ["soon", '{"seconds": -1}', '{"seconds": "x"}', '{"seconds": true}', "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "0001-01-01T00:00:00+23:59",
+        "9999-12-31T23:59:59-23:59",
+        '{"seconds": -1}',
+        '{"seconds": "x"}',
+        '{"seconds": true}',
+        "{",
+    ],
+)
 def test_hook_that_says_nonsense(tmp_path: Path, text: str) -> None:
     file = tmp_path / "notice"
     file.write_text(text)

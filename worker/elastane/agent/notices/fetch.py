@@ -52,6 +52,8 @@ def fetcher(timeout_seconds: float) -> Fetch:
                     raise OSError(f"{request.url} answers with more than {ANSWER_BYTES_MAX} bytes")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{request.url} did not end its answer in {timeout_seconds:g} s")
+            if answer.length:  # what the other end promised and did not send
+                raise OSError(f"{request.url}: the answer ends {answer.length} bytes early")
             headers = {name.lower(): value for name, value in answer.getheaders()}
             return Reply(answer.status, body.decode("utf-8", "replace"), headers)
         except http.client.HTTPException as error:

@@ -47,6 +47,6 @@ def parse_time(text: str, source: str) -> float:
             moment = datetime.fromisoformat(text)
         else:
             moment = parsedate_to_datetime(text)
-    except ValueError:
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         raise NoticeFormatError(f"{source}: not a time: {text[:80]!r}", source=source) from None
-    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()

@@ -117,6 +117,7 @@ class SilentAtFirst(shard_pb2_grpc.ShardServiceServicer):
     def __init__(self) -> None:
         self.streams: list[list[shard_pb2.LeaseTasksRequest]] = []
         self.stopped = threading.Event()
+        self.was_left = False
 
     def StreamTasks(  # noqa: N802 - the name of the rpc
         self, requests: Iterator[shard_pb2.StreamTasksRequest], context: grpc.ServicerContext
@@ -128,7 +129,7 @@ class SilentAtFirst(shard_pb2_grpc.ShardServiceServicer):
         for message in requests:
             asked.append(message.request)
             if first and len(asked) > 1:
-                self.stopped.wait(30)
+                self.was_left = self.stopped.wait(10)
                 return
             response = shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=len(asked))])
             yield shard_pb2.StreamTasksResponse(response=response)
@@ -148,6 +149,7 @@ def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> Non
             for _ in range(3):
                 stream.send(request())
             assert [stream.receive().tasks[0].index for _ in range(3)] == [1, 2, 3]
+            assert servicer.was_left, "it was not the master who ended it"
             first, second = servicer.streams
             assert first[1].request_id == second[0].request_id, "with its id"
             assert [one.unanswered for one in second] == [63, 63, 2]

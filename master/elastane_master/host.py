@@ -114,6 +114,7 @@ class JobHost(LogListener):
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self.stopping = False
         self.paused: Rejection | None = None
+        self._ends: dict[Callable[[Rejection], None], None] = {}
         # In the order they began, so that a simulated run repeats.
         self._streams: dict[Session, None] = {}
         self._owner = owner
@@ -153,6 +154,8 @@ class JobHost(LogListener):
             self._timer.cancel()
             self._timer, self._looks_soon = None, False
         self._end_streams(refusal)
+        for end in list(self._ends):
+            end(refusal)
         for session in list(self.sessions.values()):
             self._forget(session)
 
@@ -247,6 +250,15 @@ class JobHost(LogListener):
             yield
         finally:
             self.watchers -= 1
+
+    @contextlib.contextmanager
+    def ending(self, end: Callable[[Rejection], None]) -> Iterator[None]:
+        """Calls `end` when the job is paused inside the block: for streams that wait for the store."""
+        self._ends[end] = None
+        try:
+            yield
+        finally:
+            del self._ends[end]
 
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
         """Decides on a Hello; an older stream of the same worker is closed.

@@ -30,9 +30,14 @@ class TaskWaiters:
         """How many wait, for any dataset."""
         return sum(map(len, self._waiting.values()))
 
-    async def wait(self, dataset: str, timeout_seconds: float) -> None:
-        """Returns when there may be an answer, or after the timeout."""
-        future = asyncio.get_running_loop().create_future()
+    async def wait(
+        self, dataset: str, timeout_seconds: float, future: asyncio.Future[None] | None = None
+    ) -> None:
+        """Returns when there may be an answer, or after the timeout.
+
+        future: what is waited for; the caller may resolve it too, and calls `check` then.
+        """
+        future = future or asyncio.get_running_loop().create_future()
         self._waiting.setdefault(dataset, deque()).append(future)
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -9,23 +9,32 @@ from pathlib import Path
 import grpc
 import pytest
 
+from elastane_master.decisions.events import Rejection
+from elastane_master.servers.app import Master
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import reason_of, serving_master
+from integration.master_support import reason_of, serving_master, store_down
 
 SIZE = 1000
 
 
 @pytest.fixture
-async def shards(tmp_path: Path) -> AsyncIterator[shard_pb2_grpc.ShardServiceStub]:
+async def served(tmp_path: Path) -> AsyncIterator[tuple[Master, shard_pb2_grpc.ShardServiceStub]]:
     """A served master with job "j" and dataset "d" of 100 tasks of 10 samples."""
-    async with serving_master(tmp_path) as (_, channel):
+    async with serving_master(tmp_path) as (master, channel):
         await job_pb2_grpc.JobServiceStub(channel).Create(
             job_pb2.JobServiceCreateRequest(name="j", settings=job_pb2.JobSettings(ests=1))
         )
         stub = shard_pb2_grpc.ShardServiceStub(channel)
         settings = shard_pb2.DatasetSettings(range=shard_pb2.RangeSource(size=SIZE), task_size=10)
         await stub.CreateDataset(shard_pb2.CreateDatasetRequest(job="j", dataset="d", settings=settings))
-        yield stub
+        yield master, stub
+
+
+@pytest.fixture
+def shards(
+    served: tuple[Master, shard_pb2_grpc.ShardServiceStub],
+) -> shard_pb2_grpc.ShardServiceStub:
+    return served[1]
 
 
 def request(
@@ -102,6 +111,78 @@ async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_
         request(3, [shard_pb2.TaskReport(index=7, attempt=2)], tasks=0, worker_id="w").request
     )
     assert (await call.read()).response.complete
+
+
+async def test_a_request_that_waits_holds_no_answer_up_that_is_known(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    """While it did, the leases of the tasks in that answer would run, and nobody would do them."""
+    held = await shards.LeaseTasks(request(0, tasks=100).request)
+    call = shards.StreamTasks()
+    await call.write(request(1, wait_seconds=300))
+    failed = done(held.tasks[7])
+    failed.error = "bad sample"
+    await call.write(request(2, [failed], wait_seconds=300, unanswered=1))
+    async with asyncio.timeout(20):
+        first, second = [(await call.read()).response for _ in range(2)]
+    assert not first.tasks and not first.complete
+    assert [task.index for task in second.tasks] == [7]
+    await call.write(request(3, wait_seconds=300))
+    await call.write(request(4, [done(held.tasks[8])], tasks=0, unanswered=1))
+    async with asyncio.timeout(20):
+        first, second = [(await call.read()).response for _ in range(2)]
+    assert not first.tasks and [outcome.index for outcome in second.outcomes] == [8]
+
+
+async def test_a_request_that_is_given_tasks_late_makes_nobody_forget_those_behind_it(
+    shards: shard_pb2_grpc.ShardServiceStub,
+) -> None:
+    mine = await shards.LeaseTasks(request(0).request)
+    other = await shards.LeaseTasks(request(0, tasks=99, worker_id="other").request)
+    call = shards.StreamTasks()
+    await call.write(request(1))
+    behind = request(2, [done(mine.tasks[0])], unanswered=1)
+    await call.write(behind)
+    async with asyncio.timeout(20):
+        while (await progress(shards)).done == 0:
+            await asyncio.sleep(0.005)
+    failed = done(other.tasks[0])
+    failed.error = "bad sample"
+    await shards.LeaseTasks(request(1, [failed], tasks=0, worker_id="other").request)
+    assert (await call.read()).response.tasks
+    call.cancel()
+    call = shards.StreamTasks()
+    behind.request.wait.Clear()
+    await call.write(behind)
+    (outcome,) = (await call.read()).response.outcomes
+    assert outcome.outcome == shard_pb2.REPORT_OUTCOME_ACCEPTED, "the answer it was given before"
+
+
+async def test_a_job_that_is_paused_sends_streams_of_tasks_away(
+    served: tuple[Master, shard_pb2_grpc.ShardServiceStub],
+) -> None:
+    """One waits for the store, one for tasks, and one for its client: none may stay with a deposed leader."""
+    master, shards = served
+    host = master._hosts.get("j")
+    silent, waiting, writing = shards.StreamTasks(), shards.StreamTasks(), shards.StreamTasks()
+    await silent.write(request(0, tasks=99, worker_id="silent"))
+    assert len((await silent.read()).response.tasks) == 99
+    await writing.write(request(1, worker_id="writing"))
+    (task,) = (await writing.read()).response.tasks
+    await waiting.write(request(2, worker_id="waiting", wait_seconds=300))
+    async with asyncio.timeout(20), store_down(master):
+        await writing.write(request(3, [done(task)], tasks=0, worker_id="writing"))
+        while host.log.appended == host.log.durable or not host.task_waiters.count:
+            await asyncio.sleep(0.005)
+        master._hosts.pause(Rejection("not_leading", "another master may lead"))
+        for call in (silent, waiting, writing):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert reason_of(refused.value)[2].reason == errors_pb2.ERROR_REASON_NOT_LEADING
+    master._hosts.resume()
+    async with asyncio.timeout(20):
+        await shards.LeaseTasks(request(4, tasks=0).request)
+    assert not host._ends
 
 
 async def test_a_refusal_ends_the_stream_after_what_came_before(

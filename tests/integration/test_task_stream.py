@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -108,6 +109,63 @@ class CallsOnly(shard_pb2_grpc.ShardServiceServicer):
     ) -> shard_pb2.LeaseTasksResponse:
         self.asked.append(request)
         return shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=len(self.asked) - 1)])
+
+
+class SilentAtFirst(shard_pb2_grpc.ShardServiceServicer):
+    """A leader that was cut off: it answers one request of its first stream and no more."""
+
+    def __init__(self) -> None:
+        self.streams: list[list[shard_pb2.LeaseTasksRequest]] = []
+        self.stopped = threading.Event()
+        self.was_left = False
+
+    def StreamTasks(  # noqa: N802 - the name of the rpc
+        self, requests: Iterator[shard_pb2.StreamTasksRequest], context: grpc.ServicerContext
+    ) -> Iterator[shard_pb2.StreamTasksResponse]:
+        asked: list[shard_pb2.LeaseTasksRequest] = []
+        self.streams.append(asked)
+        first = len(self.streams) == 1
+        context.add_callback(self.stopped.set)
+        for message in requests:
+            asked.append(message.request)
+            if first and len(asked) > 1:
+                self.was_left = self.stopped.wait(10)
+                return
+            response = shard_pb2.LeaseTasksResponse(tasks=[shard_pb2.Task(index=len(asked))])
+            yield shard_pb2.StreamTasksResponse(response=response)
+
+
+def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> None:
+    server = grpc.server(ThreadPoolExecutor(4))
+    servicer = SilentAtFirst()
+    shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with MasterClient(f"127.0.0.1:{port}", timeout_seconds=20.0) as client:
+            stream = TaskStream(client, silence_seconds=0.3)
+            stream.send(request())
+            assert stream.receive().tasks
+            for _ in range(3):
+                stream.send(request())
+            assert [stream.receive().tasks[0].index for _ in range(3)] == [1, 2, 3]
+            assert servicer.was_left, "it was not the master who ended it"
+            first, second = servicer.streams
+            assert first[1].request_id == second[0].request_id, "with its id"
+            assert [one.unanswered for one in second] == [63, 63, 2]
+            stream.close()
+            assert not _left_after(5.0)
+    finally:
+        servicer.stopped.set()
+        server.stop(None).wait()
+
+
+def _left_after(seconds: float) -> list[threading.Thread]:
+    """The watches of streams that are still there, after they had that time to end."""
+    watches = [thread for thread in threading.enumerate() if thread.name == "elastane-task-stream"]
+    for thread in watches:
+        thread.join(seconds)
+    return [thread for thread in watches if thread.is_alive()]
 
 
 def test_a_master_without_streams_is_asked_call_by_call() -> None:

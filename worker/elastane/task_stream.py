@@ -2,29 +2,47 @@
 
 A stream that breaks (the master was killed, another leads now) is opened again with the next call of
 `receive`, and what was not answered is sent again, in order and with its ids: the master gives the answers
-it gave before. A master of before StreamTasks is asked call by call.
+it gave before. So does one on which no answer comes: its master may be cut off. A master of before
+StreamTasks is asked call by call.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
+import time
 from collections import deque
 from typing import Any
 
 import grpc
 
-from elastane.client import MasterClient, StreamEndedError, call_metadata, new_request_id
+from elastane.client import (
+    ATTEMPT_SECONDS,
+    MasterClient,
+    StreamEndedError,
+    call_metadata,
+    new_request_id,
+)
 from elastane_proto.v1 import shard_pb2, shard_pb2_grpc
 
 WAIT_SECONDS = 20.0
 """How long the master keeps a request that it has no tasks for, at most."""
+REPEATED_UNANSWERED = 63
+"""Said by a request that is repeated with others behind it: the master may know those already."""
 
 
 class TaskStream:
-    """LeaseTasks requests and their answers, in order. Used from one thread; `close` it."""
+    """LeaseTasks requests and their answers, in order. Used from one thread; `close` it.
 
-    def __init__(self, client: MasterClient) -> None:
+    silence_seconds: how long an answer may take, of a master that is there.
+    """
+
+    def __init__(
+        self, client: MasterClient, *, silence_seconds: float = WAIT_SECONDS + ATTEMPT_SECONDS
+    ) -> None:
         self._client = client
+        self._silence_seconds = silence_seconds
+        self._watch: _SilenceWatch | None = None
         self._unanswered: deque[shard_pb2.LeaseTasksRequest] = deque()
         self._outgoing: queue.SimpleQueue[shard_pb2.StreamTasksRequest | None] = queue.SimpleQueue()
         self._call: Any = None  # both a call and an iterator
@@ -62,14 +80,20 @@ class TaskStream:
         """The next answer; None from a master that knows no streams."""
         if self._call is None:
             self._open(channel)
+        assert self._watch is not None
+        watch = self._watch
         try:
+            watch.waiting_since = time.monotonic()
             response: shard_pb2.LeaseTasksResponse = next(self._call).response
+            watch.waiting_since = None
             return response
         except StopIteration:
             self._drop()
             raise StreamEndedError("the master ended the stream") from None
         except grpc.RpcError as error:
             self._drop()
+            if watch.silent:
+                raise StreamEndedError(f"no answer for {self._silence_seconds:g} s") from None
             if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
                 self._one_by_one = True
                 return None
@@ -81,9 +105,43 @@ class TaskStream:
             self._outgoing.put(shard_pb2.StreamTasksRequest(request=request))
         requests = iter(self._outgoing.get, None)
         self._call = shard_pb2_grpc.ShardServiceStub(channel).StreamTasks(requests, metadata=call_metadata())
+        self._watch = _SilenceWatch(self._call, self._silence_seconds)
 
     def _drop(self) -> None:
         self._outgoing.put(None)  # lets the thread go that sends
+        if self._watch is not None:
+            self._watch.close()
         if self._call is not None:
             self._call.cancel()
-        self._call = None
+            for request in list(self._unanswered)[:-1]:
+                request.unanswered = REPEATED_UNANSWERED
+        self._call = self._watch = None
+
+
+class _SilenceWatch:
+    """Cancels a call whose answer is waited for too long: a stream has no deadline for one message.
+
+    waiting_since: on time.monotonic's clock; None: nobody waits. silent: it was cancelled for that.
+    """
+
+    def __init__(self, call: Any, seconds: float) -> None:
+        self.waiting_since: float | None = None
+        self.silent = False
+        self._call = call
+        self._seconds = seconds
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="elastane-task-stream", daemon=True).start()
+
+    def close(self) -> None:
+        """The call is over."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        left = self._seconds
+        while not self._closed.wait(left):
+            since = self.waiting_since
+            left = self._seconds if since is None else since + self._seconds - time.monotonic()
+            if left <= 0:
+                self.silent = True
+                self._call.cancel()
+                return

@@ -33,7 +33,13 @@ TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
 """Workers of a dataset whose requests are remembered."""
 UNANSWERED_MAX = 63
-"""Requests of one worker that are remembered beside its last."""
+"""Requests of one worker that are remembered beside its last. One that says as many `unanswered` may be older
+than those decided on before it: a waiting one that is asked again, or one repeated after a break."""
+REMEMBERED_BYTES_MAX = 4 * 2**20
+"""Of one worker: what its remembered requests may take in all; its last one is always kept."""
+TASK_BYTES = 120
+OUTCOME_BYTES = 40
+"""What one takes in a snapshot, about, the states of random numbers not counted."""
 NOTES_MAX = 20
 LOCKSTEP_DATASET = "train"
 """The name under which the progress of the training itself is shown."""
@@ -62,11 +68,16 @@ class LeaseResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
-    """The last request of a worker and its answer; before: those it had no answer to then, oldest first."""
+    """The last request of a worker and its answer; before: those it had no answer to then, oldest first.
+
+    late: decided on behind requests that may have come after it. size_bytes: of the answer, about.
+    """
 
     request_id: str
     result: LeaseResult
     before: tuple[RememberedRequest, ...] = ()
+    late: bool = False
+    size_bytes: int = 0
 
     def found(self, request_id: str) -> RememberedRequest | None:
         """The request of that id, if it is one of these."""
@@ -77,10 +88,39 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
     def with_answer(self, request_id: str, result: LeaseResult) -> RememberedRequest:
         """The same, but that the request of that id, which is one of these, has another answer."""
         if self.request_id == request_id:
-            return msgspec.structs.replace(self, result=result)
-        changed = RememberedRequest(request_id, result)
-        before = tuple(changed if one.request_id == request_id else one for one in self.before)
+            return msgspec.structs.replace(self, result=result, size_bytes=_size_bytes(result))
+        before = tuple(
+            one.with_answer(request_id, result) if one.request_id == request_id else one
+            for one in self.before
+        )
         return msgspec.structs.replace(self, before=before)
+
+    def followed_by(self, event: TasksRequested, result: LeaseResult) -> RememberedRequest:
+        """Request `event` as the last one, and of these those that its worker may repeat too."""
+        late = event.unanswered >= UNANSWERED_MAX
+        before: tuple[RememberedRequest, ...] = ()
+        if event.unanswered:
+            before = (*self.before, msgspec.structs.replace(self, before=()))
+            # A late one may have been answered and stand before one that has not: it takes nobody's place.
+            kept = min(event.unanswered + sum(one.late for one in before), UNANSWERED_MAX)
+            before = before[-kept:]
+        return RememberedRequest(event.request_id, result, before, late, _size_bytes(result))
+
+    def bounded(self) -> RememberedRequest:
+        """The same without the oldest ones that are too much in all."""
+        room = REMEMBERED_BYTES_MAX - self.size_bytes
+        if sum(one.size_bytes for one in self.before) <= room:
+            return self
+        kept = len(self.before)
+        while kept and (room := room - self.before[kept - 1].size_bytes) >= 0:
+            kept -= 1
+        return msgspec.structs.replace(self, before=self.before[kept:])
+
+
+def _size_bytes(result: LeaseResult) -> int:
+    states = sum(len(state) for task in result.tasks if task.rng for state in task.rng.values())
+    entries = sum(len(task.entries) for task in result.tasks)
+    return states + 9 * entries + TASK_BYTES * len(result.tasks) + OUTCOME_BYTES * len(result.outcomes)
 
 
 class DatasetBook(msgspec.Struct):
@@ -276,14 +316,13 @@ def _lease(
 def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
     remembered = turn.state.datasets.remembered.setdefault(event.dataset, {})
     last = remembered.pop(event.worker, None)
-    if last is not None and last.found(event.request_id) is not None:
-        remembered[event.worker] = last.with_answer(event.request_id, result)
-        return
-    before: tuple[RememberedRequest, ...] = ()
-    if last is not None and event.unanswered:
-        kept = min(event.unanswered, UNANSWERED_MAX)
-        before = (*last.before, RememberedRequest(last.request_id, last.result))[-kept:]
-    remembered[event.worker] = RememberedRequest(event.request_id, result, before)
+    if last is None:
+        last = RememberedRequest(event.request_id, result, size_bytes=_size_bytes(result))
+    elif last.found(event.request_id) is not None:
+        last = last.with_answer(event.request_id, result)
+    else:
+        last = last.followed_by(event, result)
+    remembered[event.worker] = last.bounded()
     if len(remembered) > REMEMBERED_MAX:
         del remembered[next(iter(remembered))]
 

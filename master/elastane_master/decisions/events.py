@@ -250,7 +250,7 @@ class TasksRequested(Event, frozen=True, tag=True, gc=False):
     """LeaseTasks: reports first, then leases. The result is a `LeaseResult`.
 
     runs: tasks that follow one another may be leased as one. unanswered: requests before this one that may
-    be repeated too.
+    be repeated too; 63 where later ones may have been decided on.
     """
 
     request_id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
@@ -27,6 +27,7 @@ class Pipeline(Generic[Request, Answer]):
     begin: called for each request as it comes, so what it does is done in order; gives the answer, or a task
     that makes it. What it, the task or the requests raise is raised at its place; what was begun behind it
     is cancelled.
+    `end` has iterating raise at once, wherever it waits.
     A context manager: leaving it ends everything that is still in work.
     """
 
@@ -41,7 +42,8 @@ class Pipeline(Generic[Request, Answer]):
         self._room = asyncio.Semaphore(most)
         self._begun: asyncio.Queue[Decided[Answer] | asyncio.Task[Answer] | None] = asyncio.Queue()
         self._reader: asyncio.Task[None] | None = None
-        self._current: asyncio.Task[Answer] | None = None
+        self._current: asyncio.Future[Any] | None = None
+        self._ended: BaseException | None = None
 
     async def __aenter__(self) -> Pipeline[Request, Answer]:
         self._reader = asyncio.create_task(self._read())
@@ -58,18 +60,37 @@ class Pipeline(Generic[Request, Answer]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def end(self, error: BaseException) -> None:
+        """Gives no more answers, known or not: iterating raises `error`."""
+        self._ended = error
+        if self._current is not None:
+            self._current.cancel()
+        self._begun.put_nowait(None)
+
     async def __aiter__(self) -> AsyncIterator[Answer]:
-        while (begun := await self._begun.get()) is not None:
-            if isinstance(begun, Decided):
-                if begun.durable is not None:
-                    # Others wait for the same write: whoever leaves must not cancel it.
-                    await (begun.durable if begun.durable.done() else asyncio.shield(begun.durable))
-                answer = begun.answer
-            else:
-                self._current = begun
-                answer = await begun
+        while (begun := await self._begun.get()) is not None and self._ended is None:
+            try:
+                if isinstance(begun, Decided):
+                    if begun.durable is not None:
+                        # Others wait for the same write: whoever leaves must not cancel it.
+                        done = begun.durable.done()
+                        self._current = begun.durable if done else asyncio.shield(begun.durable)
+                        await self._current
+                    answer = begun.answer
+                else:
+                    self._current = begun
+                    answer = await begun
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._ended is None or (task is not None and task.cancelling()):
+                    raise
+                break
+            finally:
+                self._current = None
             self._room.release()
             yield answer
+        if self._ended is not None:
+            raise self._ended
         assert self._reader is not None
         await self._reader  # raises what reading the requests raised
 

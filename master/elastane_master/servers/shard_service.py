@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import NamedTuple, NoReturn, cast
 
@@ -20,6 +21,7 @@ from elastane_master.servers.binding import Context, Malformed
 from elastane_master.servers.following import require_serving
 from elastane_master.servers.pipeline import Decided, Pipeline
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
+from elastane_master.servers.waiting_line import Place, WaitingLine
 from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import shard_pb2
 
@@ -55,33 +57,53 @@ class ShardServicer:
     ) -> shard_pb2.LeaseTasksResponse:
         asked = self._asked(request)
         result = cast("LeaseResult", await asked.host.submit(asked.event))
-        return translate_shard.lease_response(asked.event.dataset, await _awaited(asked, result))
+        return translate_shard.lease_response(asked.event.dataset, await _awaited(asked, result, Place()))
 
     async def StreamTasks(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
     ) -> AsyncGenerator[shard_pb2.StreamTasksResponse]:
-        """Requests are decided on as they come, and answered in order as they become durable."""
+        """Requests are decided on as they come, and answered in order as they become durable.
+
+        One that waits for tasks waits no longer than until a later one has its answer.
+        """
         job: str | None = None
+        line = WaitingLine()
 
         def begin(
+            message: shard_pb2.StreamTasksRequest | Malformed,
+        ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
+            line.begun()
+            try:
+                return taken(message)
+            except Rejection:
+                line.answered()
+                raise
+
+        def taken(
             message: shard_pb2.StreamTasksRequest | Malformed,
         ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
             nonlocal job
             if isinstance(message, Malformed):
                 raise message.rejection()
-            job = message.request.job if job is None else job
-            if message.request.job != job:  # what the caller may do was asked for the first one's
+            if (
+                job is not None and message.request.job != job
+            ):  # what the caller may do was asked for the first one's
                 raise Rejection(
                     "invalid_argument",
                     f"a stream is of one job: this one is of {job[:80]!r}",
                     hint="open another stream for another job",
                     field="job",
                 )
-            return _begin(self._asked(message.request))
+            asked = self._asked(message.request)
+            if job is None:
+                job = message.request.job
+                ends.enter_context(asked.host.ending(answers.end))
+            return _begin(asked, line)
 
-        async with Pipeline(begin, requests, REQUESTS_IN_FLIGHT) as answers:
-            async for response in answers:
-                yield response
+        with contextlib.ExitStack() as ends:
+            async with Pipeline(begin, requests, REQUESTS_IN_FLIGHT) as answers:
+                async for response in answers:
+                    yield response
 
     def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
         """What a request for tasks asks. Raises Rejection."""
@@ -158,7 +180,7 @@ class _Asked(NamedTuple):
 
 
 def _begin(
-    asked: _Asked,
+    asked: _Asked, line: WaitingLine
 ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
     """Decides on a request: the answer, or a task where it cannot be given at once."""
     host = asked.host
@@ -166,10 +188,12 @@ def _begin(
     try:
         result, durable = host.begin(asked.event)
     except Rejection as refusal:
+        line.answered()
         return asyncio.create_task(_refuse(host, refusal))
     leased = cast("LeaseResult", result)
     if leased.wait:
-        return asyncio.create_task(_answer(asked, leased, durable))
+        return asyncio.create_task(_answer(asked, leased, durable, line, line.enter()))
+    line.answered()
     return Decided(translate_shard.streamed_response(asked.event.dataset, leased), durable)
 
 
@@ -179,28 +203,41 @@ async def _refuse(host: JobHost, refusal: Rejection) -> NoReturn:
 
 
 async def _answer(
-    asked: _Asked, result: LeaseResult, durable: asyncio.Future[None] | None
+    asked: _Asked,
+    result: LeaseResult,
+    durable: asyncio.Future[None] | None,
+    line: WaitingLine,
+    place: Place,
 ) -> shard_pb2.StreamTasksResponse:
     """The answer to a request that has to wait."""
-    if durable is not None:
-        await asyncio.shield(durable)
-    return translate_shard.streamed_response(asked.event.dataset, await _awaited(asked, result))
+    try:
+        if durable is not None:
+            await asyncio.shield(durable)
+        result = await _awaited(asked, result, place)
+    finally:
+        line.answered(place)
+    return translate_shard.streamed_response(asked.event.dataset, result)
 
 
-async def _awaited(asked: _Asked, result: LeaseResult) -> LeaseResult:
-    """The result, or a later one: waits while there is nothing to lease but may be."""
+async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseResult:
+    """The result, or a later one: waits while there is nothing to lease but may be, and nobody hurries it."""
     if not result.wait:
         return result
     host, event, deadline = asked
     loop, outcomes = asyncio.get_running_loop(), result.outcomes
-    again = msgspec.structs.replace(event, completed=())  # the reports have been counted
-    while result.wait and (left := deadline - loop.time()) > 0:
+    while result.wait and not place.hurried and (left := deadline - loop.time()) > 0:
         require_serving(host)
         maximum = host.limits.lease_waiters_per_job_max
         require_room(
             "lease_waiters_per_job_max", host.task_waiters.count, maximum, "calls that wait for tasks"
         )
-        await host.task_waiters.wait(event.dataset, left)
+        await place.sleep(host.task_waiters, event.dataset, left)
+        if place.hurried:
+            require_serving(host)
+            break
+        # The reports have been counted. Later requests may have been decided on, and are to be remembered.
+        unanswered = REQUESTS_IN_FLIGHT - 1 if place.followed else event.unanswered
+        again = msgspec.structs.replace(event, completed=(), unanswered=unanswered)
         result = cast("LeaseResult", await host.submit(again))
     return msgspec.structs.replace(result, outcomes=outcomes)
 

@@ -104,7 +104,11 @@ class ShardServiceServicer:
         last. A refused request ends the stream; those before it have been answered.
         After a break the unanswered requests are repeated, in order, with their ids:
         those that had been decided on give the same answers again. The master keeps
-        the last request of a worker and as many before it as its "unanswered" says.
+        the last request of a worker and as many before it as its "unanswered" says, as
+        long as their answers take no more than 4 MiB: one that it forgot is decided anew,
+        so who asks for thousands of tasks at a time has few requests on the way.
+        A request that waits for tasks is answered empty as soon as a later one of the
+        stream has its answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

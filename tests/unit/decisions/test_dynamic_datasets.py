@@ -9,7 +9,7 @@ import pytest
 from job_driver import JobDriver, settings
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.datasets import LeaseResult
+from elastane_master.decisions.datasets import REMEMBERED_BYTES_MAX, UNANSWERED_MAX, LeaseResult
 from elastane_master.decisions.events import DatasetSettings, Rejection, TaskReport
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.views import list_tasks, progress_views
@@ -101,6 +101,52 @@ def test_a_waiting_request_in_flight_is_still_known_behind_others() -> None:
     behind = ask(job, "c", done=reports(got), most=0, unanswered=1)
     assert ask(job, "a", most=1) == got and got.tasks
     assert ask(job, "c", done=reports(got), most=0, unanswered=1) == behind
+
+
+def test_a_waiting_request_that_is_asked_again_makes_nobody_forget_a_later_one() -> None:
+    job = with_dataset(size=8)
+    mine, other = ask(job, "1"), ask(job, "1", worker="u")
+    assert ask(job, "a").wait
+    later = ask(job, "b", done=reports(mine), unanswered=1)
+    assert later.wait and later.outcomes
+    ask(job, "2", worker="u", done=reports(other, "bad file"), most=0)
+    got = ask(job, "a", unanswered=UNANSWERED_MAX)
+    assert got.tasks
+    # It stands behind "b" now, which is not answered yet and must not make room for it.
+    last = ask(job, "c", most=0, done=reports(got), unanswered=1)
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    assert ask(job, "b", done=reports(mine), unanswered=1).outcomes == later.outcomes
+    assert ask(job, "c", most=0, done=reports(got), unanswered=1) == last
+
+
+def test_late_requests_are_forgotten_in_their_turn() -> None:
+    job = with_dataset(size=4000)
+    for number in range(20):
+        ask(job, str(number), unanswered=UNANSWERED_MAX if number < 5 else 2)
+    remembered = job.machine.state.datasets.remembered["eval"]["t"]
+    assert [one.request_id for one in remembered.before] == ["17", "18"]
+
+
+@pytest.mark.parametrize("states", [b"", bytes(5000)], ids=["plain", "with states"])
+def test_what_is_remembered_of_one_worker_is_bounded_in_bytes(states: bytes) -> None:
+    most = 400 if states else 10_000
+    job = with_dataset(size=64 * most, task_size=1)
+    rng = {"rng/torch": states} if states else {}
+
+    def request(number: int) -> LeaseResult:
+        unanswered = min(number, UNANSWERED_MAX)
+        event = events.TasksRequested(str(number), "eval", "t", (), most, rng, unanswered=unanswered)
+        result = job.do(event).result
+        assert isinstance(result, LeaseResult)
+        return result
+
+    answers = [request(number) for number in range(10)]
+    remembered = job.machine.state.datasets.remembered["eval"]["t"]
+    size = len(msgspec.msgpack.encode(remembered))
+    assert size <= 1.1 * REMEMBERED_BYTES_MAX, "the estimate holds"
+    known = [one.request_id for one in remembered.before]
+    assert known == [str(number) for number in range(9)][9 - len(known) :] and known
+    assert request(9) == answers[9] and request(8) == answers[8]
 
 
 def test_a_snapshot_of_a_master_that_remembered_one_request_is_read() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from elastane_master.decisions.effects import Drain
 from elastane_master.decisions.events import Rejection
+from elastane_master.servers.waiting_line import WaitingLine
 from elastane_master.sessions import Session
 from elastane_master.signals import Signal
 from elastane_master.task_waiters import TaskWaiters
@@ -74,6 +75,36 @@ async def test_a_wait_that_times_out_leaves_nothing_behind() -> None:
     waiting = Waiting()
     await waiting.waiters.wait("d", 0.01)
     assert not waiting.waiters._waiting
+
+
+async def test_whoever_is_answered_hurries_those_of_its_stream_before_it() -> None:
+    waiting, line = Waiting(), WaitingLine()
+    places = [line.enter() for _ in range(4)]
+    asleep = [asyncio.create_task(place.sleep(waiting.waiters, "d", 60)) for place in places]
+    await asyncio.sleep(0)
+    line.answered(places[1])
+    await asyncio.wait_for(asleep[0], 1)
+    assert [place.hurried for place in places] == [True, False, False, False]
+    line.answered(places[0])  # it was let go already: nobody else is hurried for it
+    assert not places[2].hurried
+    line.answered()
+    await asyncio.wait_for(asyncio.gather(*asleep[2:]), 1)
+    assert places[2].hurried and places[3].hurried
+    asleep[1].cancel()
+    await asyncio.wait({asleep[1]})
+    assert not waiting.waiters._waiting
+
+
+async def test_one_that_is_hurried_as_it_is_woken_hands_its_turn_on() -> None:
+    waiting, line = Waiting(), WaitingLine()
+    place = line.enter()
+    hurried = asyncio.create_task(place.sleep(waiting.waiters, "d", 60))
+    await asyncio.sleep(0)
+    (other,) = await waiting.start(1)
+    waiting.wanted = "one"
+    waiting.waiters.check()
+    line.answered()
+    await asyncio.wait_for(asyncio.gather(hurried, other), 1)
 
 
 async def read(session: Session) -> list[object]:

@@ -100,10 +100,23 @@ def test_a_step_that_is_reported_early_is_summed_when_it_is_confirmed(make, monk
 
 def test_a_step_that_is_not_confirmed_is_not_summed(make):
     module = nn.Linear(4, 2)
-    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up())
+    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up("a draw"))
     _step(reducer, module)
     assert isinstance(reducer.failure, RingAborted)
+    assert str(reducer.failure) == "a draw"
     assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # the last EST's own, scaled
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_ring_that_ends_by_itself_is_not_said_to_be_given_up(make, early):
+    """Whenever the step is reported, and though the one before was given up."""
+    module, actions = nn.Linear(4, 2), [lambda: reducer.give_up("a draw"), lambda: ring.abort()]
+    reducer = make(module, on_first_gradient=lambda: early, on_last_backward=lambda: actions.pop(0)())
+    _step(reducer, module)
+    reducer.set_ring(ring := _alone(), [(0, 3)], 0)
+    _step(reducer, module, zero=module.zero_grad)
+    assert isinstance(reducer.failure, RingAborted)
+    assert "a draw" not in str(reducer.failure)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -43,7 +43,7 @@ from elastane.collective.ring_thread import RingThread
 from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.slots import Slots, allocate
-from elastane.collective.transport import RingError, RingTransport
+from elastane.collective.transport import RingAborted, RingError, RingTransport
 from elastane.collective.turn import Turn
 from elastane.errors import StepError, UnsupportedError
 
@@ -115,6 +115,7 @@ class Reducer:
         ]
         #: Why the step's all-reduce was given up; None while all is well. Reset by `drop` and a new step.
         self.failure: RingError | None = None
+        self._given_up = ""
         #: EST 0's buffers after the step, once backward() of the last turn has returned.
         self.next_buffers: list[Tensor] = []
 
@@ -200,7 +201,7 @@ class Reducer:
             self._reallocate()
         assert self._slots is not None
         self.gradients.begin_step(self._slots)
-        self.failure = None
+        self.failure, self._given_up = None, ""
         self._message = None
         self._used = bytearray(len(self._params))
 
@@ -236,9 +237,10 @@ class Reducer:
         message, self._spare = self._spare, None
         return message or self._packing.message()
 
-    def give_up(self) -> None:
-        """The step must not be applied by anybody: the ring ends, as if it had broken."""
+    def give_up(self, why: str) -> None:
+        """The step must not be applied by anybody: the ring ends, as if it had broken; `failure` says why."""
         assert self._transport is not None
+        self._given_up = why
         self._transport.abort()
 
     def drop(self) -> None:
@@ -502,7 +504,7 @@ class Reducer:
         except RingError as error:
             # Its traceback holds messages of the old group, which must be free to go.
             error.__traceback__ = error.__cause__ = error.__context__ = None
-            self.failure = error
+            self.failure = RingAborted(self._given_up) if self._given_up else error
         else:
             if self._stream is not None:
                 torch.cuda.current_stream().wait_stream(self._stream)

@@ -259,7 +259,7 @@ class Trainer:
         failure = self._reducer.failure
         self._drop_step()
         if failure is not None:
-            why = _DRAWN_IN_BACKWARD if turn.reported and self._reports_late else str(failure)
+            why = str(failure)
             self._attendance.tell(lambda: self._protocol.broken(step, why))
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
@@ -362,7 +362,7 @@ class Trainer:
             self._keep(turn)
             if self._reports_late:
                 # What was reported is wrong, and may be durable. Nobody has applied it: a bucket is here.
-                self._reducer.give_up()
+                self._reducer.give_up(_DRAWN_IN_BACKWARD)
         if self._module_buffers:
             self._reducer.broadcast_buffers()
         probes.reached("all_reduce", turn.step)

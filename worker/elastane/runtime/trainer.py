@@ -342,13 +342,15 @@ class Trainer:
             return False
         turn.loader_parts |= self._source.finish(turn.rank)
         self._note(turn, turn.states)
-        self._report(turn)
+        self._report(turn, in_backward=True)
         return True
 
     def _last_backward(self) -> None:
         """At the end of the last EST's backward: report the step or confirm it; its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
+        if turn.reported:
+            self._attendance.tell(self._protocol.end_backward)
         self._check_frozen()
         states = self._states() if turn.states else {}
         if states:
@@ -367,7 +369,7 @@ class Trainer:
             self._reducer.broadcast_buffers()
         probes.reached("all_reduce", turn.step)
 
-    def _report(self, turn: Turn) -> None:
+    def _report(self, turn: Turn, *, in_backward: bool = False) -> None:
         turn.reported = True
         report = ring_pb2.StepReport(
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
@@ -376,7 +378,7 @@ class Trainer:
             report.contexts.append(context.to_proto(self._contexts[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
-        self._attendance.tell(lambda: self._protocol.report(report))
+        self._attendance.tell(lambda: self._protocol.report(report, in_backward=in_backward))
 
     def claim(self) -> bool:
         """Whether the global step is applied in the present turn: waits until all is durable.

@@ -221,7 +221,11 @@ class Trainer:
         self._source.close()
 
     def log(self, values: dict[str, Any]) -> None:
-        """Values of the EST and step now running; they become part of the committed history."""
+        """Values of the EST and step now running; they become part of the committed history.
+
+        Raises StepError outside the loop and once the step is reported, which may be with the first gradient
+        of the worker's last backward: hooks that run in backward cannot log.
+        """
         turn = self.turn
         if turn is None:
             raise StepError(

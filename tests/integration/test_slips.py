@@ -33,11 +33,12 @@ def test_a_slip_is_named(tmp_path: Path, slip: str) -> None:
         assert SLIPS[slip] in cluster.last_lines()
 
 
-def test_a_worker_that_hangs_does_not_come_back_until_it_can_train(tmp_path: Path) -> None:
+@pytest.mark.parametrize("slip", ["hang", "hang in backward"])
+def test_a_worker_that_hangs_does_not_come_back_until_it_can_train(tmp_path: Path, slip: str) -> None:
     settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2)
     settings.lease_min.FromSeconds(1)
     with local_cluster(
-        tmp_path, settings, [SCRIPT, "hang"], environment={"ELASTANE_HANG_SECONDS": "3"}
+        tmp_path, settings, [SCRIPT, slip], environment={"ELASTANE_HANG_SECONDS": "3"}
     ) as cluster:
         cluster.add_worker()
         hangs = cluster.workers[cluster.add_worker(environment={"ELASTANE_TEST_HANGS": "1"})]
@@ -47,7 +48,7 @@ def test_a_worker_that_hangs_does_not_come_back_until_it_can_train(tmp_path: Pat
         assert "still in the same step after 3 s" in cluster.last_lines()
         assert cluster.wait_for_end().phase == job_pb2.JOB_PHASE_SUCCEEDED
         kinds = [event.kind for event in cluster.client.events(cluster.job)]
-        assert kinds.count("worker_evicted") == 1
+        assert kinds.count("worker_evicted") == 1  # nobody who waited for it
         assert kinds.count("worker_joined") == 2
 
 

@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "Ready is said while the optimizer is at work",
         "elastane.runtime.protocol",
-        "        if self.applying:\n            return Outcome(abort=True)\n        return Outcome(send=",
+        "        if self._ready_waits:\n            return Outcome(abort=True)\n        return Outcome(send=",
         "        return Outcome(send=",
     ),
     Mutant(

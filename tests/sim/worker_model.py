@@ -471,7 +471,8 @@ class WorkerModel:
 
     async def _run_step(self, step: int) -> None:
         protocol, group = self.protocol, self.group
-        if self.hangs:
+        early = step % 2 == 1  # reported in the last backward, which goes on
+        if self.hangs and not early:
             self.world.log(f"{self.name} hangs in step {step}")
             await self.process.create_future()
         await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.5, 1.5))
@@ -480,7 +481,15 @@ class WorkerModel:
             return
         before = self.contexts
         after = {rank: next_context(rank, step, parts) for rank, parts in before.items()}
-        self.tell(protocol.report(self._report(step, before, after)))
+        self.tell(protocol.report(self._report(step, before, after), in_backward=early))
+        if early:
+            if self.hangs:
+                self.world.log(f"{self.name} hangs in the last backward of step {step}")
+                await self.process.create_future()
+            await asyncio.sleep(self.script.step_seconds * self.world.rng.uniform(0.0, 0.5))
+            self.tell(protocol.end_backward())
+            if self.group is not group:
+                return
         self.reduced_parts = None
         group.contribute(
             step, {rank: contribution(self.weights, rank, step, parts) for rank, parts in before.items()}

@@ -169,3 +169,31 @@ def test_a_broken_collective_is_reported_once_a_change_is_not_known() -> None:
     assert kinds(protocol.broken(0, "connection closed")) == ["ring_broken"]
     protocol.prepare(ring_pb2.Prepare(generation=2))
     assert kinds(protocol.broken(0, "connection closed")) == []
+
+
+def test_ready_waits_for_the_backward_of_a_step_that_is_reported() -> None:
+    protocol = in_ring(step=4)
+    protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
+    outcome = protocol.prepare(ring_pb2.Prepare(generation=2))
+    assert outcome == Outcome(abort=True)
+    assert protocol.prepare(ring_pb2.Prepare(generation=2)) == Outcome()
+    resumed = protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))
+    assert not any(message.HasField("ready") for message in resumed.send)
+    (answer,) = protocol.end_backward().send
+    assert (answer.ready.generation, answer.ready.applied_step) == (2, 4)
+    assert protocol.end_backward() == Outcome()
+    assert protocol.prepare(ring_pb2.Prepare(generation=3)).send[0].ready.generation == 3
+
+
+def test_a_backward_that_ends_before_prepare_keeps_nobody_waiting() -> None:
+    protocol = in_ring(step=4)
+    protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
+    assert protocol.end_backward() == Outcome()
+    assert protocol.prepare(ring_pb2.Prepare(generation=2)).send[0].ready.generation == 2
+
+
+def test_a_change_that_came_before_the_report_is_answered_once() -> None:
+    protocol = in_ring(step=4)
+    assert len(protocol.prepare(ring_pb2.Prepare(generation=2)).send) == 1
+    protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
+    assert protocol.end_backward() == Outcome()

@@ -100,17 +100,32 @@ def test_a_step_that_is_reported_early_is_summed_when_it_is_confirmed(make, monk
 
 def test_a_step_that_is_not_confirmed_is_not_summed(make):
     module = nn.Linear(4, 2)
-    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up())
+    reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up("a draw"))
     _step(reducer, module)
     assert isinstance(reducer.failure, RingAborted)
+    assert str(reducer.failure) == "a draw"
     assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # the last EST's own, scaled
 
 
-def test_small_gradients_are_put_aside_together_and_big_ones_alone(make):
-    """Both ways give the product that DDP gives."""
+@pytest.mark.parametrize("early", [True, False])
+def test_a_ring_that_ends_by_itself_is_not_said_to_be_given_up(make, early):
+    """Whenever the step is reported, and though the one before was given up."""
+    module, actions = nn.Linear(4, 2), [lambda: reducer.give_up("a draw"), lambda: ring.abort()]
+    reducer = make(module, on_first_gradient=lambda: early, on_last_backward=lambda: actions.pop(0)())
+    _step(reducer, module)
+    reducer.set_ring(ring := _alone(), [(0, 3)], 0)
+    _step(reducer, module, zero=module.zero_grad)
+    assert isinstance(reducer.failure, RingAborted)
+    assert "a draw" not in str(reducer.failure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_gradients_are_put_aside_together_and_big_ones_alone(make, dtype):
+    """Both ways give the product that DDP gives; of narrow types only one would, where it is not a number."""
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).bfloat16()
-    x = torch.randn(5, 300).bfloat16()
+    module = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 3)).to(dtype)
+    x = torch.randn(5, 300).to(dtype)
+    x[0, ::7] = torch.nan
     found = []
     for limit in (1, 1 << 30):
         with pytest.MonkeyPatch.context() as patch:
@@ -118,10 +133,45 @@ def test_small_gradients_are_put_aside_together_and_big_ones_alone(make):
             module.zero_grad()
             reducer = make(module, 1 + 2)
             _step(reducer, module, zero=module.zero_grad, loss=lambda out: out.float().square().sum(), x=x)
-            assert reducer._slots.gathered == [limit > 1]
+            assert reducer._slots.gathered == [limit > 1 and dtype is torch.float32]
         found.append([param.grad.clone() for param in module.parameters()])
         reducer.close()
+    assert any(grad.isnan().any() for grad in found[0])
+    assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(*found, strict=True))
+
+
+def test_a_hook_behind_ours_changes_the_gradient_of_no_est(make):
+    """Every EST's gradient is taken as our hook finds it, whichever EST a worker runs last."""
+
+    def clamp(param):
+        if param.grad is not None:  # the last turn's are taken away
+            param.grad.clamp_(-0.5, 0.5)
+            clamped.append(param)
+
+    clamped, found = [], []
+    for hook in (None, clamp):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        reducer = make(module)
+        for param in module.parameters() if hook else ():
+            param.register_post_accumulate_grad_hook(hook)
+        _step(reducer, module, zero=module.zero_grad)
+        assert reducer._slots.gathered == [True]
+        found.append([param.grad.clone() for param in module.parameters()])
+    assert len(clamped) == 2 * 4
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_gradient_that_another_parameter_s_hook_changes_is_refused(make):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    reducer = make(module)
+
+    def double_the_other(param):
+        module[1].weight.grad.mul_(2)
+
+    module[0].bias.register_post_accumulate_grad_hook(double_the_other)
+    with pytest.raises(UnsupportedError, match=r"1\.weight was changed while backward"):
+        _step(reducer, module, zero=module.zero_grad)
 
 
 def test_report_comes_before_the_sums(make):

@@ -69,6 +69,20 @@ def test_a_collective_that_hangs_forms_the_ring_anew_without_blaming_anybody() -
     assert "did not apply step 1" in prepare.reason
 
 
+def test_a_trainer_that_hangs_after_its_report_is_the_only_one_evicted() -> None:
+    """It does not answer Prepare, as a script that waits for it does: two leases, and nobody else goes."""
+    job = in_second_step("a", "b")
+    job.report("b", 2)
+    began = job.now
+    job.tick_due()
+    assert job.closed == []
+    job.ready("a", 2, holds=True)
+    job.tick_due()
+    assert job.closed == ["b"]
+    assert job.now - began == pytest.approx(60.0, abs=0.1)
+    assert [m.worker for m in job.take(effects.Prepare)["a"].members] == ["a"]
+
+
 def test_a_ring_that_does_not_start_evicts_the_one_that_was_silent_for_longest() -> None:
     job = running("a", "b", "c")
     job.steps(0, 3)

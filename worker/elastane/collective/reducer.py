@@ -43,7 +43,7 @@ from elastane.collective.ring_thread import RingThread
 from elastane.collective.script_gradients import ScriptGradients
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.slots import Slots, allocate
-from elastane.collective.transport import RingError, RingTransport
+from elastane.collective.transport import RingAborted, RingError, RingTransport
 from elastane.collective.turn import Turn
 from elastane.errors import StepError, UnsupportedError
 
@@ -115,6 +115,7 @@ class Reducer:
         ]
         #: Why the step's all-reduce was given up; None while all is well. Reset by `drop` and a new step.
         self.failure: RingError | None = None
+        self._given_up = ""
         #: EST 0's buffers after the step, once backward() of the last turn has returned.
         self.next_buffers: list[Tensor] = []
 
@@ -200,7 +201,7 @@ class Reducer:
             self._reallocate()
         assert self._slots is not None
         self.gradients.begin_step(self._slots)
-        self.failure = None
+        self.failure, self._given_up = None, ""
         self._message = None
         self._used = bytearray(len(self._params))
 
@@ -236,9 +237,10 @@ class Reducer:
         message, self._spare = self._spare, None
         return message or self._packing.message()
 
-    def give_up(self) -> None:
-        """The step must not be applied by anybody: the ring ends, as if it had broken."""
+    def give_up(self, why: str) -> None:
+        """The step must not be applied by anybody: the ring ends, as if it had broken; `failure` says why."""
         assert self._transport is not None
+        self._given_up = why
         self._transport.abort()
 
     def drop(self) -> None:
@@ -332,23 +334,28 @@ class Reducer:
     def _put(self, index: int, gradient: Tensor | None, turn: Turn, slots: Slots) -> None:
         """An EST's gradient goes into its slot, scaled as DDP scales it; None: it has none."""
         bucket = slots.bucket_of[index]
-        if gradient is not None:
-            turn.in_place[bucket] += gradient is slots.averages[index]
-            if gradient.requires_grad:
-                gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
-        if slots.gathered[bucket]:
-            turn.waiting[bucket].append((index, gradient))
+        in_place = gradient is slots.averages[index]
+        turn.in_place[bucket] += in_place
+        if gradient is not None and gradient.requires_grad:
+            gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
+        if gradient is not None and slots.gathered[bucket] and not in_place and self._stays(index):
+            turn.waiting[bucket].append((index, gradient, gradient._version))
         else:
-            self._scale_into(slots.views[turn.slot][index], gradient, gradient is slots.averages[index])
+            self._scale_into(slots.views[turn.slot][index], gradient, in_place)
         turn.missing[bucket] -= 1
         if turn.missing[bucket]:
             return
-        if slots.gathered[bucket]:
+        if turn.waiting[bucket]:
             self._gather(bucket, turn, slots)
         if turn.in_place[bucket]:
             self._check_zeroed(bucket, turn, slots)
         if turn.last:
             self._start_buckets(turn, slots)
+
+    def _stays(self, index: int) -> bool:
+        """Whether no hook of the script's own may write to the parameter's gradient behind ours."""
+        hooks = self._params[index]._post_accumulate_grad_hooks
+        return hooks is None or len(hooks) == 1
 
     def _scale_into(self, target: Tensor, gradient: Tensor | None, in_place: bool) -> None:
         if gradient is None:
@@ -359,16 +366,25 @@ class Reducer:
             torch.mul(gradient, self._factor, out=target)
 
     def _gather(self, bucket: int, turn: Turn, slots: Slots) -> None:
-        """All gradients of a bucket go into the EST's slot."""
+        """All gradients of a bucket that were kept until now go into the EST's slot."""
         waiting, turn.waiting[bucket] = turn.waiting[bucket], []
+        for index, gradient, version in waiting:
+            if gradient._version != version:
+                raise UnsupportedError(
+                    f"the gradient of parameter {self._names[index]} was changed while backward() ran",
+                    hint="change it in the parameter's own register_post_accumulate_grad_hook, made before"
+                    " prepare, or between backward() and optimizer.step()",
+                    parameter=self._names[index],
+                )
         views = slots.views[turn.slot]
-        gradients = [gradient for _, gradient in waiting if gradient is not None]
-        if len(gradients) < len(waiting) or (self._as_bucket_view and turn.in_place[bucket]):
-            for index, gradient in waiting:
-                self._scale_into(views[index], gradient, gradient is slots.averages[index])
+        if len(waiting) < len(slots.layout[bucket].places):
+            for index, gradient, _ in waiting:
+                self._scale_into(views[index], gradient, False)
             return
         with torch.no_grad():
-            torch._foreach_copy_([views[index] for index, _ in waiting], gradients)
+            torch._foreach_copy_(
+                [views[index] for index, _, _ in waiting], [gradient for _, gradient, _ in waiting]
+            )
             slots.plans[bucket].slots[turn.slot].mul_(self._factor)
 
     def _start_buckets(self, turn: Turn, slots: Slots) -> None:
@@ -488,7 +504,7 @@ class Reducer:
         except RingError as error:
             # Its traceback holds messages of the old group, which must be free to go.
             error.__traceback__ = error.__cause__ = error.__context__ = None
-            self.failure = error
+            self.failure = RingAborted(self._given_up) if self._given_up else error
         else:
             if self._stream is not None:
                 torch.cuda.current_stream().wait_stream(self._stream)

@@ -110,8 +110,14 @@ def allocate(
         [_in_order(views, parameters) for views in by_slot],
         _in_order(averages, parameters),
         bucket_of,
-        [bucket.elements < GATHERED_ELEMENTS_MAX * len(bucket.places) for bucket in layout],
+        [_is_gathered(bucket) for bucket in layout],
     )
+
+
+def _is_gathered(bucket: Bucket) -> bool:
+    # Scaling in place gives the NaNs of the narrow types other bits than scaling into other memory does.
+    exact = bucket.dtype in (torch.float32, torch.float64)
+    return exact and bucket.elements < GATHERED_ELEMENTS_MAX * len(bucket.places)
 
 
 def _in_order(views: dict[int, Tensor], parameters: int) -> list[Tensor]:

@@ -23,8 +23,8 @@ class Turn:
     #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
     added: list[int]
     in_place: list[int]
-    #: By bucket that is filled at once: the gradients that are in.
-    waiting: list[list[tuple[int, Tensor | None]]]
+    #: By bucket that is filled at once: the gradients that are in, with their versions when they came.
+    waiting: list[list[tuple[int, Tensor, int]]]
     #: Buckets handed to the ring's thread, in order.
     started: int = 0
     callback_queued: bool = False

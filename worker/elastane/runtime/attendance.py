@@ -133,6 +133,7 @@ class Attendance:
             running = protocol.generation > 0 and not protocol.changing
             return protocol.done or protocol.drain or protocol.load or protocol.go or running
 
+        self.tell(protocol.end_backward)  # where the script left it by an exception
         with self._changed:
             self._at_boundary = True
             self._changed.notify_all()

@@ -72,7 +72,8 @@ class Job(abc.ABC):
     def log(self, **values: Any) -> None:
         """Store values of the current mini-batch (numbers or 0-dim tensors) with the committed step.
 
-        Call it inside the loader loop and before `loss.backward()`. Replays count once.
+        Call it inside the loader loop and before `loss.backward()`: hooks that run in backward are too late.
+        Replays count once.
         """
 
     @abc.abstractmethod

@@ -40,6 +40,9 @@ class WorkerProtocol:
     #: True while the weights change: from the optimizer step to the end of the turn's body, and while
     #: received or loaded state is put in place. Ready waits for its end.
     applying: bool = False
+    #: The step is reported and its last backward goes on. Ready waits for its end here too: nothing else
+    #: tells the master a script that hangs there from those that wait for it in the all-reduce.
+    in_reported_backward: bool = False
     #: The user's code runs between two epochs: no lease.
     between_steps: bool = False
     ready_order: list[int] = field(default_factory=list)
@@ -70,19 +73,22 @@ class WorkerProtocol:
     # ------------------------------------------------------------------ the master's messages
 
     def prepare(self, message: ring_pb2.Prepare) -> Outcome:
-        """An unplanned change: fence at once, unless the optimizer is at work (then `end_apply` answers)."""
+        """An unplanned change: fence at once, unless the optimizer is at work (then `end_apply` answers) or
+        the backward of a reported step (then `end_backward` does)."""
         if message.generation < self.fenced:
             return Outcome()
         if message.generation == self.fenced:  # an echo, after a reconnect
             in_ring = self.generation == self.fenced
-            return Outcome() if in_ring or self.applying else Outcome(send=[self._loaded or self._ready()])
+            return (
+                Outcome() if in_ring or self._ready_waits else Outcome(send=[self._loaded or self._ready()])
+            )
         self.fenced = message.generation
         self.load = None
         self.go = None
         self.planned = None
         self._loaded = None
         self._broken = None
-        if self.applying:
+        if self._ready_waits:
             return Outcome(abort=True)
         return Outcome(send=[self._ready()], abort=True)
 
@@ -122,7 +128,7 @@ class WorkerProtocol:
             outcome = self.put_out()
         else:
             outcome = Outcome()
-            if self.fenced > self.generation and not self.applying:
+            if self.fenced > self.generation and not self._ready_waits:
                 outcome.send.append(self._loaded or self._ready())
             elif self._report is not None:
                 outcome.send.append(self._report)
@@ -168,10 +174,16 @@ class WorkerProtocol:
         self.holds_state = True
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
 
-    def report(self, message: ring_pb2.StepReport) -> Outcome:
-        """All ESTs of this worker have done the step."""
+    def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
+        """All ESTs of this worker have done the step; in_backward: but for the rest of the last backward."""
+        self.in_reported_backward = in_backward and not self.changing
         self._report = ring_pb2.AttendRequest(step_report=message)
         return Outcome(send=[self._report])
+
+    def end_backward(self) -> Outcome:
+        """The last backward is over, or left. A change that came in it is answered now."""
+        waited, self.in_reported_backward = self.in_reported_backward, False
+        return Outcome(send=[self._ready()]) if waited and self.fenced > self.generation else Outcome()
 
     def begin_apply(self, step: int) -> bool:
         """Claim the right to apply `step`; False if the ring has changed meanwhile."""
@@ -238,6 +250,10 @@ class WorkerProtocol:
         )
 
     # ------------------------------------------------------------------ inside
+
+    @property
+    def _ready_waits(self) -> bool:
+        return self.applying or self.in_reported_backward
 
     def _ready(self) -> ring_pb2.AttendRequest:
         return ring_pb2.AttendRequest(

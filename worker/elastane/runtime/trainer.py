@@ -221,7 +221,11 @@ class Trainer:
         self._source.close()
 
     def log(self, values: dict[str, Any]) -> None:
-        """Values of the EST and step now running; they become part of the committed history."""
+        """Values of the EST and step now running; they become part of the committed history.
+
+        Raises StepError outside the loop and once the step is reported, which may be with the first gradient
+        of the worker's last backward: hooks that run in backward cannot log.
+        """
         turn = self.turn
         if turn is None:
             raise StepError(
@@ -259,7 +263,7 @@ class Trainer:
         failure = self._reducer.failure
         self._drop_step()
         if failure is not None:
-            why = _DRAWN_IN_BACKWARD if turn.reported and self._reports_late else str(failure)
+            why = str(failure)
             self._attendance.tell(lambda: self._protocol.broken(step, why))
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
@@ -342,13 +346,15 @@ class Trainer:
             return False
         turn.loader_parts |= self._source.finish(turn.rank)
         self._note(turn, turn.states)
-        self._report(turn)
+        self._report(turn, in_backward=True)
         return True
 
     def _last_backward(self) -> None:
         """At the end of the last EST's backward: report the step or confirm it; its gradients travel."""
         turn = self.turn
         assert turn is not None and turn.last
+        if turn.reported:
+            self._attendance.tell(self._protocol.end_backward)
         self._check_frozen()
         states = self._states() if turn.states else {}
         if states:
@@ -362,12 +368,12 @@ class Trainer:
             self._keep(turn)
             if self._reports_late:
                 # What was reported is wrong, and may be durable. Nobody has applied it: a bucket is here.
-                self._reducer.give_up()
+                self._reducer.give_up(_DRAWN_IN_BACKWARD)
         if self._module_buffers:
             self._reducer.broadcast_buffers()
         probes.reached("all_reduce", turn.step)
 
-    def _report(self, turn: Turn) -> None:
+    def _report(self, turn: Turn, *, in_backward: bool = False) -> None:
         turn.reported = True
         report = ring_pb2.StepReport(
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
@@ -376,7 +382,7 @@ class Trainer:
             report.contexts.append(context.to_proto(self._contexts[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
-        self._attendance.tell(lambda: self._protocol.report(report))
+        self._attendance.tell(lambda: self._protocol.report(report, in_backward=in_backward))
 
     def claim(self) -> bool:
         """Whether the global step is applied in the present turn: waits until all is durable.

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,9 @@ BENCHMARKS = (
 """In the order of the page; each is a file beside this one, "micro" a folder for pytest-benchmark."""
 
 TIMEOUT_SECONDS = 3 * 3600.0
+VALUES_MAX = 9
+"""Of a series that is kept; the ratio has been made of all of them before."""
+
 REFERENCE = "reference"
 """The micro-benchmark whose time is the unit of the others."""
 
@@ -72,8 +76,19 @@ def run(name: str, results: Path, *, full: bool) -> Path:
         figures = json.loads(fresh.read_text())
         if name == "micro":
             figures = of_micro(figures).as_dict() | {"quick": not full}
-        found.write_text(json.dumps(figures, indent=1) + "\n")
+        found.write_text(json.dumps(shortened(figures), indent=1) + "\n")
     return found
+
+
+def shortened(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures with what page and comparison need: of many values the least, the median and the most."""
+    for row in figures["rows"]:
+        for series in filter(None, (row["ours"], row["peer"])):
+            if len(series["values"]) > VALUES_MAX:
+                values = series["values"]
+                series["values"] = [min(values), statistics.median(values), max(values)]
+            series["values"] = [float(f"{value:.6g}") for value in series["values"]]
+    return figures
 
 
 def _call(command: Sequence[str], log: Path) -> None:

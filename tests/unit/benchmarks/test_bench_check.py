@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import of_micro
+from bench import of_micro, shortened
 from bench_check import compare
 from bench_page import write_page
 from harness import Report, Row, Series
@@ -69,6 +69,15 @@ def test_micro_benchmarks_stand_beside_the_reference() -> None:
     )
     [only] = found.rows
     assert (only.case, only.ratio) == ("lease", 2.0)
+
+
+def test_many_values_are_kept_as_their_range_and_median() -> None:
+    many = Row("many", Series([float(n) for n in range(99)], "ms"), Series([2.0] * 99, "ms"), "peer")
+    before = figures(many)
+    [kept] = shortened(figures(many))["rows"]
+    assert kept["ours"]["values"] == [0.0, 49.0, 98.0] and kept["peer"]["values"] == [2.0] * 3
+    assert kept["ratio"] == before["rows"][0]["ratio"] == 24.5
+    assert compare("d", before, {**before, "rows": [kept]})[0].regression is False
 
 
 def test_page_names_missed_targets_with_their_cause(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-# Two images:
-#   docker build --target master -t elastane-master .
-#   docker build --target worker -t elastane-worker .       a base for images with your training script
+# The master as a container, without torch:
 #
-# The worker's torch is PyPI's, with CUDA; another build: --build-arg TORCH_INDEX_URL=... of PyTorch's own index.
+#   docker build --target master -t elastane-master .
+#   docker run -p 127.0.0.1:50051:50051 -v elastane:/var/lib/elastane --read-only --tmpfs /tmp \
+#       -e ELASTANE_MASTER_INSECURE=1 elastane-master
+#
+# The port of the command is open to this machine alone, which is why --insecure is right there; docs/security.md has
+# certificates and tokens for any other.
 
 ARG BASE=docker.io/library/python:3.11-slim-bookworm
 
-FROM ${BASE} AS source
+FROM ${BASE} AS build
 WORKDIR /src
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
 RUN python3 -m venv --without-pip --symlinks /opt/elastane && python3 -m venv /opt/pip
@@ -15,36 +18,22 @@ COPY proto proto
 COPY shard_service shard_service
 COPY master master
 COPY worker worker
-
-FROM source AS master-build
 RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install . \
  && find /opt/elastane -name '*.pyc' -delete && /opt/elastane/bin/python -m compileall -q /opt/elastane
 
-FROM source AS worker-build
-ARG TORCH_INDEX_URL=
-RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install ${TORCH_INDEX_URL:+--extra-index-url $TORCH_INDEX_URL} '.[worker]'
-
-FROM ${BASE} AS runtime
+FROM ${BASE} AS master
 # Numbers, not names: Kubernetes' runAsNonRoot can only check numbers.
-RUN groupadd --gid 10001 elastane && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin elastane
-ENV PATH=/opt/elastane/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp
-STOPSIGNAL SIGTERM
-
-FROM runtime AS worker
-COPY --from=worker-build /opt/elastane /opt/elastane
-USER 10001:10001
-WORKDIR /workspace
-CMD ["elastane", "--help"]
-
-FROM runtime AS master
-COPY --from=master-build /opt/elastane /opt/elastane
+RUN groupadd --gid 10001 elastane \
+ && useradd --uid 10001 --gid 10001 --no-create-home --shell /usr/sbin/nologin elastane
+COPY --from=build /opt/elastane /opt/elastane
 RUN mkdir -p /var/lib/elastane && chown 10001:10001 /var/lib/elastane
 USER 10001:10001
 WORKDIR /var/lib/elastane
 VOLUME /var/lib/elastane
-# Nobody outside the container reaches it before the operator of it has said how callers are told apart:
-# give certificates and tokens, or ELASTANE_MASTER_INSECURE=1 on a network of one's own.
+ENV PATH=/opt/elastane/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HOME=/tmp
+# The master refuses to start here until it is told how callers are told apart, or that none need be.
 ENV ELASTANE_LISTEN=0.0.0.0:50051 ELASTANE_STATE_DIR=/var/lib/elastane/state ELASTANE_LOG_FORMAT=json
 EXPOSE 50051
+STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["elastane", "health"]
 ENTRYPOINT ["elastane", "master"]

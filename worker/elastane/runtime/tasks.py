@@ -165,7 +165,7 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
         except GeneratorExit:
             _tell_rest(source, tasks)
             raise
-        tasks.finish(task)
+        tasks.finish(task, time.monotonic())
     _tell_rest(source, tasks)
     attendance.exits.sent_away(attendance.done, attendance.drain)
 

@@ -84,8 +84,8 @@ class Job(abc.ABC):
         next one reports the last as done. A task whose worker dies is leased to another.
         settings: epochs, lease_seconds, max_attempts; prefetch: tasks leased while others are done, for tasks
         of milliseconds (0 by default). Random numbers of a task that is done again are those of its first
-        attempt; with prefetch each task starts from a seed of its own. Keep prefetch tasks well within
-        lease_seconds: one that waits longer goes to another worker.
+        attempt; with prefetch each task starts from a seed of its own. Fewer are leased ahead while tasks
+        take long: one that waits for longer than lease_seconds goes to another worker.
         """
 
     @contextlib.contextmanager

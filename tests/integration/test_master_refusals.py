@@ -75,7 +75,7 @@ async def test_a_refusal_does_not_wait_for_ever_for_the_store(
         await written.wait()
         return b"OK"
 
-    host.log._script = never
+    monkeypatch.setattr(type(host.log._script), "__call__", never)
     with pytest.raises(Rejection) as caught:
         await host.submit(IMPOSSIBLE)
     assert caught.value.reason == "store_unavailable"

@@ -131,14 +131,15 @@ def of_micro(figures: dict[str, Any]) -> Report:
     for name, one in names.items():
         note = str(one.get("extra_info", {}).get("note", ""))
         report.rows.append(
-            Row(name.replace("_", " "), _series(one), reference, "reference", noise=1.6, note=note)
+            Row(name.replace("_", " "), _series(one), reference, "reference", noise=2.0, note=note)
         )
     return report
 
 
 def _series(one: dict[str, Any]) -> Series:
     stats = one["stats"]
-    return Series([stats[name] * 1e6 for name in ("q1", "median", "q3")], "us")
+    # The lower half: whatever else the machine did made the rest longer.
+    return Series([stats[name] * 1e6 for name in ("min", "q1", "median")], "us")
 
 
 def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool) -> dict[str, str]:

@@ -14,8 +14,8 @@ Draw = Callable[[str, dict[str, Any], Path], list[tuple[str, str]]]
 INTRODUCTION = """\
 # Benchmarks
 
-Every figure stands beside its peer's of the same run: both work in turn on the same task and machine, several times.
-One command makes all of them; parts that were measured again since have their own date:
+Every figure stands beside its peer's of the same run: both work in turn on the same task and machine, several
+times. One command makes all of them; parts that were measured again since have their own date:
 
 ```
 make bench          # all of it, and this page; less than 25 minutes on two idle cores
@@ -82,7 +82,8 @@ def _summary(figures: dict[str, dict[str, Any]]) -> str:
 def _section(name: str, report: dict[str, Any], pictures: Path, draw: Draw) -> Iterator[str]:
     form = "quick form" if report["quick"] else "long form"
     yield f"## {name}\n"
-    yield f"{report['title']} {form.capitalize()}; {report['when'][:16]}Z; load before it {report['machine']['load_before']}.\n"
+    when, load = report["when"][:16], report["machine"]["load_before"]
+    yield f"{report['title']} {form.capitalize()}; {when}Z; load before it {load}.\n"
     yield "```"
     yield (
         "pytest benchmarks/micro"

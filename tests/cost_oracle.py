@@ -28,7 +28,9 @@ class Span:
 
     @property
     def spent(self) -> Fraction:
-        return Fraction(self.nanos * (self.on_demand_price if self.on_demand else self.spot_price), HOUR_NANOS)
+        return Fraction(
+            self.nanos * (self.on_demand_price if self.on_demand else self.spot_price), HOUR_NANOS
+        )
 
     @property
     def baseline(self) -> Fraction:

@@ -344,6 +344,14 @@ def money(micros: int, currency: str) -> str:
     return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"
 
 
+def price(micros: int, currency: str) -> str:
+    """ "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
+    if not micros:
+        return "unknown"
+    decimals = f"{micros % 1_000_000:06d}".rstrip("0").ljust(2, "0")
+    return f"{micros // 1_000_000}.{decimals} {currency}"
+
+
 def seconds_text(nanos: int) -> str:
     """Seconds, exactly."""
     return f"{nanos // NANOS}.{nanos % NANOS:09d}"

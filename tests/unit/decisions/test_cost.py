@@ -12,7 +12,7 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from job_driver import JobDriver, settings
 
-from cost_oracle import CostOracle, charged
+from cost_oracle import CostOracle, charged, difference
 from elastane_master.decisions import cost, effects, events
 from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -214,6 +214,7 @@ class Churn(JobDriver):
     def __init__(self) -> None:
         super().__init__(priced(3, checkpoint_url="x", checkpoint_interval_steps=3, workers_min=2))
         self.oracle = CostOracle(self.machine)
+        self.base = charged(self.machine, 0.0)
         self.log: list[tuple[Any, float]] = []
         self.count = 0
 
@@ -231,10 +232,7 @@ class Churn(JobDriver):
         return decision
 
     def check(self) -> None:
-        product = charged(self.machine, self.now)
-        for kind, account in self.oracle.totals().items():
-            exact = (account.nanos, account.on_demand_nanos, account.spent, account.baseline)
-            assert product[kind] == exact, kind
+        assert not difference(self.oracle, self.base, charged(self.machine, self.now))
 
     def _answer(self, worker: str, message: Any) -> None:
         if worker not in self.state.workers:

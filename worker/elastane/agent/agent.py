@@ -39,6 +39,7 @@ from elastane.client import ClientClosedError, MasterClient
 from elastane.credentials import worker_environment
 from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
+from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
@@ -51,7 +52,11 @@ _ASK_SECONDS = 2.0
 _LINGER_SECONDS = 0.7
 #: A master that stays away is spoken of so often.
 _SAY_WAITING_SECONDS = 5.0
-_RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
+_RESUMABLE = (
+    job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_FAILED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
+)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -199,6 +204,7 @@ class Agent:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
         self._job = job
+        self._compare_prices(job)
         view = job_view(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
@@ -209,6 +215,19 @@ class Agent:
             job=job.name,
         )
         return view
+
+    def _compare_prices(self, job: job_pb2.Job) -> None:
+        """Prices of a job that is there stay as they are: says so where others were asked for."""
+        asked, found = self._settings.settings, job.settings
+        names = ("spot_price_micros", "on_demand_price_micros")
+        if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
+            spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
+            self._output.say(
+                f"the job's prices stay as they are: spot {spot}, on demand {on_demand};"
+                " `elastane price` changes them",
+                "warning",
+                event="prices_kept",
+            )
 
     def _waiting(self, seconds: float, error: str) -> None:
         now = time.monotonic()

@@ -184,8 +184,7 @@ def _add_tally(samples: Samples, job: str, tally: JobTally) -> None:
     samples.count(known.LOSSES, tally.losses, job, values=("death", "eviction"))
     samples.count(known.DRAINS, tally.drains, job, values=("operator", "signal", "reclaim"))
     add(known.RECLAIMS, tally.drains["reclaim"], job)
-    outcomes = {kind: tally.events[f"checkpoint_{kind}"] for kind in ("saved", "failed")}
-    samples.count(known.CHECKPOINTS, outcomes, job)
+    samples.count(known.CHECKPOINTS, tally.checkpoints, job, values=("saved", "repeated", "failed"))
     add(known.CHECKPOINT_SECONDS, tally.checkpoint_seconds, job)
     add(known.CHECKPOINT_BYTES, tally.checkpoint_bytes, job)
     samples.count(known.EVENTS, tally.events, job)

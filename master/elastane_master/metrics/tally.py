@@ -38,7 +38,7 @@ class JobTally:
 
     events: notes by kind. ring_changes: by cause. losses: deaths and evictions of workers. drains: by
     whose wish: "operator", "signal", "reclaim" (the node's end was announced). steps_replayed: begun steps
-    that were done again. step_seconds: from commit to commit within a ring; commit_seconds: from a step's first
+    that were done again. checkpoints: by outcome; one that a change of the ring ended is "repeated". step_seconds: from commit to commit within a ring; commit_seconds: from a step's first
     report until every member has applied it. checkpoint_seconds: from request to manifest; checkpoint_bytes:
     size of the last that was saved.
     """
@@ -52,6 +52,7 @@ class JobTally:
         "_running",
         "checkpoint_bytes",
         "checkpoint_seconds",
+        "checkpoints",
         "commit_seconds",
         "drains",
         "events",
@@ -67,6 +68,7 @@ class JobTally:
         self.ring_changes: Counter[Cause] = Counter()
         self.losses: Counter[Literal["death", "eviction"]] = Counter()
         self.drains: Counter[Literal["operator", "signal", "reclaim"]] = Counter()
+        self.checkpoints: Counter[Literal["saved", "repeated", "failed"]] = Counter()
         self.steps_committed = 0
         self.steps_replayed = 0
         self.step_seconds = Histogram(STEP_SECONDS)
@@ -113,7 +115,10 @@ class JobTally:
             self._ring_formed(int(note.facts["resume_step"]))
         elif kind == "checkpoint_requested":
             self._checkpoint = (note.facts["checkpoint"], now)
+        elif kind == "checkpoint_failed":
+            self.checkpoints["repeated" if note.facts["again"] == "True" else "failed"] += 1
         elif kind == "checkpoint_saved":
+            self.checkpoints["saved"] += 1
             self.checkpoint_bytes = int(note.facts["bytes"])
             name, since = self._checkpoint
             if name == note.facts["checkpoint"]:

@@ -26,6 +26,7 @@ from types import FrameType
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
+from elastane.agent.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane.agent.notices.detect import NONE, chosen_source, detect_source
 from elastane.agent.notices.fetch import fetcher
@@ -35,10 +36,10 @@ from elastane.agent.notices.watch import NoticeWatch
 from elastane.agent.output import Output
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
 from elastane.agent.process import ChildProcess, ExitStatus
-from elastane.client import ClientClosedError, MasterClient
+from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
 from elastane.credentials import worker_environment
 from elastane.determinism import level_from_proto, process_environment
-from elastane.errors import ElastaneError
+from elastane.errors import ElastaneError, JobMissingError
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
@@ -51,6 +52,8 @@ _ASK_SECONDS = 2.0
 _LINGER_SECONDS = 0.7
 #: A master that stays away is spoken of so often.
 _SAY_WAITING_SECONDS = 5.0
+#: Between two looks for a job that is to be joined.
+_JOB_LOOK_SECONDS = 0.5
 _RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -59,8 +62,9 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 class AgentSettings:
     """What `elastane run` was asked for.
 
-    command: script and arguments, or "-m", module and arguments. local_workers: most workers on this
-    machine. master: "host:port"; empty: an embedded one, with its state in `state_dir` (empty: a
+    command: script and arguments, or "-m", module and arguments. settings: of the job to create; None: it
+    is joined as the master has it, once it is there, within `job_timeout_seconds`. local_workers: most workers
+    on this machine. master: "host:port"; empty: an embedded one, with its state in `state_dir` (empty: a
     temporary folder). worker_prefix: worker k is called prefix + k. notices: where spot notices are read,
     see `notices.detect.check_choice`; notices_url: of the metadata service, instead of the
     cloud's own; notices_poll_seconds: how often they are looked for, 0 as the cloud advises.
@@ -68,9 +72,10 @@ class AgentSettings:
 
     command: tuple[str, ...]
     job: str
-    settings: job_pb2.JobSettings
+    settings: job_pb2.JobSettings | None
     local_workers: int
     master: str = ""
+    job_timeout_seconds: float = 600.0
     state_dir: Path | None = None
     master_timeout_seconds: float = 600.0
     grace_seconds: float = 30.0
@@ -155,7 +160,7 @@ class Agent:
         with self._signal_handlers():
             try:
                 self._open_master()
-                view = self._create_job()
+                view = self._enter_job()
                 self._starting = False
                 self._watch_job()
                 self._watch_notices()
@@ -190,11 +195,14 @@ class Agent:
             state_dir=str(state_dir),
         )
 
-    def _create_job(self) -> JobView:
+    def _enter_job(self) -> JobView:
         settings = self._settings
         timeout = settings.master_timeout_seconds
         with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
-            job, created = client.create_job(settings.job, settings.settings)
+            if settings.settings is None:
+                job, created = self._wait_for_job(client), False
+            else:
+                job, created = client.create_job(settings.job, settings.settings)
             if not created and self._master is not None and job.phase in _RESUMABLE:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
@@ -209,6 +217,30 @@ class Agent:
             job=job.name,
         )
         return view
+
+    def _wait_for_job(self, client: MasterClient) -> job_pb2.Job:
+        """The job that somebody else creates. Raises JobMissingError."""
+        name, seconds = self._settings.job, self._settings.job_timeout_seconds
+        deadline = time.monotonic() + seconds
+        said = False
+        while True:
+            try:
+                return client.get_job(name)
+            except RequestRefusedError as error:
+                # A master has no news of jobs that are not there, so it is asked again.
+                if error.reason != "not_found":
+                    raise
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise JobMissingError(
+                    f"the master at {self._address} had no job {name!r} within {seconds:g} s",
+                    hint="create it first, or say --ests N to create it here; --job-timeout waits longer",
+                    job=name,
+                )
+            if not said:
+                self._output.say(f"waiting for job {name} to be created", event="waiting_for_job", job=name)
+                said = True
+            time.sleep(min(_JOB_LOOK_SECONDS, left))
 
     def _waiting(self, seconds: float, error: str) -> None:
         now = time.monotonic()
@@ -278,7 +310,7 @@ class Agent:
             case _JobLost(error):
                 if isinstance(error, ClientClosedError):
                     return []
-                return self._policy.fatal(now, policies.CODE_REFUSED, f"the job is lost: {error}")
+                return self._policy.fatal(now, CODE_REFUSED, f"the job is lost: {error}")
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -368,7 +400,7 @@ class Agent:
         decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
         self._master_deaths.append(now)
         if not decision.allowed:
-            return self._policy.fatal(now, policies.CODE_FAILED, f"{what}; {decision.reason}")
+            return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
         self._master_due = now + decision.delay_seconds
         return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
@@ -393,7 +425,7 @@ class Agent:
         if self._watch_client is not None:
             self._watch_client.close()
         if self._master is not None:
-            if self._code == policies.CODE_OK and self._master.running:
+            if self._code == CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
         self._notice_folder.cleanup()
@@ -411,11 +443,11 @@ class Agent:
         """Remove the temporary state directory, unless somebody may want it."""
         if self._temporary_dir is None:
             return
-        resumable = bool(self._settings.settings.checkpoint_url) and self._job.phase not in (
+        resumable = bool(self._job.settings.checkpoint_url) and self._job.phase not in (
             job_pb2.JOB_PHASE_SUCCEEDED,
             job_pb2.JOB_PHASE_CANCELLED,
         )
-        if self._code in (policies.CODE_FAILED, policies.CODE_UNREACHABLE, None) or resumable:
+        if self._code in (CODE_FAILED, CODE_UNREACHABLE, None) or resumable:
             self._output.say(
                 f"state kept: go on with --state-dir {self._temporary_dir}",
                 event="state_kept",

@@ -21,14 +21,12 @@ from enum import Enum
 from typing import Final, Literal
 
 from elastane.agent.budget import RestartBudget
+from elastane.agent.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE
 from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 
 EXIT_DRAINED: Final = 80
 """What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE)."""
-
-#: Exit codes of the agent itself.
-CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 3, 4
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.

@@ -6,16 +6,30 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from elastane.addresses import parse_addresses
-from elastane.cli.common import command, worker_limits
+from elastane.cli.common import command, exit_code, fail, worker_limits
+from elastane.cli.run_options import (
+    SCRIPT_SETTINGS,
+    JsonOption,
+    ModuleOption,
+    ScriptArgument,
+    require_script,
+    run_option,
+    variable,
+)
 from elastane.determinism import DEFAULT_LEVEL, Level
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
+
+JOB_PANEL: Final = "The job"
+LIMITS_PANEL: Final = "Time limits of the job"
+#: Panels of the options that the master's own record of the job replaces where it is joined.
+_OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -27,51 +41,50 @@ HELP = "\n\n".join(
         "  elastane run --ests 4 train.py --epochs 10",
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
-        "  elastane run --ests 4 --determinism d2 --master 10.0.0.5:50051 train.py",
+        "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins the job as it is there)",
+        "Every option is a variable too, so that a container's command may be just: elastane run train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
-        "was refused, 4 when the master was unreachable, 130 or 143 when a signal ended it.",
+        "was refused, 4 when the master was unreachable, 6 when the job to be joined was not created, 130 or "
+        "143 when a signal ended it. With --exit-codes pod, 204 and 206 stand for 4 and 6.",
     )
 )
 
 
 def _job(name: str, metavar: str | None, text: str, **options: Any) -> Any:
     """An option that fixes the job; equal in all agents of one job."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="The job", **options)
+    return run_option(name, metavar, text, JOB_PANEL, **options)
 
 
 def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
     """An option of this agent alone."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="This machine", **options)
+    return run_option(name, metavar, text, "This machine", **options)
 
 
 def _limit(name: str, text: str, **options: Any) -> Any:
     """A time limit of the job."""
-    return typer.Option(
-        name, metavar="SECONDS", help=text, rich_help_panel="Time limits of the job", **options
-    )
+    return run_option(name, "SECONDS", text, LIMITS_PANEL, **options)
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        "run",
-        help=HELP,
-        rich_help_panel="Run",
-        # Everything after the script belongs to the script.
-        context_settings={"allow_interspersed_args": False},
-    )(run)
+    app.command("run", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(run)
 
 
 @command
 def run(
-    script: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
-    ],
+    context: typer.Context,
+    script: ScriptArgument,
     ests: Annotated[
-        int,
-        _job("--ests", "N", "Number of logical workers; decides the result.", min=1, show_default=False),
-    ],
-    module: Annotated[bool, _agent("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+        int | None,
+        _job(
+            "--ests",
+            "N",
+            "Number of logical workers; decides the result. Without it the job named by --job is joined "
+            "as the master has it.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    module: ModuleOption = False,
     workers: Annotated[
         str | None,
         _job("--workers", "MIN:MAX", "Fewest and most workers; beyond N they stand by.", show_default="1:N"),
@@ -103,8 +116,18 @@ def run(
     job: Annotated[
         str | None, _agent("--job", "NAME", "Name of the job.", show_default="the script's name")
     ] = None,
+    job_timeout: Annotated[
+        float, _agent("--job-timeout", "SECONDS", "How long to wait for a job that is to be joined.", min=0.0)
+    ] = 600.0,
     local_workers: Annotated[
-        int | None, _agent("--local-workers", "K", "Most workers on this machine.", min=1, show_default="MAX")
+        int | None,
+        _agent(
+            "--local-workers",
+            "K",
+            "Most workers on this machine.",
+            min=1,
+            show_default="MAX; 1 where a job is joined",
+        ),
     ] = None,
     master: Annotated[
         str,
@@ -112,7 +135,6 @@ def run(
             "--master",
             "HOST:PORT",
             "A master that runs; of several, all addresses with commas, or a DNS name that has them.",
-            envvar="ELASTANE_MASTER",
             show_default="embedded",
         ),
     ] = "",
@@ -141,7 +163,6 @@ def run(
             "SOURCE",
             "Where reclaims of this node are announced: auto, none, aws, gcp, azure, alibaba, file:PATH "
             "(a file that appears) or http://URL (answers 200). Workers then drain in the time left.",
-            envvar="ELASTANE_SPOT",
         ),
     ] = "auto",
     spot_url: Annotated[
@@ -150,7 +171,6 @@ def run(
             "--spot-url",
             "URL",
             "Of the metadata service.",
-            envvar="ELASTANE_SPOT_URL",
             show_default="the cloud's own",
         ),
     ] = "",
@@ -164,7 +184,11 @@ def run(
             show_default="as the cloud advises, 1 to 5",
         ),
     ] = None,
-    as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
+    exit_codes: Annotated[
+        Literal["shell", "pod"],
+        _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
+    ] = "shell",
+    as_json: JsonOption = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
     ] = 3.0,
@@ -179,26 +203,30 @@ def run(
         float, _limit("--return-grace", "A restarted master waits so long for its ring.", min=0.0)
     ] = 10.0,
 ) -> None:
-    limits = worker_limits(workers) if workers is not None else (1, ests)
-    target = Path(script[0])
-    if not module and not target.is_file():
-        raise typer.BadParameter(f"{target} is not a file", param_hint="SCRIPT")
+    require_script(script, is_file=not module)
     if master:
         try:
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    limits = (1, 1)
+    if ests is None:
+        _require_joinable(context, master=master, job=job)
+    else:
+        limits = worker_limits(workers) if workers is not None else (1, ests)
     name = job or default_job_name(script[0], module=module)
 
+    from elastane.agent import exit_codes as codes
     from elastane.agent.agent import Agent, AgentSettings
     from elastane.agent.budget import RestartBudget
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
+    from elastane.errors import ElastaneError
 
     settings = AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=name,
-        settings=job_settings(
+        settings=None if ests is None else job_settings(
             ests=ests, limits=limits, seed=seed, checkpoint=checkpoint, checkpoint_steps=checkpoint_steps,
             keep=keep, threads=threads, determinism=determinism, audit_samples=not no_audit_samples,
             durations={
@@ -209,6 +237,7 @@ def run(
         ),
         local_workers=local_workers or limits[1],
         master=master,
+        job_timeout_seconds=job_timeout,
         state_dir=state_dir,
         master_timeout_seconds=master_timeout,
         grace_seconds=grace,
@@ -217,7 +246,35 @@ def run(
         # Workers of several machines meet at one master: their ids must differ.
         worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
     )  # fmt: skip
-    raise typer.Exit(Agent(settings, Output(as_json=as_json)).run())
+    try:
+        code = Agent(settings, Output(as_json=as_json)).run()
+    except ElastaneError as error:
+        fail(error, as_json=as_json, code=codes.exit_code(exit_code(error), exit_codes))
+    raise typer.Exit(codes.exit_code(code, exit_codes))
+
+
+def _require_joinable(context: typer.Context, *, master: str, job: str | None) -> None:
+    """Raises BadParameter unless there is a job to join, and nothing is said that it would not heed."""
+    if not master or not job:
+        raise typer.BadParameter(
+            "say how many logical workers the job has, or join one that a master has with --master and --job",
+            param_hint="--ests",
+        )
+    ignored = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if getattr(parameter, "rich_help_panel", None) not in _OF_THE_JOB or source is None:
+            continue
+        name = parameter.opts[0]
+        if source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"without --ests the job {job!r} is joined, and the master knows this already",
+                param_hint=name,
+            )
+        if source.name == "ENVIRONMENT":
+            ignored.append(variable(name) or name)
+    if ignored:
+        typer.echo(f"joining job {job}: the master's settings count, not {', '.join(ignored)}", err=True)
 
 
 def job_settings(

@@ -64,7 +64,8 @@ def test_a_container_needs_no_arguments(asked: list[agent.AgentSettings]) -> Non
     given = {
         "ELASTANE_ESTS": "4", "ELASTANE_WORKERS": "1:2", "ELASTANE_JOB": "digits", "ELASTANE_SEED": "7",
         "ELASTANE_CHECKPOINT": "s3://b/c", "ELASTANE_CHECKPOINT_STEPS": "50", "ELASTANE_MASTER": "m:50051",
-        "ELASTANE_TORCH_THREADS": "2", "ELASTANE_EXIT_CODES": "pod", "ELASTANE_LEASE": "", "ELASTANE_GRACE": "12",
+        "ELASTANE_TORCH_THREADS": "2", "ELASTANE_EXIT_CODES": "pod", "ELASTANE_LEASE": "",
+        "ELASTANE_GRACE": "12",
     }  # fmt: skip
     assert run(**given).exit_code == 204
     (settings,) = asked

@@ -15,6 +15,11 @@ CODE_OK, CODE_FAILED, CODE_USAGE, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 2, 3, 4
 #: No job of that name came within --job-timeout.
 CODE_NO_JOB: Final = 6
 
+#: What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE).
+EXIT_DRAINED: Final = 80
+#: What the agent of another host ends with when its worker left because that host is being taken away.
+EXIT_RECLAIMED: Final = 81
+
 TRANSIENT: Final = frozenset({CODE_UNREACHABLE, CODE_NO_JOB})
 """Codes below 128 whose cause may pass without anybody changing script, settings or rights."""
 

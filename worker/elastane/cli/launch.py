@@ -80,20 +80,23 @@ def launch(
 
     from elastane.agent.budget import RestartBudget
     from elastane.agent.output import Output
-    from elastane.launch.launcher import Launcher, LaunchSettings, ask_hosts, python_command
-    from elastane.launch.plan import SLOTS_MAX, check_template
+    from elastane.hosts.discovery import ask_hosts
+    from elastane.hosts.remote import check_template
+    from elastane.hosts.slots import SLOTS_MAX
+    from elastane.launch.launcher import Launcher, LaunchSettings, python_command
 
     check_template(remote)
     limits = worker_limits(workers) if workers else (1, SLOTS_MAX)
     local = {"localhost": limits[1] if workers else 1}
     if hosts is not None:
         hosts = hosts.absolute()
-        ask_hosts(hosts)  # one that fails at once is a mistake, and not a moment's trouble
+        ask_hosts(hosts, hosts_timeout)  # one that fails at once is a mistake, and not a moment's trouble
     settings = LaunchSettings(
         command=python_command(script, module=module, program=no_python),
         workers_min=limits[0], workers_max=limits[1],
         hosts={} if hosts is not None else local,
-        hosts_script=hosts, interval_seconds=interval, settle_seconds=settle,
+        hosts_script=hosts, interval_seconds=interval, hosts_timeout_seconds=hosts_timeout,
+        settle_seconds=settle,
         template=remote, passed=tuple(passed or ()), port=port, with_tf_config=with_tf_config,
         grace_seconds=grace, wait_max_seconds=max_wait,
         budget=RestartBudget(restarts_max=max_restarts),

@@ -13,9 +13,15 @@ import typer
 from elastane.addresses import parse_addresses
 from elastane.cli.common import command, exit_code, fail, worker_limits
 from elastane.cli.run_options import (
+    DEFAULT_TEMPLATE,
     SCRIPT_SETTINGS,
+    HostsIntervalOption,
+    HostsOption,
+    HostsTimeoutOption,
     JsonOption,
     ModuleOption,
+    PassOption,
+    RemoteOption,
     ScriptArgument,
     require_script,
     run_option,
@@ -42,6 +48,7 @@ HELP = "\n\n".join(
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
         "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins the job as it is there)",
+        "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, where it says)",
         "Every option is a variable too, so that a container's command may be just: elastane run train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
         "was refused, 4 when the master was unreachable, 6 when the job to be joined was not created, 130 or "
@@ -147,6 +154,21 @@ def run(
             show_default="a temporary folder",
         ),
     ] = None,
+    listen: Annotated[
+        str,
+        _agent(
+            "--listen",
+            "HOST[:PORT]",
+            "Address of this machine at which other hosts reach the embedded master; beyond loopback it "
+            "needs TLS and tokens (docs/security.md).",
+            show_default="loopback",
+        ),
+    ] = "",
+    hosts: HostsOption = None,
+    hosts_interval: HostsIntervalOption = 5.0,
+    hosts_timeout: HostsTimeoutOption = 60.0,
+    remote: RemoteOption = DEFAULT_TEMPLATE,
+    passed: PassOption = None,
     max_restarts: Annotated[
         int, _agent("--max-restarts", "R", "Restarts of dead workers in any hour.", min=0)
     ] = 10,
@@ -162,7 +184,8 @@ def run(
             "--spot",
             "SOURCE",
             "Where reclaims of this node are announced: auto, none, aws, gcp, azure, alibaba, file:PATH "
-            "(a file that appears) or http://URL (answers 200). Workers then drain in the time left.",
+            "(a file that appears) or http://URL (answers 200); several with commas. Workers then drain in "
+            "the time left.",
         ),
     ] = "auto",
     spot_url: Annotated[
@@ -184,6 +207,10 @@ def run(
             show_default="as the cloud advises, 1 to 5",
         ),
     ] = None,
+    capacity: Annotated[
+        Literal["auto", "spot", "on-demand"],
+        _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
+    ] = "auto",
     exit_codes: Annotated[
         Literal["shell", "pod"],
         _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
@@ -209,6 +236,9 @@ def run(
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if listen and master:
+        raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
+    address = _listen_address(listen)
     limits = (1, 1)
     if ests is None:
         _require_joinable(context, master=master, job=job)
@@ -217,12 +247,21 @@ def run(
     name = job or default_job_name(script[0], module=module)
 
     from elastane.agent import exit_codes as codes
-    from elastane.agent.agent import Agent, AgentSettings
+    from elastane.agent.agent import Agent, AgentSettings, HostSettings
     from elastane.agent.budget import RestartBudget
+    from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
     from elastane.errors import ElastaneError
 
+    host_settings = None
+    if hosts is not None:
+        host_settings = HostSettings(
+            hosts.absolute(), remote, hosts_interval, hosts_timeout, tuple(passed or ())
+        )
+        check_hosts(host_settings, master or address)
+    # Workers of several agents meet at one master: their ids must differ.
+    prefix = f"{socket.gethostname()}-{os.getpid()}-" if master else "" if hosts is not None else "w"
     settings = AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=name,
@@ -243,14 +282,33 @@ def run(
         grace_seconds=grace,
         budget=RestartBudget(restarts_max=max_restarts),
         notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
-        # Workers of several machines meet at one master: their ids must differ.
-        worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
+        capacity=capacity,
+        worker_prefix=prefix,
+        listen=address,
+        hosts=host_settings,
     )  # fmt: skip
     try:
         code = Agent(settings, Output(as_json=as_json)).run()
     except ElastaneError as error:
         fail(error, as_json=as_json, code=codes.exit_code(exit_code(error), exit_codes))
     raise typer.Exit(codes.exit_code(code, exit_codes))
+
+
+def _listen_address(listen: str) -> str:
+    """HOST:PORT of the embedded master; raises BadParameter for what other hosts could not be told."""
+    if not listen:
+        return "127.0.0.1:0"
+    host, separator, port = listen.rpartition(":")
+    if not separator or listen.endswith("]"):
+        host, port = listen, "0"
+    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise typer.BadParameter(f"{listen!r} is not HOST or HOST:PORT", param_hint="--listen")
+    if host.strip("[]") in ("0.0.0.0", "::", "*"):
+        raise typer.BadParameter(
+            f"{host} is no address that others can be told: name the one at which they reach this machine",
+            param_hint="--listen",
+        )
+    return f"{host}:{port}"
 
 
 def _require_joinable(context: typer.Context, *, master: str, job: str | None) -> None:

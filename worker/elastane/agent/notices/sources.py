@@ -98,6 +98,7 @@ class _TokenSource(Source):
     """A metadata service whose answers need a session token."""
 
     token_prefix: ClassVar[str]
+    instance_id: ClassVar[re.Pattern[str]]
 
     def __init__(self, fetch: Fetch, base_url: str = "") -> None:
         super().__init__(fetch, base_url)
@@ -130,9 +131,10 @@ class _TokenSource(Source):
 
     def is_here(self) -> bool:
         try:
-            return self._metadata("instance-id").status == 200
+            reply = self._metadata("instance-id")
         except (OSError, NoticeFormatError):
             return False
+        return reply.status == 200 and bool(self.instance_id.fullmatch(reply.body.strip()))
 
 
 class Aws(_TokenSource):
@@ -144,6 +146,7 @@ class Aws(_TokenSource):
     name = "aws"
     default_url = "http://169.254.169.254"
     token_prefix = "X-aws-ec2-metadata"
+    instance_id = re.compile(r"i-[0-9a-f]{8,17}")
 
     def look(self) -> Notice | None:
         reply = self._metadata("spot/instance-action")
@@ -183,6 +186,7 @@ class Alibaba(_TokenSource):
     name = "alibaba"
     default_url = "http://100.100.100.200"
     token_prefix = "X-aliyun-ecs-metadata"
+    instance_id = re.compile(r"i-[0-9a-z]+")
 
     def look(self) -> Notice | None:
         reply = self._metadata("instance/spot/termination-time")

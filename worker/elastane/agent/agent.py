@@ -40,6 +40,7 @@ from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError, JobMissingError
 from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane.hosts.remote import out_of_reach, remote_command, remote_variables
+from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
@@ -55,7 +56,11 @@ _SAY_WAITING_SECONDS = 5.0
 _JOB_LOOK_SECONDS = 0.5
 #: Options of ours by their variables that mean nothing to a worker, or something else.
 _OF_THE_AGENT = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
-_RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
+_RESUMABLE = (
+    job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_FAILED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
+)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -249,6 +254,8 @@ class Agent:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
         self._job = job
+        if settings.settings is not None:
+            self._compare_prices(job, settings.settings)
         view = job_view(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
@@ -283,6 +290,19 @@ class Agent:
                 self._output.say(f"waiting for job {name} to be created", event="waiting_for_job", job=name)
                 said = True
             time.sleep(min(_JOB_LOOK_SECONDS, left))
+
+    def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
+        """Prices of a job that is there stay as they are: says so where others were asked for."""
+        found = job.settings
+        names = ("spot_price_micros", "on_demand_price_micros")
+        if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
+            spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
+            self._output.say(
+                f"the job's prices stay as they are: spot {spot}, on demand {on_demand};"
+                " `elastane price` changes them",
+                "warning",
+                event="prices_kept",
+            )
 
     def _waiting(self, seconds: float, error: str) -> None:
         now = time.monotonic()

@@ -12,6 +12,8 @@ from typing import Final, Literal
 
 #: Exit codes of the agent itself.
 CODE_OK, CODE_FAILED, CODE_USAGE, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 2, 3, 4
+#: Too few workers were there within the job's max wait.
+CODE_MAX_WAIT: Final = 5
 #: No job of that name came within --job-timeout.
 CODE_NO_JOB: Final = 6
 

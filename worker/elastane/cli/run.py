@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import socket
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 
 from elastane.addresses import parse_addresses
 from elastane.cli.common import command, exit_code, fail, worker_limits
+from elastane.cli.cost import checked_currency, micros_of
 from elastane.cli.run_options import (
     DEFAULT_TEMPLATE,
     SCRIPT_SETTINGS,
@@ -37,6 +39,24 @@ LIMITS_PANEL: Final = "Time limits of the job"
 #: Panels of the options that the master's own record of the job replaces where it is joined.
 _OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
 
+
+class Recovery(StrEnum):
+    """With how many workers a job trains."""
+
+    ELASTIC = "elastic"
+    FIXED = "fixed"
+
+
+class Prices(NamedTuple):
+    """What a worker costs an hour, in millionths of the currency; 0: unknown."""
+
+    currency: str = "USD"
+    spot_micros: int = 0
+    on_demand_micros: int = 0
+
+
+NO_PRICES = Prices()
+
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
     (
@@ -51,8 +71,9 @@ HELP = "\n\n".join(
         "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, where it says)",
         "Every option is a variable too, so that a container's command may be just: elastane run train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
-        "was refused, 4 when the master was unreachable, 6 when the job to be joined was not created, 130 or "
-        "143 when a signal ended it. With --exit-codes pod, 204 and 206 stand for 4 and 6.",
+        "was refused, 4 when the master was unreachable, 5 when fewer workers than needed were there for "
+        "--max-wait, 6 when the job to be joined was not created, 130 or 143 when a signal ended it. With "
+        "--exit-codes pod, 204 and 206 stand for 4 and 6.",
     )
 )
 
@@ -117,6 +138,51 @@ def run(
         int, _job("--checkpoint-steps", "STEPS", "One every so many steps; 0: on demand.", min=0)
     ] = 0,
     keep: Annotated[int, _job("--keep", "COUNT", "Checkpoints kept.", min=1)] = 3,
+    max_wait: Annotated[
+        float,
+        _job(
+            "--max-wait",
+            "SECONDS",
+            "When fewer workers than needed were there for so long, those that were are released, and the "
+            "job stops until `elastane resume`; 0: wait for ever.",
+            min=0.0,
+            envvar="ELASTANE_MAX_WAIT",
+        ),
+    ] = 0.0,
+    recovery: Annotated[
+        Recovery,
+        _job(
+            "--recovery",
+            None,
+            "elastic: any number of workers from MIN to MAX trains; fixed: only MAX (N at most), a loss is "
+            "waited out. The bits are the same.",
+            case_sensitive=False,
+            envvar="ELASTANE_RECOVERY",
+        ),
+    ] = Recovery.ELASTIC,
+    spot_price: Annotated[
+        str | None,
+        _job(
+            "--spot-price",
+            "PRICE",
+            "Of a spot worker for an hour, for `elastane cost`; `elastane price` changes it.",
+            show_default="unknown",
+            envvar="ELASTANE_SPOT_PRICE",
+        ),
+    ] = None,
+    on_demand_price: Annotated[
+        str | None,
+        _job(
+            "--on-demand-price",
+            "PRICE",
+            "Of an on-demand worker for an hour.",
+            show_default="unknown",
+            envvar="ELASTANE_ON_DEMAND_PRICE",
+        ),
+    ] = None,
+    currency: Annotated[
+        str, _job("--currency", "CODE", "Of the prices: three letters.", envvar="ELASTANE_CURRENCY")
+    ] = "USD",
     no_audit_samples: Annotated[
         bool, _job("--no-audit-samples", None, "Do not record which samples a task had.")
     ] = False,
@@ -246,6 +312,12 @@ def run(
         limits = worker_limits(workers) if workers is not None else (1, ests)
     name = job or default_job_name(script[0], module=module)
 
+    prices = Prices(
+        checked_currency(currency),
+        micros_of(spot_price, "--spot-price") or 0,
+        micros_of(on_demand_price, "--on-demand-price") or 0,
+    )
+
     from elastane.agent import exit_codes as codes
     from elastane.agent.agent import Agent, AgentSettings, HostSettings
     from elastane.agent.budget import RestartBudget
@@ -271,8 +343,9 @@ def run(
             durations={
                 "heartbeat_timeout": heartbeat_timeout, "lease_min": lease_min,
                 "idle_max": idle_max,
-                "return_grace": return_grace, "join_window": join_window,
+                "return_grace": return_grace, "join_window": join_window, "max_wait": max_wait,
             },
+            recovery=recovery, prices=prices,
         ),
         local_workers=local_workers or limits[1],
         master=master,
@@ -347,6 +420,8 @@ def job_settings(
     audit_samples: bool,
     durations: dict[str, float],
     determinism: Level = DEFAULT_LEVEL,
+    recovery: Recovery = Recovery.ELASTIC,
+    prices: Prices = NO_PRICES,
 ) -> job_pb2.JobSettings:
     """The message for Create. durations: fields of JobSettings in seconds."""
     from elastane_proto.v1 import job_pb2
@@ -362,6 +437,10 @@ def job_settings(
         torch_threads=threads,
         audit_samples=audit_samples,
         determinism=determinism.to_proto(),
+        recovery=getattr(job_pb2, f"RECOVERY_POLICY_{recovery.name}"),
+        currency=prices.currency,
+        spot_price_micros=prices.spot_micros,
+        on_demand_price_micros=prices.on_demand_micros,
     )
     for name, seconds in durations.items():
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))

@@ -1,7 +1,7 @@
 """Ends of pods: each is counted once, however often the operator is killed, and has its consequence.
 
-The book of ended pods is part of the status. A pod enters it with its end, before it is deleted, and leaves it
-when it is gone and its index may be taken again.
+The book of ended pods is part of the status. A pod enters it with its end, before it is deleted, and leaves
+it when it is gone and its index may be taken again.
 """
 
 from __future__ import annotations

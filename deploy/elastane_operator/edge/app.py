@@ -1,7 +1,8 @@
 """The operator as a process: election, watches by kopf, the controller, an end that leaves nothing behind.
 
-kopf lists and watches ElasticJobs and their pods, starts again what breaks, and takes signals. It gets no handlers but
-those of raw events: what was handled is never written to an object, so nothing depends on having seen an event.
+kopf lists and watches ElasticJobs and their pods, starts again what breaks, and takes signals. It gets no
+handlers but those of raw events: what was handled is never written to an object, so nothing depends on having
+seen an event.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -232,7 +234,7 @@ def configure_logs(level: str, form: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     logging.basicConfig(
         level=max(number, logging.WARNING), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

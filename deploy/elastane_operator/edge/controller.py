@@ -1,7 +1,7 @@
 """Looks at jobs, decides by `decisions.reconcile`, and carries it out: one task for each ElasticJob.
 
-What wakes a task (an event of the object or of its pods, news from its master, the time it asked for) only makes
-it look again; what is true is read anew each time. Looks at one job never overlap.
+What wakes a task (an event of the object or of its pods, news from its master, the time it asked for) only
+makes it look again; what is true is read anew each time. Looks at one job never overlap.
 """
 
 from __future__ import annotations

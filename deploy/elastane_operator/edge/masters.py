@@ -1,6 +1,7 @@
 """The masters of the jobs, by gRPC: what they have, and what they are asked for.
 
-One channel per master and credentials; of several addresses of a master the one that leads is found by asking.
+One channel per master and credentials; of several addresses of a master the one that leads is found by
+asking.
 Nothing here waits longer than it was told to: a master that does not answer is something to decide upon.
 """
 
@@ -117,7 +118,9 @@ class Masters:
         )
 
     async def changes(self, access: Access, name: str) -> AsyncIterator[job_pb2.Job]:
-        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError, MasterRefusedError."""
+        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError,
+        MasterRefusedError.
+        """
         address = await asyncio.to_thread(self._book(access).current)
         options = self._options(access)
         options.pop("timeout")
@@ -187,7 +190,8 @@ class Masters:
     def _channel(self, access: Access, address: str) -> grpc.aio.Channel:
         if access.token and not access.ca and not access.plain_token and not on_loopback(address):
             raise MasterAwayError(
-                f"the token would go to {address} unencrypted: name a master.tlsSecret, or set ELASTANE_INSECURE=1"
+                f"the token would go to {address} unencrypted: name a master.tlsSecret, "
+                "or set the operator's ELASTANE_INSECURE=1"
             )
         # The files of a secret may be renewed: other credentials are another channel.
         credentials = hashlib.sha256(b"\0".join((access.ca, access.cert, access.key))).hexdigest()

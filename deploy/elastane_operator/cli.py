@@ -11,8 +11,8 @@ import typer
 HELP = "\n\n".join(
     (
         "Run the operator of ElasticJobs (elastane.io/v1alpha1).",
-        "It makes the worker pods of each ElasticJob, and a master where the job wants one of its own, asks the "
-        "master how the job is, and carries out what it decides. Several may run: the holder of a lease "
+        "It makes the worker pods of each ElasticJob, and a master where the job wants one of its own, asks "
+        "the master how the job is, and carries out what it decides. Several may run: the holder of a lease "
         "works, the others stand by. Killed at any moment and started again it goes on where it was.",
         "Every option has a variable, ELASTANE_OPERATOR_ and its name: ELASTANE_OPERATOR_NAMESPACES. Where a "
         "job names no secrets, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CA, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY "

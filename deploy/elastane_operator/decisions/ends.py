@@ -51,7 +51,7 @@ def waiting_indexes(turn: Turn) -> set[int]:
 def backoff_seconds(first_seconds: float, restarts: int) -> float:
     """Wait before restart number `restarts`, the first being 1: doubled each time, up to a bound."""
     longest = max(first_seconds, BACKOFF_SECONDS_MAX)
-    return min(first_seconds * 2 ** min(restarts - 1, 30), longest)
+    return min(first_seconds * 2.0 ** min(restarts - 1, 30), longest)
 
 
 def _count(turn: Turn, pod: PodView, end: End) -> End | None:

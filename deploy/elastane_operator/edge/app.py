@@ -61,7 +61,7 @@ async def serve(settings: OperatorSettings) -> int:
             await _check_cluster(kube, settings)
             if election is not None and not await _unless(stop, election.acquire()):
                 return CODE_OK
-            return await _work(controller, settings, election, stop)
+            return await _work(controller, kube, settings, election, stop)
     finally:
         await controller.close()
         await masters.close()
@@ -71,12 +71,16 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 async def _work(
-    controller: Controller, settings: OperatorSettings, election: Election | None, stop: asyncio.Event
+    controller: Controller,
+    kube: KubeClient,
+    settings: OperatorSettings,
+    election: Election | None,
+    stop: asyncio.Event,
 ) -> int:
     namespaces = settings.served_namespaces()
     watching = asyncio.create_task(
         kopf.operator(
-            registry=_registry(controller),
+            registry=_registry(controller, kube),
             settings=_kopf_settings(),
             standalone=True,  # the lease decides who works
             clusterwide=not namespaces,
@@ -102,9 +106,13 @@ async def _work(
     return CODE_FAILED if lost else CODE_OK
 
 
-def _registry(controller: Controller) -> kopf.OperatorRegistry:
+def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
     seen: dict[tuple[str, str], str] = {}
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await kube.connection()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_event(event: Mapping[str, Any], **_: Any) -> None:

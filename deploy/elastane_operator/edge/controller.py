@@ -130,7 +130,7 @@ class Controller:
         if isinstance(error, KubeError) and error.conflict:
             return 0.05  # somebody else wrote: look at what there is now
         desk.failures += 1
-        wait = min(0.5 * 2 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
+        wait = min(0.5 * 2.0 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
         _log.warning("look_again", job="/".join(key), error=str(error), wait_seconds=wait)
         return wait
 

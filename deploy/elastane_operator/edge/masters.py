@@ -68,7 +68,7 @@ class Masters:
     async def close(self) -> None:
         """Closes all channels."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         self._channels.clear()
 
     async def view(self, access: Access, name: str) -> MasterView:
@@ -218,7 +218,8 @@ class _NotFoundError(Exception):
 
 def _detail(error: grpc.aio.AioRpcError) -> errors_pb2.ErrorDetail | None:
     """The master's own words on a refusal; None where it is not the master that refused."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
         if key == _DETAILS_KEY:
             status = status_pb2.Status.FromString(value)
             for packed in status.details:

@@ -19,7 +19,7 @@ async def test_trainers_form_a_ring_drain_save_and_end(tmp_path: Path) -> None:
         settings.join_window.FromMilliseconds(20)
         await jobs.Create(job_pb2.JobServiceCreateRequest(name="j", settings=settings))
         script = Script(step_seconds=0.005)
-        trainers = [Trainer(master.address, "j", f"w{k}", 4, script) for k in range(3)]
+        trainers = [Trainer(master.address, "j", f"w{k}", script) for k in range(3)]
         runs = [asyncio.create_task(trainer.run()) for trainer in trainers]
         await until(jobs, lambda job: len(job.workers) == 3 and job.step > 3)
         trainers[1].leave("spot notice", 30.0)

@@ -23,9 +23,10 @@ RECONNECT_SECONDS = 0.05
 
 @dataclass
 class Script:
-    """What all workers of a job run. steps: when the script ends; step_seconds: how long one lasts;
-    checkpoints: name to step, what the job's checkpoint URL would hold."""
+    """What all workers of a job run. ests: logical workers; steps: when the script ends; step_seconds: how
+    long one lasts; checkpoints: name to step, what the job's checkpoint URL would hold."""
 
+    ests: int = 4
     steps: int = 10 * STEPS_PER_EPOCH
     step_seconds: float = 0.02
     checkpoints: dict[str, int] = field(default_factory=dict)
@@ -34,9 +35,8 @@ class Script:
 class Trainer:
     """One worker. `run` returns the exit code of its process, or is cancelled, which is its SIGKILL."""
 
-    def __init__(self, address: str, job: str, worker_id: str, ests: int, script: Script) -> None:
-        self.address, self.job, self.worker_id, self.ests = address, job, worker_id, ests
-        self.script = script
+    def __init__(self, address: str, job: str, worker_id: str, script: Script) -> None:
+        self.address, self.job, self.worker_id, self.script = address, job, worker_id, script
         self.protocol = WorkerProtocol()
         self.ranks: range = range(0)
         self._out: asyncio.Queue[ring_pb2.AttendRequest] = asyncio.Queue()
@@ -78,7 +78,10 @@ class Trainer:
             worker_id=self.worker_id,
             role=ring_pb2.WORKER_ROLE_RING,
             signature=ring_pb2.ScriptSignature(
-                dataset_size=STEPS_PER_EPOCH * self.ests, batch_size=1, steps_per_epoch=STEPS_PER_EPOCH, epochs=10
+                dataset_size=STEPS_PER_EPOCH * self.script.ests,
+                batch_size=1,
+                steps_per_epoch=STEPS_PER_EPOCH,
+                epochs=10,
             ),
             host=self.worker_id,
             store_address=f"{self.worker_id}:1",
@@ -175,7 +178,7 @@ class Trainer:
             return
         name, step = max(self.script.checkpoints.items(), key=lambda item: item[1], default=("", 0))
         loaded = ring_pb2.Loaded(generation=load.generation, step=step, checkpoint=name)
-        loaded.contexts.extend(self._context(rank, step, delta=False) for rank in range(self.ests))
+        loaded.contexts.extend(self._context(rank, step, delta=False) for rank in range(self.script.ests))
         self._tell(protocol.loaded(loaded))
 
     def _context(self, rank: int, step: int, *, delta: bool) -> contexts.common_pb2.EstContext:
@@ -198,7 +201,7 @@ class Trainer:
         )
         for rank in self.ranks:
             report.contexts.append(self._context(rank, step + 1, delta=True))
-            position = (step % STEPS_PER_EPOCH) * self.ests + rank
+            position = (step % STEPS_PER_EPOCH) * self.script.ests + rank
             task = report.tasks.add(virtual_rank=rank, samples=[position])
             task.range.start, task.range.end = position, position + 1
         if step == 0 and 0 in self.ranks:
@@ -231,4 +234,3 @@ class Trainer:
         self._exit_code = EXIT_DONE
         bye = ring_pb2.Bye(reason=reason, applied_step=self.protocol.applied_step)
         self._send(ring_pb2.AttendRequest(bye=bye))
-

@@ -1,0 +1,93 @@
+"""The operator as it is run: a process of its own, which can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from integration.master_support import ROOT
+from kube.api import Connection, kubeconfig
+from kube.gateway import Gateway
+
+SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "worker", "deploy")]
+#: What the operator of these tests looks at by itself so often; what happens wakes it before.
+SETTINGS: dict[str, str] = {}
+STOP_SECONDS = 15.0
+LOG_LINES = 40
+
+
+class OperatorProcess:
+    """One operator behind its own gateway. `start` after `kill` is a restart of its pod."""
+
+    def __init__(self, gateway: Gateway, folder: Path, *arguments: str) -> None:
+        self.gateway, self.folder, self.arguments = gateway, folder, arguments
+        self.process: asyncio.subprocess.Process | None = None
+        self.log_path = folder / "operator.log"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.returncode is None
+
+    async def start(self) -> None:
+        """Starts it, unless it runs. It is not waited for: what it does is."""
+        if self.is_running:
+            return
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), "PYTHONUNBUFFERED": "1"}
+        environment |= SETTINGS | {"KUBECONFIG": str(kubeconfig(self.folder, self.gateway.url))}
+        with self.log_path.open("ab") as log:
+            log.write(b"---- started\n")
+            log.flush()
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "elastane_operator",
+                *self.arguments,
+                env=environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        assert self.process is not None
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Waits for its end; its exit code."""
+        assert self.process is not None
+        async with asyncio.timeout(STOP_SECONDS):
+            return await self.process.wait()
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        assert self.process is not None
+        self.process.terminate()
+        return await self.ended()
+
+    def said(self) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+@contextlib.asynccontextmanager
+async def operator_process(
+    target: Connection, folder: Path, *arguments: str, impersonate: str = ""
+) -> AsyncIterator[OperatorProcess]:
+    """An operator that is not started yet; gone afterwards."""
+    folder.mkdir(parents=True, exist_ok=True)
+    async with Gateway(target, impersonate).serve() as gateway:
+        operator = OperatorProcess(gateway, folder, *arguments)
+        try:
+            yield operator
+        finally:
+            if operator.is_running:
+                operator.kill()
+                await operator.ended()

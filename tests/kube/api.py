@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -135,5 +134,5 @@ def kubeconfig(folder: Path, url: str) -> Path:
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "default"}}],
     }
     path.write_text(json.dumps(config))
-    os.chmod(path, 0o600)
+    path.chmod(0o600)
     return path

@@ -130,9 +130,9 @@ class ClusterStore:
             raise Refusal(
                 409, "Conflict", "the object has been modified; please apply your changes to the latest"
             )
-        if uid := new.get("metadata", {}).get("uid"):
-            if uid != old["metadata"]["uid"]:
-                raise Refusal(409, "Conflict", f"Precondition failed: UID in precondition: {uid}")
+        uid = new.get("metadata", {}).get("uid", old["metadata"]["uid"])
+        if uid != old["metadata"]["uid"]:
+            raise Refusal(409, "Conflict", f"Precondition failed: UID in precondition: {uid}")
         if subresource == "status":
             new = old | {"status": new.get("status", {})}
         elif "status" in kind.subresources:

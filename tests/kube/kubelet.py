@@ -149,9 +149,9 @@ class Kubelet:
             container = pod["spec"]["containers"][0]
             state = {"running": {"startedAt": _now()}}
             statuses = [_container(container, state, is_ready=True)]
-            await self._patch_status(
-                pod, {"phase": "Running", "conditions": [ready], "containerStatuses": statuses}
-            )
+            status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [ready]}
+            await self._patch_status(pod, status | {"containerStatuses": statuses})
+            pod = pod | {"status": status}
         if not self.attends:
             await asyncio.Event().wait()
         environment = await self._environment(pod)
@@ -168,8 +168,8 @@ class Kubelet:
 
     @staticmethod
     def worker_id(environment: dict[str, str], pod: Object) -> str:
-        """What the pod's worker is called at the master."""
-        return environment.get("ELASTANE_WORKER_ID", pod["metadata"]["name"])
+        """What `elastane run` calls the pod's only worker: by the host's name, which is the pod's, and its process."""
+        return environment.get("ELASTANE_WORKER_ID", f"{pod['metadata']['name']}-7-0")
 
     async def _end(self, pod: Object) -> None:
         """The pod is being deleted: SIGTERM, the grace period, SIGKILL; then it is gone."""

@@ -144,7 +144,7 @@ class Scene:
     # ------------------------------------------------------------------ waiting
 
     async def wait(self, condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
-        """Until it holds. Raises AssertionError that shows the job, its pods, its events and the operator's log."""
+        """Until it holds. Raises AssertionError that shows job, pods, events and the operator's log."""
         return await self.mirror.wait(condition, what, seconds, self.describe)
 
     async def wait_phase(self, *phases: str, seconds: float = 20.0) -> Object:

@@ -159,18 +159,18 @@ class Trainer:
             return
         if protocol.done is not None or protocol.drain is not None:
             succeeded = protocol.done is not None and protocol.done.phase == "succeeded"
-            return self._bye(ring_pb2.BYE_REASON_FINISHED if succeeded else ring_pb2.BYE_REASON_DRAINED)
+            self._bye(ring_pb2.BYE_REASON_FINISHED if succeeded else ring_pb2.BYE_REASON_DRAINED)
+            return
         if protocol.load is not None:
             self._load(protocol.load)
         if protocol.go is not None:
             self._enter(protocol.go)
         if protocol.generation == 0 or protocol.changing:
-            return None
+            return
         if protocol.applied_step >= self.script.steps:
-            return self._bye(ring_pb2.BYE_REASON_FINISHED)
-        if self._step is None:
+            self._bye(ring_pb2.BYE_REASON_FINISHED)
+        elif self._step is None:
             self._step = asyncio.create_task(self._run_step(protocol.applied_step))
-        return None
 
     def _load(self, load: ring_pb2.Load) -> None:
         protocol = self.protocol

@@ -13,12 +13,14 @@ import pytest_asyncio
 import yaml
 
 from integration.master_support import ROOT, MasterProcess, master_process
+from kube.access import service_account
 from kube.api import CORE, Api, ApiError, Connection
 from kube.emulator import emulated_cluster
 from kube.operator_process import OperatorProcess, operator_process
 from kube.scene import Cluster, Scene, new_scene
 
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
+OPERATOR = ROOT / "deploy" / "kubernetes" / "operator"
 CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 MARK = "elastane.io/made-by-tests"
 
@@ -41,8 +43,10 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             connection = Connection.of_kubeconfig(Path(KUBECONFIG))
         api = await stack.enter_async_context(Api(connection))
         version = await api.get("version")
+        account = ""
         if request.param == "apiserver":
             await stack.enter_async_context(custom_resource(api))
+            account = await stack.enter_async_context(service_account(api, OPERATOR))
         name = f"elastane-test-{uuid.uuid4().hex[:8]}"
         await api.create(f"{CORE}/nodes", {"metadata": {"name": name}})
         stack.push_async_callback(api.delete, f"{CORE}/nodes/{name}")
@@ -51,6 +55,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             api,
             name,
             is_real=request.param == "apiserver",
+            account=account,
             version=(int(version["major"]), int(version["minor"].rstrip("+"))),
             crash=os.environ.get("ELASTANE_TEST_APISERVER_CRASH", ""),
             start=os.environ.get("ELASTANE_TEST_APISERVER_START", ""),
@@ -101,7 +106,7 @@ async def shared_operator(
 ) -> AsyncIterator[OperatorProcess]:
     """The operator of all scenarios; those that kill it leave it to the next one to start it again."""
     folder = tmp_path_factory.mktemp("operator")
-    async with operator_process(cluster.api.connection, folder) as started:
+    async with operator_process(cluster.api.connection, folder, impersonate=cluster.account) as started:
         yield started
 
 

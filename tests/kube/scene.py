@@ -24,7 +24,7 @@ FINISHED = ("Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded")
 
 @dataclass
 class Cluster:
-    """An API under test. crash, start: shell commands that SIGKILL its server and bring it back, where the
+    """An API under test. account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL its server and bring it back, where the
     tests may do that."""
 
     name: str
@@ -32,6 +32,7 @@ class Cluster:
     node: str
     is_real: bool
     version: tuple[int, int] = (0, 0)
+    account: str = ""
     crash: str = ""
     start: str = ""
 

@@ -103,7 +103,9 @@ async def test_an_operator_is_killed_at_each_write(scene: Scene, at: int, side: 
 
 
 async def test_two_operators_make_no_pod_twice(cluster: Cluster, scene: Scene, tmp_path: Path) -> None:
-    async with operator_process(cluster.api.connection, tmp_path / "second") as second:
+    async with operator_process(
+        cluster.api.connection, tmp_path / "second", impersonate=cluster.account
+    ) as second:
         await second.start()
         await scene.apply(workers={"min": 1, "max": 3})
         await scene.wait_ready(3)

@@ -168,7 +168,7 @@ class Kubelet:
 
     @staticmethod
     def worker_id(environment: dict[str, str], pod: Object) -> str:
-        """What `elastane run` calls the pod's only worker: by the host's name, which is the pod's, and its process."""
+        """What `elastane run` calls the pod's only worker: by host, which is the pod, and process."""
         return environment.get("ELASTANE_WORKER_ID", f"{pod['metadata']['name']}-7-0")
 
     async def _end(self, pod: Object) -> None:

@@ -24,8 +24,11 @@ FINISHED = ("Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded")
 
 @dataclass
 class Cluster:
-    """An API under test. account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL its server and bring it back, where the
-    tests may do that."""
+    """An API under test.
+
+    account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL its
+    server and bring it back, where the tests may do that.
+    """
 
     name: str
     api: Api

@@ -59,7 +59,7 @@ class Gateway:
         self._headers = dict(target.headers)
         if impersonate:
             self._headers |= {"Impersonate-User": impersonate}
-        self._open: set[aiohttp.web.BaseRequest] = set()
+        self._open: list[aiohttp.web.BaseRequest] = []
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[Gateway]:
@@ -93,13 +93,13 @@ class Gateway:
     async def _handle(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
         if self.closed:
             return _hang_up(request)
-        self._open.add(request)
+        self._open.append(request)
         try:
             return await self._forward(request)
         except (aiohttp.ClientError, ConnectionError):
             return _hang_up(request)
         finally:
-            self._open.discard(request)
+            self._open.remove(request)
 
     async def _forward(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
         body = await request.read()

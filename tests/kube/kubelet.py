@@ -152,9 +152,9 @@ class Kubelet:
             status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [ready]}
             await self._patch_status(pod, status | {"containerStatuses": statuses})
             pod = pod | {"status": status}
-        if not self.attends:
-            await asyncio.Event().wait()
         environment = await self._environment(pod)
+        if not self.attends or "ELASTANE_MASTER" not in environment:
+            await asyncio.Event().wait()
         self.trainers[name] = trainer = Trainer(
             environment["ELASTANE_MASTER"],
             environment["ELASTANE_JOB"],

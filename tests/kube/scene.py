@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,8 +27,8 @@ FINISHED = ("Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded")
 class Cluster:
     """An API under test.
 
-    account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL its
-    server and bring it back, where the tests may do that.
+    account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL
+    its server and bring it back, where the tests may do that.
     """
 
     name: str
@@ -150,6 +151,23 @@ class Scene:
     async def wait(self, condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
         """Until it holds. Raises AssertionError that shows job, pods, events and the operator's log."""
         return await self.mirror.wait(condition, what, seconds, self.describe)
+
+    async def eventually(
+        self,
+        look: Callable[[], Awaitable[Any]],
+        condition: Callable[[Any], Any],
+        what: str,
+        seconds: float = 20.0,
+    ) -> Any:
+        """Looks again and again, where nothing tells of a change."""
+        found: Any = None
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition(found := await look()):
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"not within {seconds} s: {what}: {found}\n{self.describe()}") from None
+        return found
 
     async def wait_phase(self, *phases: str, seconds: float = 20.0) -> Object:
         """Until the job is in one of these phases."""

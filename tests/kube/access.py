@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,44 @@ PLACES = {
     "Role": f"{RBAC}/namespaces/{{namespace}}/roles",
     "RoleBinding": f"{RBAC}/namespaces/{{namespace}}/rolebindings",
 }
+
+
+VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+RESOURCE = re.compile(
+    r"/(?:api|apis/(?P<group>[^/]+))/[^/]+(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
+    r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
+)
+
+
+class Rights:
+    """What roles allow, for an API that does not know access rights itself. Roles and cluster roles alike:
+    in which namespace is left to a real API."""
+
+    def __init__(self, roles: list[Object]) -> None:
+        self._rules = [rule for role in roles for rule in role["rules"]]
+
+    def allow(self, method: str, path: str, *, is_watch: bool) -> bool:
+        """Whether a request is within them; what is no object (discovery) is everybody's."""
+        match = RESOURCE.fullmatch(path)
+        if match is None:
+            return True
+        parts = {key: value or "" for key, value in match.groupdict().items()}
+        verb = VERBS[method]
+        if verb == "get" and not parts["name"]:
+            verb = "watch" if is_watch else "list"
+        resource = "/".join(part for part in (parts["plural"], parts["subresource"]) if part)
+        return any(
+            verb in rule["verbs"]
+            and parts["group"] in rule.get("apiGroups", [])
+            and resource in rule.get("resources", [])
+            and (not rule.get("resourceNames") or parts["name"] in rule["resourceNames"])
+            for rule in self._rules
+        )
+
+
+def shipped_rights(folder: Path) -> Rights:
+    """Of all roles in a folder's files."""
+    return Rights([item for item in manifests(folder) if item["kind"] in ("Role", "ClusterRole")])
 
 
 def manifests(folder: Path) -> list[Object]:

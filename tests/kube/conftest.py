@@ -13,11 +13,11 @@ import pytest_asyncio
 import yaml
 
 from integration.master_support import ROOT, MasterProcess, master_process
-from kube.access import service_account
+from kube.access import service_account, shipped_rights
 from kube.api import CORE, Api, ApiError, Connection
 from kube.emulator import emulated_cluster
-from kube.operator_process import OperatorProcess, operator_process
-from kube.scene import Cluster, Scene, new_scene
+from kube.operator_process import Cluster, OperatorProcess, operator_process
+from kube.scene import Scene, new_scene
 
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
 OPERATOR = ROOT / "deploy" / "kubernetes" / "operator"
@@ -56,6 +56,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             name,
             is_real=request.param == "apiserver",
             account=account,
+            rights=None if account else shipped_rights(OPERATOR).allow,
             version=(int(version["major"]), int(version["minor"].rstrip("+"))),
             crash=os.environ.get("ELASTANE_TEST_APISERVER_CRASH", ""),
             start=os.environ.get("ELASTANE_TEST_APISERVER_START", ""),
@@ -106,7 +107,7 @@ async def shared_operator(
 ) -> AsyncIterator[OperatorProcess]:
     """The operator of all scenarios; those that kill it leave it to the next one to start it again."""
     folder = tmp_path_factory.mktemp("operator")
-    async with operator_process(cluster.api.connection, folder, impersonate=cluster.account) as started:
+    async with operator_process(cluster, folder) as started:
         yield started
 
 

@@ -49,8 +49,10 @@ class Cut:
 class Gateway:
     """Serves one operator."""
 
-    def __init__(self, target: Connection, impersonate: str = "") -> None:
-        self.target = target
+    def __init__(
+        self, target: Connection, impersonate: str = "", rights: Callable[..., bool] | None = None
+    ) -> None:
+        self.target, self.rights = target, rights
         self.writes: list[Write] = []
         self.refused: list[str] = []
         self.cut: Cut | None = None
@@ -103,6 +105,12 @@ class Gateway:
 
     async def _forward(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
         body = await request.read()
+        is_watch = request.query.get("watch") in ("true", "1")
+        if self.rights is not None and not self.rights(request.method, request.path, is_watch=is_watch):
+            self.refused.append(f"{request.method} {request.path}")
+            return aiohttp.web.json_response(
+                {"kind": "Status", "code": 403, "reason": "Forbidden"}, status=403
+            )
         is_write = request.method in WRITES and "/leases/" not in request.path
         cut = self.cut if is_write else None
         if cut is not None:

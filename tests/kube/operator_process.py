@@ -7,11 +7,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from integration.master_support import ROOT
-from kube.api import Connection, kubeconfig
+from kube.api import Api, kubeconfig
 from kube.gateway import Gateway
 
 SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "worker", "deploy")]
@@ -24,6 +25,26 @@ SETTINGS = {
 }
 STOP_SECONDS = 15.0
 LOG_LINES = 40
+
+
+@dataclass
+class Cluster:
+    """An API under test.
+
+    account: as whom the operator speaks; empty: as the tests do. rights: what the operator may, where the API
+    does not know it. crash, start: shell commands that SIGKILL its server and bring it back, where the tests
+    may do that.
+    """
+
+    name: str
+    api: Api
+    node: str
+    is_real: bool
+    version: tuple[int, int] = (0, 0)
+    account: str = ""
+    rights: Callable[..., bool] | None = None
+    crash: str = ""
+    start: str = ""
 
 
 class OperatorProcess:
@@ -82,12 +103,10 @@ class OperatorProcess:
 
 
 @contextlib.asynccontextmanager
-async def operator_process(
-    target: Connection, folder: Path, *, impersonate: str = "", **settings: str
-) -> AsyncIterator[OperatorProcess]:
+async def operator_process(cluster: Cluster, folder: Path, **settings: str) -> AsyncIterator[OperatorProcess]:
     """An operator that is not started yet; gone afterwards. settings: its variables."""
     folder.mkdir(parents=True, exist_ok=True)
-    async with Gateway(target, impersonate).serve() as gateway:
+    async with Gateway(cluster.api.connection, cluster.account, cluster.rights).serve() as gateway:
         operator = OperatorProcess(gateway, folder, settings)
         try:
             yield operator

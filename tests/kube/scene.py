@@ -13,32 +13,14 @@ from typing import Any
 import grpc
 
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
-from kube.api import CORE, JOBS, Api, ApiError, Object
+from kube.api import CORE, JOBS, ApiError, Object
 from kube.kubelet import Kubelet
 from kube.mirror import Mirror
-from kube.operator_process import OperatorProcess
+from kube.operator_process import Cluster, OperatorProcess
 from kube.trainer import Script
 
 JOB = "train"
 FINISHED = ("Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded")
-
-
-@dataclass
-class Cluster:
-    """An API under test.
-
-    account: as whom the operator speaks; empty: as the tests do. crash, start: shell commands that SIGKILL
-    its server and bring it back, where the tests may do that.
-    """
-
-    name: str
-    api: Api
-    node: str
-    is_real: bool
-    version: tuple[int, int] = (0, 0)
-    account: str = ""
-    crash: str = ""
-    start: str = ""
 
 
 @dataclass

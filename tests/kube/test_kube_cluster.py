@@ -6,7 +6,7 @@ import pytest
 
 from kube.api import CORE, JOBS, ApiError
 from kube.mirror import Mirror
-from kube.scene import Cluster
+from kube.operator_process import Cluster
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 POD = {"spec": {"schedulerName": "elastane-test", "containers": [{"name": "c", "image": "i.invalid/i:1"}]}}

@@ -17,8 +17,8 @@ import pytest
 
 from elastane_proto.v1 import job_pb2
 from kube.gateway import Cut
-from kube.operator_process import operator_process
-from kube.scene import JOB, Cluster, Scene
+from kube.operator_process import Cluster, operator_process
+from kube.scene import JOB, Scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIRST, SECOND, THIRD = (f"{JOB}-worker-{index}" for index in range(3))

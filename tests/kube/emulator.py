@@ -25,6 +25,20 @@ RELEASE = "1.34"
 CHECKED = ("Pod", "Service", "Secret", "NetworkPolicy", "StatefulSet", "Deployment", "PersistentVolumeClaim")
 
 
+CLUSTER_WIDE = ("namespaces", "nodes", "customresourcedefinitions")
+#: Group, version, plural: kind and subresources.
+BUILT_IN: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {
+    ("", "v1", "namespaces"): ("Namespace", ("status",)),
+    ("", "v1", "nodes"): ("Node", ("status",)),
+    ("", "v1", "pods"): ("Pod", ("status", "binding")),
+    ("", "v1", "services"): ("Service", ("status",)),
+    ("", "v1", "secrets"): ("Secret", ()),
+    ("", "v1", "events"): ("Event", ()),
+    ("apps", "v1", "statefulsets"): ("StatefulSet", ("status", "scale")),
+    ("networking.k8s.io", "v1", "networkpolicies"): ("NetworkPolicy", ()),
+    ("coordination.k8s.io", "v1", "leases"): ("Lease", ()),
+    ("apiextensions.k8s.io", "v1", "customresourcedefinitions"): ("CustomResourceDefinition", ("status",)),
+}
 PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/(?P<version>[^/]+))(?:/namespaces/(?P<namespace>[^/]+)(?=/))?"
     r"/(?P<plural>[^/]+)(?:/(?P<name>[^/]+))?(?:/(?P<subresource>[^/]+))?"
@@ -148,33 +162,30 @@ class Emulator(kmock.KubernetesEmulator):
 async def emulated_cluster(crd_path: Path) -> AsyncIterator[str]:
     """A server with Kubernetes' own resources and one custom one; its URL."""
     async with Emulator() as emulator, kmock.Server(emulator) as server:
-        emulator.resources.load_bundled()
         crd = yaml.safe_load(crd_path.read_text())
-        group, names = crd["spec"]["group"], crd["spec"]["names"]
-        version = crd["spec"]["versions"][0]
-        subresources = version.get("subresources", {})
-        emulator.resources[kmock.resource(group, version["name"], names["plural"])] = (
-            kmock.KubernetesEmulator.ResourceInfo(
-                namespaced=True,
-                kind=names["kind"],
-                singular=names["singular"],
-                verbs={"get", "list", "watch", "create", "update", "patch", "delete"},
-                subresources=set(subresources),
-            )
-        )
-        kinds = {
-            (str(resource.group), str(resource.plural)): Kind(
-                str(info.kind), subresources={name: {} for name in info.subresources}
-            )
-            for resource, info in ((each, emulator.resources[each]) for each in emulator.resources)
-        }
-        schema = version["schema"]["openAPIV3Schema"]
-        kinds[group, names["plural"]] = Kind(names["kind"], schema, subresources)
+        group, names, version = crd["spec"]["group"], crd["spec"]["names"], crd["spec"]["versions"][0]
+        kinds = {}
+        for (own_group, own_version, plural), (kind, subresources) in BUILT_IN.items():
+            kinds[own_group, plural] = Kind(kind, subresources={name: {} for name in subresources})
+            _declare(emulator, kmock.resource(own_group, own_version, plural), kinds[own_group, plural])
+        custom = Kind(names["kind"], version["schema"]["openAPIV3Schema"], version["subresources"])
+        kinds[group, names["plural"]] = custom
+        _declare(emulator, kmock.resource(group, version["name"], names["plural"]), custom)
         store = ClusterStore(kinds)
         emulator.store = store
         for name in ("default", "kube-system"):
             await store.create("", "namespaces", "", {"metadata": {"name": name}})
         yield str(server.url).rstrip("/")
+
+
+def _declare(emulator: Emulator, resource: kmock.resource, kind: Kind) -> None:
+    """Makes a resource known to who asks what there is."""
+    emulator.resources[resource] = kmock.ResourceInfo(
+        namespaced=resource.plural not in CLUSTER_WIDE,
+        kind=kind.kind,
+        verbs={"get", "list", "watch", "create", "update", "patch", "delete"},
+        subresources=set(kind.subresources),
+    )
 
 
 def _check(item: Object) -> None:

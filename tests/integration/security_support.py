@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "JobService.Suspend": {"operator"},
     "JobService.Resume": {"operator"},
     "JobService.Cancel": {"operator"},
+    "JobService.SetPrices": {"operator"},
     "JobService.DrainWorker": {"operator"},
     "JobService.Checkpoint": {"operator"},
     "ShardService.CreateDataset": _DATA,

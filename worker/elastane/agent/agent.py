@@ -51,7 +51,11 @@ _ASK_SECONDS = 2.0
 _LINGER_SECONDS = 0.7
 #: A master that stays away is spoken of so often.
 _SAY_WAITING_SECONDS = 5.0
-_RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
+_RESUMABLE = (
+    job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_FAILED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
+)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

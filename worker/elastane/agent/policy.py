@@ -28,7 +28,7 @@ EXIT_DRAINED: Final = 80
 """What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE)."""
 
 #: Exit codes of the agent itself.
-CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 3, 4
+CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE, CODE_MAX_WAIT = 0, 1, 3, 4, 5
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
@@ -39,8 +39,17 @@ PHASE_WAIT_SECONDS: Final = 10.0
 #: How long workers have to leave by themselves once the job is over.
 OVER_GRACE_SECONDS: Final = 30.0
 
-Phase = Literal["unspecified", "waiting", "running", "suspended", "succeeded", "failed", "cancelled"]
-_OVER: Final = frozenset({"suspended", "succeeded", "failed", "cancelled"})
+Phase = Literal[
+    "unspecified",
+    "waiting",
+    "running",
+    "suspended",
+    "max_wait_exceeded",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+_OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -321,12 +330,16 @@ class SupervisorPolicy:
     def _over(self, now: float) -> list[Action]:
         """The job is over: workers leave by themselves, within a grace time."""
         view = self._view
-        kind = {"succeeded": "success", "failed": "error"}.get(view.phase, "warning")
-        self._code = CODE_FAILED if view.phase == "failed" else CODE_OK
+        kind = {"succeeded": "success", "failed": "error", "max_wait_exceeded": "error"}
+        self._code = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}.get(view.phase, CODE_OK)
         self._kill_at = now + OVER_GRACE_SECONDS
         self._drop(SlotState.BACKOFF)
-        text = f"job {view.phase}: {view.reason}" if view.reason else f"job {view.phase}"
-        return [Say(text, kind, f"job_{view.phase}")]
+        text = f"job {view.phase.replace('_', ' ')}"
+        if view.reason:
+            text += f": {view.reason}"
+        if view.phase == "max_wait_exceeded":
+            text += "; `elastane resume` waits again"
+        return [Say(text, kind.get(view.phase, "warning"), f"job_{view.phase}")]
 
     def _stop(self, now: float, code: int) -> list[Action]:
         """Every worker is to drain and leave; the agent exits with `code` afterwards."""

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
@@ -39,7 +40,11 @@ from elastane.client import ClientClosedError, MasterClient
 from elastane.credentials import worker_environment
 from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
+from elastane.observe.figures import AgentCounts, figures_file
 from elastane_proto.v1 import job_pb2, ring_pb2
+
+if TYPE_CHECKING:
+    from elastane.observe.exposition import MetricsPort
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
@@ -68,6 +73,8 @@ class AgentSettings:
     temporary folder). worker_prefix: worker k is called prefix + k. notices: where spot notices are read,
     see `notices.detect.check_choice`; notices_url: of the metadata service, instead of the
     cloud's own; notices_poll_seconds: how often they are looked for, 0 as the cloud advises.
+    metrics: host and port where figures of this agent and its workers are served. http: HOST:PORT of the
+    embedded master's HTTP port.
     """
 
     command: tuple[str, ...]
@@ -83,6 +90,8 @@ class AgentSettings:
     notices: str = NONE
     notices_url: str = ""
     notices_poll_seconds: float = 0.0
+    metrics: tuple[str, int] | None = None
+    http: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,8 @@ class Agent:
         self._notice_watch: NoticeWatch | None = None
         self._notice_folder = tempfile.TemporaryDirectory(prefix="elastane-agent-")
         self._notice_file = Path(self._notice_folder.name) / "notice.json"
+        self._counts = AgentCounts()
+        self._metrics_port: MetricsPort | None = None
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -158,6 +169,7 @@ class Agent:
         """
         with self._signal_handlers():
             try:
+                self._open_metrics()
                 self._open_master()
                 view = self._create_job()
                 self._starting = False
@@ -176,6 +188,17 @@ class Agent:
 
     # ------------------------------------------------------------------ the start
 
+    def _open_metrics(self) -> None:
+        if self._settings.metrics is not None:
+            # prometheus_client is loaded by those who serve figures.
+            from elastane.observe.exposition import AgentCollector, MetricsPort
+
+            folder = Path(self._notice_folder.name)
+            collector = AgentCollector(self._settings.job, self._counts, folder)
+            self._metrics_port = MetricsPort(*self._settings.metrics, collector)
+            address = self._metrics_port.address
+            self._output.say(f"figures at http://{address}/metrics", event="metrics_served", address=address)
+
     def _open_master(self) -> None:
         if self._settings.master:
             self._address = self._settings.master
@@ -184,7 +207,9 @@ class Agent:
         if state_dir is None:
             state_dir = self._temporary_dir = Path(tempfile.mkdtemp(prefix="elastane-"))
         self._master = EmbeddedMaster(
-            state_dir, on_exit=lambda status: self._events.put(_MasterExited(status))
+            state_dir,
+            arguments=("--http", self._settings.http) if self._settings.http else (),
+            on_exit=lambda status: self._events.put(_MasterExited(status)),
         )
         self._address = self._master.start()
         self._output.say(
@@ -306,6 +331,7 @@ class Agent:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may go soon"
             return [policies.Say(text, "warning", "spot_rebalance")]
+        self._counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
 
@@ -321,6 +347,7 @@ class Agent:
         )
         child.start()
         self._workers[worker] = child
+        self._counts.starts[worker] += 1
         self._output.say(
             f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
         )
@@ -329,6 +356,9 @@ class Agent:
         settings = self._job.settings
         environment = {
             **worker_environment(os.environ),
+            "ELASTANE_METRICS_FILE": (
+                str(figures_file(Path(self._notice_folder.name), worker)) if self._metrics_port else ""
+            ),
             "PYTHONUNBUFFERED": "1",
             # A peer's death is a normal event here; torch would print a C++ backtrace for it.
             "TORCH_CPP_LOG_LEVEL": "ERROR",
@@ -352,6 +382,7 @@ class Agent:
         return environment
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
+        self._counts.exited(status.returncode, policies.EXIT_DRAINED)
         if status.returncode != policies.EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)
         # Sent away or gone by itself? The master knows; its news may be behind the exit.
@@ -379,6 +410,7 @@ class Agent:
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
         self._master_due = None
+        self._counts.master_restarts += 1
         try:
             self._master.start()
         except MasterStartError as error:
@@ -400,6 +432,8 @@ class Agent:
             if self._code == policies.CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
+        if self._metrics_port is not None:
+            self._metrics_port.close()
         self._notice_folder.cleanup()
         self._dispose_of_state()
 

@@ -164,6 +164,28 @@ def run(
             show_default="as the cloud advises, 1 to 5",
         ),
     ] = None,
+    metrics: Annotated[
+        str,
+        _agent(
+            "--metrics",
+            "HOST:PORT",
+            "Serve figures of this agent and its workers for Prometheus at /metrics.",
+            show_default="none",
+        ),
+    ] = "",
+    metrics_insecure: Annotated[
+        bool,
+        _agent("--metrics-insecure", None, "Serve them beyond this machine: to anybody, without TLS."),
+    ] = False,
+    http: Annotated[
+        str,
+        _agent(
+            "--http",
+            "HOST:PORT",
+            "Metrics and probes of the embedded master over HTTP.",
+            show_default="none",
+        ),
+    ] = "",
     as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
@@ -188,6 +210,8 @@ def run(
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if master and http:
+        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     name = job or default_job_name(script[0], module=module)
 
     from elastane.agent.agent import Agent, AgentSettings
@@ -216,6 +240,8 @@ def run(
         notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
         # Workers of several machines meet at one master: their ids must differ.
         worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
+        metrics=metrics_address(metrics, insecure=metrics_insecure) if metrics else None,
+        http="" if master else http,
     )  # fmt: skip
     raise typer.Exit(Agent(settings, Output(as_json=as_json)).run())
 
@@ -251,6 +277,22 @@ def job_settings(
     for name, seconds in durations.items():
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
     return settings
+
+
+def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
+    """Host and port of --metrics. Raises BadParameter, also for one that others reach without `insecure`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--metrics")
+    host = host or "0.0.0.0"
+    loopback = host in ("localhost", "[::1]") or host.startswith("127.")
+    if not (loopback or insecure):
+        raise typer.BadParameter(
+            f"other machines can reach {text}, and figures are served to anybody: say --metrics-insecure if "
+            "the network itself keeps everybody else out",
+            param_hint="--metrics",
+        )
+    return host, int(port)
 
 
 def checkpoint_url(text: str) -> str:

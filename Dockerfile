@@ -76,6 +76,7 @@ WORKDIR /var/lib/elastane
 VOLUME /var/lib/elastane
 # The master refuses to start here until it is told how callers are told apart, or that none need be.
 ENV ELASTANE_LISTEN=0.0.0.0:50051 ELASTANE_STATE_DIR=/var/lib/elastane/state ELASTANE_LOG_FORMAT=json
-EXPOSE 50051
+# gRPC, and HTTP where ELASTANE_HTTP=0.0.0.0:8080 asks for it.
+EXPOSE 50051 8080
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 CMD ["elastane", "health"]
 ENTRYPOINT ["elastane", "master"]

@@ -1,4 +1,4 @@
-"""What `kubectl apply -k` would send, for machines that have no kubectl: the part of kustomize that deploy/ uses.
+"""What `kubectl apply -k` would send, for machines that have no kubectl: as deploy/ has it.
 
 Anything else in a kustomization is an error here, so that a manifest never counts as checked when it was not
 understood. Where kubectl is at hand, test_manifests.py holds this module to what the real kustomize renders.
@@ -34,7 +34,7 @@ class NotUnderstoodError(Exception):
 
 
 def render(folder: Path) -> list[Resource]:
-    """All resources of the kustomization in `folder`. Raises NotUnderstoodError, and OSError for a missing file."""
+    """All resources of the kustomization in `folder`. Raises NotUnderstoodError, OSError."""
     return _applied(folder, [])
 
 
@@ -87,7 +87,9 @@ def _set_namespace(resources: list[Resource], namespace: str) -> None:
 
 def _patched(resources: list[Resource], asked: dict[str, Any], folder: Path) -> list[Resource]:
     if set(asked) - {"path", "patch"}:
-        raise NotUnderstoodError(f"{folder}: a patch with {', '.join(sorted(set(asked) - {'path', 'patch'}))}")
+        raise NotUnderstoodError(
+            f"{folder}: a patch with {', '.join(sorted(set(asked) - {'path', 'patch'}))}"
+        )
     text = (folder / asked["path"]).read_text() if "path" in asked else asked["patch"]
     for patch in yaml.safe_load_all(text):
         if not isinstance(patch, dict):

@@ -1,4 +1,4 @@
-"""What manifests are held against: the settings of the product's programs, and the secrets that the page makes."""
+"""What manifests are held against: the programs' settings, and the secrets that the page makes."""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ def test_addresses_are_those_of_services(compose: Compose) -> None:
     services = compose["services"]
     master = services["master"]["environment"]
     assert re.fullmatch(r"redis://redis:6379/0", master["ELASTANE_STORE"])
-    assert services["worker"]["environment"]["ELASTANE_MASTER"] == master["ELASTANE_ADVERTISE"] == "master:50051"
+    assert (
+        services["worker"]["environment"]["ELASTANE_MASTER"] == master["ELASTANE_ADVERTISE"] == "master:50051"
+    )
     inside = {port.rpartition(":")[2] for port in services["master"]["ports"]}
     assert inside == {"50051", master["ELASTANE_HTTP"].rpartition(":")[2]}
     assert set(services["redis"]["networks"]) & set(services["master"]["networks"])
@@ -145,7 +147,9 @@ def test_with_tls_nothing_is_left_open(secure: Compose) -> None:
                 assert value.removeprefix("/run/secrets/") in service["secrets"]
     for name in ("ELASTANE_MASTER_TLS_CERT", "ELASTANE_MASTER_TLS_KEY", "ELASTANE_MASTER_TOKEN_FILE"):
         assert name in master["environment"]
-    assert {"ELASTANE_TLS_CA", "ELASTANE_TOKEN_FILE", "ELASTANE_WORKER_TOKEN_FILE"} <= worker["environment"].keys()
+    assert {"ELASTANE_TLS_CA", "ELASTANE_TOKEN_FILE", "ELASTANE_WORKER_TOKEN_FILE"} <= worker[
+        "environment"
+    ].keys()
     assert "master.key" not in worker["secrets"]
 
 

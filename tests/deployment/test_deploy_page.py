@@ -1,4 +1,4 @@
-"""docs/deploy.md: its commands exist with those options, its files are there, its symptoms are the product's words."""
+"""docs/deploy.md: commands exist with their options, files are there, symptoms are the product's words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def lines() -> list[list[str]]:
     """The shell commands of the page, split into words."""
     text = "".join(blocks("sh")) + "".join(re.findall(r"^    (docker .*\n)", PAGE, re.M))
     text = text.replace("\\\n", " ")
-    return [shlex.split(line, comments=True) for line in text.splitlines() if shlex.split(line, comments=True)]
+    return [
+        shlex.split(line, comments=True) for line in text.splitlines() if shlex.split(line, comments=True)
+    ]
 
 
 def elastane_commands() -> list[list[str]]:
@@ -142,7 +144,9 @@ def test_there_are_symptoms() -> None:
 
 
 def test_variables_that_it_names_exist() -> None:
-    sources = "\n".join(path.read_text() for root in ("master", "worker") for path in (ROOT / root).rglob("*.py"))
+    sources = "\n".join(
+        path.read_text() for root in ("master", "worker") for path in (ROOT / root).rglob("*.py")
+    )
     known = master_variables() | worker_variables() | {"ELASTANE_SCRIPTS", "ELASTANE_SCRIPT"}
     for name in set(re.findall(r"\bELASTANE_\w+", PAGE)):
         assert name in known or f'"{name}"' in sources, name

@@ -1,4 +1,4 @@
-"""deploy/kubernetes is what Kubernetes takes, fits together, and fits the product: whole overlays are looked at."""
+"""deploy/kubernetes is what Kubernetes takes, fits together, and fits the product: overlay by overlay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KUBERNETES = ROOT / "deploy/kubernetes"
 OVERLAYS = sorted(path.parent for path in (KUBERNETES / "overlays").glob("*/kustomization.yaml"))
 IDS = [path.name for path in OVERLAYS]
-VERSIONS = [version for version in all_versions() if tuple(map(int, version.split(".")[:2])) >= (1, 29)]
+VERSIONS = [v for v in sorted(set(all_versions())) if tuple(map(int, v.split(".")[:2])) >= (1, 29)]
 #: Kinds of other projects; whoever owns them checks them.
 FOREIGN = {"ServiceMonitor": "monitoring.coreos.com", "PrometheusRule": "monitoring.coreos.com"}
 
@@ -102,7 +102,9 @@ def test_a_misspelt_field_is_found(resources: list[Resource]) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=IDS)
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl, whose kustomize it is held against")
+@pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="needs kubectl, whose kustomize it is held against"
+)
 def test_kustomize_renders_the_same(overlay: Path) -> None:
     done = subprocess.run(["kubectl", "kustomize", overlay], capture_output=True, text=True, timeout=60)
     if "unknown" in done.stderr and done.returncode:
@@ -145,7 +147,9 @@ def test_services_lead_to_ports_of_their_pods(everything: list[Resource]) -> Non
         selector = {"matchLabels": service["spec"]["selector"]}
         for _, labels, spec in pods(everything):
             if chosen(selector, labels):
-                named = {port["name"]: port["containerPort"] for c in spec["containers"] for port in c["ports"]}
+                named = {
+                    port["name"]: port["containerPort"] for c in spec["containers"] for port in c["ports"]
+                }
                 for port in service["spec"]["ports"]:
                     # Headless: nothing translates a port.
                     assert named[port["targetPort"]] == port["port"]
@@ -167,15 +171,19 @@ def test_policies_open_ports_that_are_there(everything: list[Resource]) -> None:
 def test_the_masters_may_reach_their_store_and_nothing_more(everything: list[Resource]) -> None:
     [policy] = [r for r in of_kind(everything, "NetworkPolicy") if r["metadata"]["name"] == "elastane-master"]
     [master] = [r for r in of_kind(everything, "Deployment") if r["metadata"]["name"] == "elastane-master"]
-    store = re.fullmatch(r"rediss?://elastane@([\w.-]+):(\d+)/0", variables(containers(master)[0])["ELASTANE_STORE"])
+    store = re.fullmatch(
+        r"rediss?://elastane@([\w.-]+):(\d+)/0", variables(containers(master)[0])["ELASTANE_STORE"]
+    )
     assert store is not None
     [service] = [r for r in of_kind(everything, "Service") if r["metadata"]["name"] == store[1]]
     dns, to_store = policy["spec"]["egress"]
     assert {port["port"] for port in dns["ports"]} == {53}
     assert to_store["to"] == [{"podSelector": {"matchLabels": service["spec"]["selector"]}}]
-    assert [port["port"] for port in to_store["ports"]] == [int(store[2])] == [
-        port["port"] for port in service["spec"]["ports"]
-    ]
+    assert (
+        [port["port"] for port in to_store["ports"]]
+        == [int(store[2])]
+        == [port["port"] for port in service["spec"]["ports"]]
+    )
 
 
 def test_what_pods_mount_is_there(everything: list[Resource]) -> None:
@@ -303,10 +311,14 @@ def test_pods_are_restricted(resources: list[Resource]) -> None:
 
 def test_only_who_asks_the_api_server_gets_a_token_for_it(everything: list[Resource]) -> None:
     accounts = {r["metadata"]["name"]: r for r in of_kind(everything, "ServiceAccount")}
-    bound = {s["name"] for b in of_kind(everything, "RoleBinding", "ClusterRoleBinding") for s in b["subjects"]}
+    bound = {
+        s["name"] for b in of_kind(everything, "RoleBinding", "ClusterRoleBinding") for s in b["subjects"]
+    }
     for _, _, spec in pods(everything):
         account = accounts[spec["serviceAccountName"]]
-        automount = spec.get("automountServiceAccountToken", account.get("automountServiceAccountToken", True))
+        automount = spec.get(
+            "automountServiceAccountToken", account.get("automountServiceAccountToken", True)
+        )
         assert automount == (spec["serviceAccountName"] in bound)
 
 
@@ -318,7 +330,22 @@ def test_the_namespace_holds_pods_to_the_restricted_level(everything: list[Resou
 def test_one_standby_at_least_and_a_node_with_the_leader_can_be_drained(everything: list[Resource]) -> None:
     [master] = [r for r in of_kind(everything, "Deployment") if r["metadata"]["name"] == "elastane-master"]
     assert master["spec"]["replicas"] >= 2
-    [budget] = [r for r in of_kind(everything, "PodDisruptionBudget") if r["metadata"]["name"] == "elastane-master"]
+    [budget] = [
+        r for r in of_kind(everything, "PodDisruptionBudget") if r["metadata"]["name"] == "elastane-master"
+    ]
     assert budget["spec"]["maxUnavailable"] == 1
     # A standby that did not count as ready would block both rollouts and evictions of the leader.
-    assert "--standby-too" in containers(master)[0]["readinessProbe"]["exec"]["command"]
+    assert containers(master)[0]["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_probes_ask_what_the_master_serves(everything: list[Resource]) -> None:
+    [master] = [r for r in of_kind(everything, "Deployment") if r["metadata"]["name"] == "elastane-master"]
+    container = containers(master)[0]
+    ports = {port["name"] for port in container["ports"]}
+    served = (ROOT / "master/elastane_master/http/routes.py").read_text()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        asked = container[probe]["httpGet"]
+        assert asked["port"] in ports
+        assert f'add_get("{asked["path"]}"' in served
+        # The port has the certificate of the gRPC port.
+        assert asked["scheme"] == ("HTTPS" if "ELASTANE_MASTER_TLS_CERT" in variables(container) else "HTTP")

@@ -1,4 +1,4 @@
-"""The Redis of the StatefulSet, started by the manifest's own command: for the masters' user alone, ends when told."""
+"""The Redis of the StatefulSet, by the manifest's own command: for the masters alone, ends when told."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ class Server:
     """The container's process, with its folders in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        [stateful] = [r for r in render(ROOT / "deploy/kubernetes/overlays/redis") if r["kind"] == "StatefulSet"]
+        [stateful] = [
+            r for r in render(ROOT / "deploy/kubernetes/overlays/redis") if r["kind"] == "StatefulSet"
+        ]
         [container] = containers(stateful)
         [script] = container["args"]
         for name in ("data", "run", "secrets"):
@@ -116,6 +118,8 @@ def test_a_master_keeps_a_job_in_it_over_sigterm(server: Server, tmp_path: Path)
 
 
 def test_its_rights_are_those_of_the_page() -> None:
-    [line] = re.findall(r"ACL SETUSER elastane reset on >PASSWORD (.*)", (ROOT / "docs/security.md").read_text())
+    [line] = re.findall(
+        r"ACL SETUSER elastane reset on >PASSWORD (.*)", (ROOT / "docs/security.md").read_text()
+    )
     manifest = (ROOT / "deploy/kubernetes/overlays/redis/redis.yaml").read_text()
-    assert f"user elastane on >$password {line}\"" in manifest
+    assert f'user elastane on >$password {line}"' in manifest

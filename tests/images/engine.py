@@ -1,7 +1,7 @@
 """A container engine as the tests use it: podman, docker, or what stands in for them on this machine.
 
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
-    ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. It is given --target, -t and a folder
+    ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
 
 Each is split as a shell does. Containers share the host's network: what they serve is at loopback ports.
@@ -117,7 +117,9 @@ class Container:
     def logs(self) -> str:
         """Both streams."""
         command = [*self._engine._command, "logs", self.name]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+        )
         return done.stdout
 
     def remove(self) -> None:

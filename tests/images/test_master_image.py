@@ -1,4 +1,4 @@
-"""The master's image: small, not root, nothing writable; serves, dies, comes back with its state, ends cleanly."""
+"""The master's image: small, not root, nothing writable; serves, dies, comes back with its state, stops."""
 
 from __future__ import annotations
 
@@ -117,9 +117,7 @@ def test_workers_outside_train_with_the_bits_of_stock_ddp(start_master: Start, t
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    stock = run_stock_ddp(
-        tmp_path / "stock", [str(SCRIPT), *ARGUMENTS, "--seed", "3"], processes=ESTS
-    )
+    stock = run_stock_ddp(tmp_path / "stock", [str(SCRIPT), *ARGUMENTS, "--seed", "3"], processes=ESTS)
     with MasterClient(master.address, timeout_seconds=30.0) as client:
         history = list(client.audit_log("outside"))
         [progress] = client.get_progress("outside")

@@ -110,7 +110,9 @@ def test_without_arguments_it_says_what_it_takes(clean: Engine, worker_image: st
 
 
 def test_it_is_nobody(clean: Engine, worker_image: str) -> None:
-    container = clean.start(worker_image, "-c", "import os; print(os.getuid())", arguments=["--entrypoint", "python"])
+    container = clean.start(
+        worker_image, "-c", "import os; print(os.getuid())", arguments=["--entrypoint", "python"]
+    )
     assert container.wait() == 0, container.logs()
     assert container.logs().strip() == "10001"
 
@@ -130,7 +132,17 @@ def test_an_image_of_ones_own_is_built_as_the_page_says(
     master = start_master()
     arguments = ["--env", f"ELASTANE_MASTER={master.address}", "--env", "ELASTANE_SPOT=none"]
     container = clean.start(
-        tag, "--job", "own", "--ests", "2", "--workers", "1:1", "train.py", "--epochs", "1", arguments=arguments
+        tag,
+        "--job",
+        "own",
+        "--ests",
+        "2",
+        "--workers",
+        "1:1",
+        "train.py",
+        "--epochs",
+        "1",
+        arguments=arguments,
     )
     assert container.wait(180) == 0, container.logs()
     with MasterClient(master.address, timeout_seconds=30.0) as client:

@@ -126,7 +126,7 @@ def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTa
     add(known.ESTS, state.settings.ests, job)
     add(known.WORKERS_MIN, state.settings.workers_min, job)
     add(known.WORKERS_MAX, state.settings.workers_max or state.settings.ests, job)
-    places = Counter(worker.place for worker in view.workers)
+    places: Counter[str] = Counter(worker.place for worker in view.workers)
     samples.count(known.WORKERS, places, job, values=PLACES)
     add(known.WORKERS_HELD, len(quarantine.held(state)), job)
     add(known.GENERATION, view.generation, job)

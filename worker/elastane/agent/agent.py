@@ -33,6 +33,7 @@ from elastane.agent.notices.notice import Notice
 from elastane.agent.output import Output
 from elastane.agent.placement import Placement
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
+from elastane.agent.price_table import PriceFeed, PriceRow, PriceTable
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
 from elastane.credentials import worker_environment
@@ -90,7 +91,7 @@ class AgentSettings:
     called prefix + k. notices: where spot notices are read, see `notices.detect.check_choice`; notices_url:
     of the metadata service, instead of the cloud's own; notices_poll_seconds: how often they are looked for,
     0 as the cloud advises. capacity: "spot", "on-demand", or "auto": as the metadata service says. hosts:
-    where workers run, if not on this machine alone.
+    where workers run, if not on this machine alone. prices: told to the master as their times come.
     """
 
     command: tuple[str, ...]
@@ -110,6 +111,7 @@ class AgentSettings:
     notices_url: str = ""
     notices_poll_seconds: float = 0.0
     capacity: str = AUTO
+    prices: PriceTable | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ class Agent:
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
+        self._prices: PriceFeed | None = None
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -205,6 +208,7 @@ class Agent:
                 view = self._enter_job()
                 self._starting = False
                 self._watch_job()
+                self._feed_prices()
                 self._watch_notices()
                 self._perform(self._policy.start(time.monotonic(), view))
                 self._watch_hosts()
@@ -321,6 +325,26 @@ class Agent:
                 self._events.put(_JobLost(error))
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
+
+    def _feed_prices(self) -> None:
+        if self._settings.prices is None:
+            return
+        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
+        assert client is not None
+
+        def tell(row: PriceRow) -> None:
+            client.set_prices(
+                self._settings.job,
+                spot_price_micros=row.spot_micros,
+                on_demand_price_micros=row.on_demand_micros,
+            )
+
+        self._prices = PriceFeed(
+            self._settings.prices.since_epoch(created),
+            tell,
+            lambda text: self._output.say(text, "warning", "prices_refused"),
+        )
+        self._prices.start()
 
     def _watch_notices(self) -> None:
         self._notices.start(
@@ -543,8 +567,9 @@ class Agent:
     # ------------------------------------------------------------------ the end
 
     def _close(self) -> None:
-        if self._discovery is not None:
-            self._discovery.stop()
+        for feed in (self._discovery, self._prices):
+            if feed is not None:
+                feed.stop()
         self._notices.stop()
         for child in self._workers.values():
             child.kill_group()

@@ -277,6 +277,16 @@ def run(
         Literal["auto", "spot", "on-demand"],
         _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
     ] = "auto",
+    price_table: Annotated[
+        Path | None,
+        _agent(
+            "--price-table",
+            "FILE",
+            "CSV or JSON with at, spot, on_demand: prices that the master is told as each time comes "
+            "(seconds since the job was created, or times of the clock). For one agent of a job.",
+            show_default="none",
+        ),
+    ] = None,
     exit_codes: Annotated[
         Literal["shell", "pod"],
         _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
@@ -324,6 +334,7 @@ def run(
     from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
+    from elastane.agent.price_table import read_price_table
     from elastane.errors import ElastaneError
 
     host_settings = None
@@ -356,6 +367,7 @@ def run(
         budget=RestartBudget(restarts_max=max_restarts),
         notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
         capacity=capacity,
+        prices=read_price_table(price_table) if price_table is not None else None,
         worker_prefix=prefix,
         listen=address,
         hosts=host_settings,

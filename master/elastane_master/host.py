@@ -35,6 +35,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.limits import Limits, clip, require_room
 from elastane_master.metrics.tally import JobTally
@@ -67,6 +68,8 @@ object does. The contexts in a large one are the state's own, so that the object
 BROKEN_SECONDS = 1.0
 """After a Tick that could not be decided, the next is tried so much later."""
 
+
+_WITHOUT_TASKS = HALTED | {"failed", "cancelled"}
 
 _WANTED: dict[QueueStatus, Wanted] = {
     QueueStatus.HAS_TODO: "one",
@@ -440,7 +443,7 @@ class JobHost(LogListener):
 
     def _waiters_wanted(self, dataset: str) -> Wanted:
         queue = self.machine.queues.dynamic.get(dataset)
-        if queue is None or self.machine.state.phase in ("suspended", "failed", "cancelled"):
+        if queue is None or self.machine.state.phase in _WITHOUT_TASKS:
             return "all"
         return _WANTED[queue.status(self.clock())]
 

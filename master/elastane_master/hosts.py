@@ -28,6 +28,8 @@ logger = structlog.get_logger(__name__)
 
 TAKEN_OVER_AT_ONCE = 8
 
+_PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
+
 
 class JobHosts(HostOwner):
     """The jobs being served, by name. Used from one event loop.
@@ -277,10 +279,24 @@ class JobHosts(HostOwner):
 
 
 def _require_equal(host: JobHost, settings: JobSettings) -> None:
-    """Raises Rejection unless the job was created with these settings."""
-    original = host.machine.state.original
+    """Raises Rejection unless the job was created with these settings.
+
+    Or with the numbers of workers it was scaled to since: whoever wants what is in force is not wrong. Prices
+    do not tell jobs apart: they change with the hour, and those in force stay.
+    """
+    state = host.machine.state
+    original, current = state.original, state.settings
     for field in JobSettings.__struct_fields__:
-        if getattr(original, field) != getattr(settings, field):
+        if field in _PRICES:
+            continue
+        asked = getattr(settings, field)
+        if field == "workers_max":
+            known = {of.workers_max or of.ests for of in (original, current)}
+            if (asked or settings.ests) in known:
+                continue
+        elif field == "workers_min" and asked == current.workers_min:
+            continue
+        if getattr(original, field) != asked:
             raise Rejection(
                 "already_exists",
                 f"job {host.name!r} is there with {field} {getattr(original, field)!r},"

@@ -134,6 +134,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             run = Run(
                 *("--master", master.address, "--job", JOB, "--ests", "2", "--workers", "1:2"),
                 *("--checkpoint", str(folder / "saved"), "--checkpoint-steps", "5", "--join-window", "0.05"),
+                *(
+                    "--spot-price",
+                    "3.6",
+                    "--on-demand-price",
+                    "7.2",
+                    "--currency",
+                    "EUR",
+                    "--capacity",
+                    "spot",
+                ),
                 *("--metrics", "127.0.0.1:0", str(SCRIPT)),
             )
             agent_address = run.until("metrics_served")["address"]
@@ -222,6 +232,33 @@ def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:
     writes = after.value("elastane_store_append_seconds_count")
     assert writes > committed / 2 and after.value("elastane_store_batch_records_sum") >= writes
     assert after.value("elastane_store_written_bytes_total") > 0
+
+
+def test_cost_is_told_in_units_of_the_currency(seen: Seen) -> None:
+    after, job = seen.after, {"job_name": JOB}
+    used = {
+        use: after.value("elastane_job_worker_seconds", use=use, **job)
+        for use in ("useful", "replayed", "idle")
+    }
+    assert used["useful"] > used["replayed"] > 0 and used["idle"] > 0
+    assert after.value("elastane_job_capacity_seconds", capacity="spot", **job) == pytest.approx(
+        sum(used.values())
+    )
+    assert after.value("elastane_job_capacity_seconds", capacity="on_demand", **job) == 0
+    money = {"currency": "EUR", **job}
+    # 3.60 an hour is a thousandth a second.
+    spent = after.value("elastane_job_cost_units", kind="spent", **money)
+    assert spent == pytest.approx(sum(used.values()) / 1000, abs=1e-6)
+    assert after.value("elastane_job_cost_units", kind="replayed", **money) == pytest.approx(
+        used["replayed"] / 1000, abs=1e-6
+    )
+    on_demand = after.value("elastane_job_cost_units", kind="on_demand", **money)
+    assert on_demand == pytest.approx(2 * used["useful"] / 1000, abs=1e-6)
+    assert after.value("elastane_job_saved_units", **money) == pytest.approx(on_demand - spent, abs=2e-6)
+    assert after.value("elastane_job_savings_ratio", **job) == pytest.approx(
+        (on_demand - spent) / on_demand, abs=1e-3
+    )
+    assert after.value("elastane_job_hour_price_units", capacity="spot", **money) == 3.6
 
 
 def test_the_agent_tells_of_its_workers(seen: Seen) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from elastane_master.decisions import quarantine
+from elastane_master.decisions.cost import NANOS, CostView
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import Phase, Stage
 from elastane_master.decisions.views import WorkerPlace, job_view
@@ -20,6 +21,8 @@ from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
 from elastane_master.metrics.tally import CAUSES, JobTally
 from elastane_shards.progress import Progress
+
+MICROS = 1_000_000
 
 PHASES: tuple[str, ...] = get_args(Phase)
 STAGES: tuple[str, ...] = get_args(Stage)
@@ -119,7 +122,7 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
 def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:
     """The figures of one job at time `now` of the decisions."""
     state, job, add = machine.state, machine.state.name, samples.add
-    view = job_view(machine)
+    view = job_view(machine, now)
     samples.choose(known.PHASE, state.phase, PHASES, job)
     samples.choose(known.RING_STAGE, state.ring.stage, STAGES, job)
     add(known.CREATED, state.created_at, job)
@@ -145,7 +148,33 @@ def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTa
     add(known.LOG_BYTES, facts.log_bytes, job)
     add(known.PENDING, facts.pending_appends, job)
     add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
+    _add_cost(samples, job, view.cost)
     _add_tally(samples, job, tally)
+
+
+def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
+    add, currency = samples.add, cost.currency
+    for use, nanos in (
+        ("useful", cost.useful_nanos),
+        ("replayed", cost.replayed_nanos),
+        ("idle", cost.idle_nanos),
+    ):
+        add(known.WORKER_TIME, nanos / NANOS, job, use)
+    add(known.CAPACITY_TIME, cost.spot_worker_nanos / NANOS, job, "spot")
+    add(known.CAPACITY_TIME, cost.on_demand_worker_nanos / NANOS, job, "on_demand")
+    add(known.UNPRICED_TIME, cost.unpriced_nanos / NANOS, job)
+    for kind, micros in (
+        ("spent", cost.spent_micros),
+        ("replayed", cost.replayed_micros),
+        ("idle", cost.idle_micros),
+        ("on_demand", cost.on_demand_micros),
+    ):
+        add(known.COST, micros / MICROS, job, currency, kind)
+    add(known.SAVED, cost.saved_micros / MICROS, job, currency)
+    if cost.savings is not None:
+        add(known.SAVINGS, cost.savings, job)
+    add(known.PRICE, cost.spot_price_micros / MICROS, job, currency, "spot")
+    add(known.PRICE, cost.on_demand_price_micros / MICROS, job, currency, "on_demand")
 
 
 def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:

@@ -25,7 +25,7 @@ class AgentMetrics:
         self._port: MetricsPort | None = None
 
     def serve(self) -> str:
-        """Serves from now on; returns the address, empty where none was asked for. Raises MetricsPortError."""
+        """Serves from now on; returns where, empty if nowhere. Raises MetricsPortError."""
         if self._address is None:
             return ""
         # prometheus_client is loaded by those who serve figures.

@@ -163,7 +163,7 @@ SAVINGS = _gauge(
     "job_savings_ratio", "That as a share of the on-demand price; absent while no price is known.", "job_name"
 )
 PRICE = _gauge(
-    "job_hour_price_units",
+    "job_price_units",
     "Price of a worker for an hour now; 0: unknown.",
     "job_name",
     "currency",

@@ -14,7 +14,7 @@ from typing import get_args
 from elastane_master.decisions import quarantine
 from elastane_master.decisions.cost import NANOS, CostView
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import Phase, Stage
+from elastane_master.decisions.state import OVER, Phase, Stage
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
@@ -23,6 +23,9 @@ from elastane_master.metrics.tally import CAUSES, JobTally
 from elastane_shards.progress import Progress
 
 MICROS = 1_000_000
+
+OVER_SECONDS = 3600.0
+"""A job that is over is told of for so long: a store keeps its jobs for ever, and scrapes must not grow."""
 
 PHASES: tuple[str, ...] = get_args(Phase)
 STAGES: tuple[str, ...] = get_args(Stage)
@@ -117,6 +120,12 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     samples.add(known.STORE_BATCH_RECORDS, store.batch_records)
     samples.add(known.STORE_WRITTEN, store.bytes_written)
     samples.add(known.STORE_SNAPSHOT_SECONDS, store.snapshot_seconds)
+
+
+def is_shown(machine: JobMachine, now: float) -> bool:
+    """Whether a job is told of at time `now`: while it is not over, and `OVER_SECONDS` beyond."""
+    state = machine.state
+    return state.phase not in OVER or now - state.decided_at < OVER_SECONDS
 
 
 def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:

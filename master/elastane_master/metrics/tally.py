@@ -66,10 +66,10 @@ class JobTally:
 
     def __init__(self, state: JobState) -> None:
         self.events: Counter[str] = Counter()
-        self.ring_changes: Counter[Cause] = Counter()
-        self.losses: Counter[Literal["death", "eviction"]] = Counter()
-        self.drains: Counter[Literal["operator", "signal", "reclaim"]] = Counter()
-        self.checkpoints: Counter[Literal["saved", "repeated", "failed"]] = Counter()
+        self.ring_changes: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.drains: Counter[str] = Counter()
+        self.checkpoints: Counter[str] = Counter()
         self.steps_committed = 0
         self.steps_replayed = 0
         self.step_seconds = Histogram(STEP_SECONDS)

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
@@ -34,6 +33,7 @@ from elastane.agent.notices.notice import Notice
 from elastane.agent.output import Output
 from elastane.agent.placement import Placement
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
+from elastane.agent.price_table import PriceFeed, PriceRow, PriceTable
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
 from elastane.credentials import worker_environment
@@ -41,12 +41,9 @@ from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError, JobMissingError
 from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane.hosts.remote import out_of_reach, remote_command, remote_variables
-from elastane.observe.figures import AgentCounts, figures_file
+from elastane.observe.agent_side import AgentMetrics
 from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
-
-if TYPE_CHECKING:
-    from elastane.observe.exposition import MetricsPort
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
@@ -95,9 +92,8 @@ class AgentSettings:
     called prefix + k. notices: where spot notices are read, see `notices.detect.check_choice`; notices_url:
     of the metadata service, instead of the cloud's own; notices_poll_seconds: how often they are looked for,
     0 as the cloud advises. capacity: "spot", "on-demand", or "auto": as the metadata service says. hosts:
-    where workers run, if not on this machine alone.
-    metrics: host and port where figures of this agent and its workers are served. http: HOST:PORT of the
-    embedded master's HTTP port.
+    where workers run, if not on this machine alone. prices: told to the master as their times come. metrics:
+    host and port where figures of the agent are served. http: HOST:PORT of the embedded master's HTTP port.
     """
 
     command: tuple[str, ...]
@@ -116,9 +112,10 @@ class AgentSettings:
     notices: str = NONE
     notices_url: str = ""
     notices_poll_seconds: float = 0.0
+    capacity: str = AUTO
+    prices: PriceTable | None = None
     metrics: tuple[str, int] | None = None
     http: str = ""
-    capacity: str = AUTO
 
 
 @dataclass(frozen=True)
@@ -181,15 +178,14 @@ class Agent:
         self._master_due: float | None = None
         self._temporary_dir: Path | None = None
         self._watch_client: MasterClient | None = None
-        self._figures_folder = tempfile.TemporaryDirectory(prefix="elastane-agent-")
-        self._counts = AgentCounts()
-        self._metrics_port: MetricsPort | None = None
         self._notices = NodeNotices(
             settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
         )
         self._discovery: Discovery | None = None
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
+        self._prices: PriceFeed | None = None
+        self._metrics = AgentMetrics(settings.job, settings.metrics)
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -213,11 +209,14 @@ class Agent:
         """
         with self._signal_handlers():
             try:
-                self._open_metrics()
+                if address := self._metrics.serve():
+                    where = f"figures at http://{address}/metrics"
+                    self._output.say(where, event="metrics_served", address=address)
                 self._open_master()
                 view = self._enter_job()
                 self._starting = False
                 self._watch_job()
+                self._feed_prices()
                 self._watch_notices()
                 self._perform(self._policy.start(time.monotonic(), view))
                 self._watch_hosts()
@@ -233,17 +232,6 @@ class Agent:
 
     # ------------------------------------------------------------------ the start
 
-    def _open_metrics(self) -> None:
-        if self._settings.metrics is not None:
-            # prometheus_client is loaded by those who serve figures.
-            from elastane.observe.exposition import AgentCollector, MetricsPort
-
-            folder = Path(self._figures_folder.name)
-            collector = AgentCollector(self._settings.job, self._counts, folder)
-            self._metrics_port = MetricsPort(*self._settings.metrics, collector)
-            address = self._metrics_port.address
-            self._output.say(f"figures at http://{address}/metrics", event="metrics_served", address=address)
-
     def _open_master(self) -> None:
         if self._settings.master:
             self._address = self._settings.master
@@ -254,9 +242,9 @@ class Agent:
         host, _, port = self._settings.listen.rpartition(":")
         self._master = EmbeddedMaster(
             state_dir,
-            arguments=("--http", self._settings.http) if self._settings.http else (),
             host=host,
             port=int(port),
+            arguments=("--http", self._settings.http) if self._settings.http else (),
             on_exit=lambda status: self._events.put(_MasterExited(status)),
         )
         self._address = self._master.start()
@@ -347,6 +335,26 @@ class Agent:
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
+    def _feed_prices(self) -> None:
+        if self._settings.prices is None:
+            return
+        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
+        assert client is not None
+
+        def tell(row: PriceRow) -> None:
+            client.set_prices(
+                self._settings.job,
+                spot_price_micros=row.spot_micros,
+                on_demand_price_micros=row.on_demand_micros,
+            )
+
+        self._prices = PriceFeed(
+            self._settings.prices.since_epoch(created),
+            tell,
+            lambda text: self._output.say(text, "warning", "prices_refused"),
+        )
+        self._prices.start()
+
     def _watch_notices(self) -> None:
         self._notices.start(
             lambda notice: self._events.put(_Noticed(notice)),
@@ -428,7 +436,7 @@ class Agent:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may go soon"
             return [policies.Say(text, "warning", "spot_rebalance")]
-        self._counts.spot_notices += 1
+        self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
 
@@ -479,7 +487,7 @@ class Agent:
         )
         child.start()
         self._workers[worker] = child
-        self._counts.starts[worker] += 1
+        self._metrics.counts.starts[worker] += 1
         self._output.say(
             f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
         )
@@ -492,9 +500,8 @@ class Agent:
         for name in _OF_THE_AGENT:
             environment.pop(name, None)
         if settings.hosts is None or placement is None or not placement.is_remote(worker):
-            figures = figures_file(Path(self._figures_folder.name), worker) if self._metrics_port else ""
-            own["ELASTANE_METRICS_FILE"] = str(figures)
-            return command, {**environment, **own, **self._notices.environment()}
+            here = self._notices.environment() | self._metrics.variables(worker)
+            return command, {**environment, **own, **here}
         variables = remote_variables(environment, own, settings.hosts.passed)
         node = [
             *(sys.executable, "-u", "-m", "elastane.agent.node", "--grace", f"{settings.grace_seconds:g}"),
@@ -531,7 +538,7 @@ class Agent:
         return variables
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
-        self._counts.exited(status.returncode, EXIT_DRAINED)
+        self._metrics.counts.exited(status.returncode, EXIT_DRAINED)
         if self._placement is not None:
             status = self._placement.status(worker, status)
             if fault := self._placement.ended(now, worker, status):
@@ -564,7 +571,7 @@ class Agent:
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
         self._master_due = None
-        self._counts.master_restarts += 1
+        self._metrics.counts.master_restarts += 1
         try:
             self._master.start()
         except MasterStartError as error:
@@ -574,8 +581,9 @@ class Agent:
     # ------------------------------------------------------------------ the end
 
     def _close(self) -> None:
-        if self._discovery is not None:
-            self._discovery.stop()
+        for feed in (self._discovery, self._prices):
+            if feed is not None:
+                feed.stop()
         self._notices.stop()
         for child in self._workers.values():
             child.kill_group()
@@ -587,9 +595,7 @@ class Agent:
             if self._code == CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
-        if self._metrics_port is not None:
-            self._metrics_port.close()
-        self._figures_folder.cleanup()
+        self._metrics.close()
         self._dispose_of_state()
 
     def _linger(self) -> None:

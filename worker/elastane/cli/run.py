@@ -25,6 +25,7 @@ from elastane.cli.run_options import (
     PassOption,
     RemoteOption,
     ScriptArgument,
+    metrics_address,
     require_script,
     run_option,
     variable,
@@ -273,6 +274,24 @@ def run(
             show_default="as the cloud advises, 1 to 5",
         ),
     ] = None,
+    capacity: Annotated[
+        Literal["auto", "spot", "on-demand"],
+        _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
+    ] = "auto",
+    price_table: Annotated[
+        Path | None,
+        _agent(
+            "--price-table",
+            "FILE",
+            "CSV or JSON with at, spot, on_demand: prices that the master is told as each time comes "
+            "(seconds since the job was created, or times of the clock). For one agent of a job.",
+            show_default="none",
+        ),
+    ] = None,
+    exit_codes: Annotated[
+        Literal["shell", "pod"],
+        _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
+    ] = "shell",
     metrics: Annotated[
         str,
         _agent(
@@ -295,14 +314,6 @@ def run(
             show_default="none",
         ),
     ] = "",
-    capacity: Annotated[
-        Literal["auto", "spot", "on-demand"],
-        _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
-    ] = "auto",
-    exit_codes: Annotated[
-        Literal["shell", "pod"],
-        _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
-    ] = "shell",
     as_json: JsonOption = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
@@ -324,8 +335,6 @@ def run(
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
-    if master and http:
-        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     if listen and master:
         raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
     address = _listen_address(listen)
@@ -334,6 +343,8 @@ def run(
         _require_joinable(context, master=master, job=job)
     else:
         limits = worker_limits(workers) if workers is not None else (1, ests)
+    if master and http:
+        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     name = job or default_job_name(script[0], module=module)
 
     prices = Prices(
@@ -348,6 +359,7 @@ def run(
     from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
+    from elastane.agent.price_table import read_price_table
     from elastane.errors import ElastaneError
 
     host_settings = None
@@ -379,12 +391,13 @@ def run(
         grace_seconds=grace,
         budget=RestartBudget(restarts_max=max_restarts),
         notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
-        metrics=metrics_address(metrics, insecure=metrics_insecure) if metrics else None,
-        http="" if master else http,
         capacity=capacity,
+        prices=read_price_table(price_table) if price_table is not None else None,
         worker_prefix=prefix,
         listen=address,
         hosts=host_settings,
+        metrics=metrics_address(metrics, insecure=metrics_insecure) if metrics else None,
+        http="" if master else http,
     )  # fmt: skip
     try:
         code = Agent(settings, Output(as_json=as_json)).run()
@@ -471,22 +484,6 @@ def job_settings(
     for name, seconds in durations.items():
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
     return settings
-
-
-def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
-    """Host and port of --metrics. Raises BadParameter, also for one that others reach without `insecure`."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not (port.isascii() and port.isdigit() and int(port) <= 65535):
-        raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--metrics")
-    host = host or "0.0.0.0"
-    loopback = host in ("localhost", "[::1]") or host.startswith("127.")
-    if not (loopback or insecure):
-        raise typer.BadParameter(
-            f"other machines can reach {text}, and figures are served to anybody: say --metrics-insecure if "
-            "the network itself keeps everybody else out",
-            param_hint="--metrics",
-        )
-    return host, int(port)
 
 
 def checkpoint_url(text: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from test_agent import Run
-from test_matrix import Config, reference
+from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run is forked from torch
 
 from elastane.client import MasterClient
 from elastane.demo.compare import PARTS, leader_report

@@ -57,7 +57,7 @@ _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
-    # An agent in a pod has a worker's token: it joins its job, follows it, and reads why a worker was sent away.
+    # An agent in a pod has a worker's token: it joins its job, follows it, reads why a worker was sent away.
     _JOB + "Get": Rule(_ALL, "name"),
     _JOB + "List": Rule(_LOOK, lists="jobs"),
     _JOB + "Watch": Rule(_ALL, "name"),

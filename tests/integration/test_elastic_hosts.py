@@ -223,7 +223,7 @@ def test_a_worker_dies_and_a_host_is_cut_off(start: Callable[..., Run], hosts: H
 
 def test_nothing_is_left_behind(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "localhost")
-    job = Watched(run := start("--workers", "1:2", script=FAKE))
+    job = Watched(run := start("--workers", "1:2", "--listen", "127.0.0.1", script=FAKE))
     job.until_there("127.0.0.2-0", "localhost-0")
     job.client.close()
     processes = run.descendants()
@@ -242,5 +242,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert far.lines == [] and not (tmp_path / "reports").exists()
     assert start("--listen", "0.0.0.0").end() == 2
     assert start("--listen", "h:1", "--master", "m:1").end() == 2
+    assert start("--local-workers", "2").end() == 2
     hosts.fail()
     assert start().end() == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -115,8 +114,7 @@ class Mirror:
 
     async def wait_quiet(self, count: Callable[[], int], seconds: float) -> None:
         """Until a count has not grown for so long."""
-        until, last = time.monotonic() + seconds, count()
-        while (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
-            if count() != last:
-                until, last = time.monotonic() + seconds, count()
+        async with asyncio.timeout(SAY_AFTER_SECONDS):
+            last = -1
+            while last != (last := count()):
+                await asyncio.sleep(seconds)

@@ -160,9 +160,9 @@ class Scene:
         """Until so many workers are ready, no more pods are there, and the job runs."""
 
         def holds() -> bool:
-            status = self.status
-            ready = status.get("workers", {}).get("ready") == count
-            return ready and len(self.pods) == count and (count == 0 or status.get("phase") == "Running")
+            workers = self.status.get("workers", {})
+            same = workers.get("ready") == workers.get("attending") == len(self.pods) == count
+            return same and self.status.get("phase") == "Running"
 
         await self.wait(holds, f"{count} workers ready", seconds)
 

@@ -33,7 +33,8 @@ async def test_a_job_gets_its_pods_and_its_status(scene: Scene) -> None:
         assert scene.kubelet.trainers[name].job == scene.status["jobName"]
     await scene.wait(lambda: scene.status.get("step", 0) > 0, "a step in the status")
     status = scene.status
-    assert status["workers"] == {"desired": 2, "ready": 2, "pending": 0, "summary": "2/2"}
+    counts = {"desired": 2, "ready": 2, "attending": 2, "pending": 0, "summary": "2/2"}
+    assert status["workers"] == counts
     assert (status["replicas"], status["restarts"], status["preemptions"]) == (2, 0, 0)
     assert status["observedGeneration"] == scene.job["metadata"]["generation"]
     assert status["masterAddress"] == scene.master_address
@@ -85,7 +86,9 @@ async def test_it_trains_with_what_fits_and_grows_when_there_is_room(scene: Scen
     await scene.apply(workers={"min": 1, "max": 3})
     await scene.wait(lambda: scene.status.get("phase") == "Running", "running with one")
     await scene.wait(lambda: scene.status["workers"]["ready"] == 1, "one ready")
-    assert scene.status["workers"] == {"desired": 3, "ready": 1, "pending": 2, "summary": "1/3"}
+    await scene.wait(lambda: scene.status["workers"]["attending"] == 1, "one attends")
+    counts = {"desired": 3, "ready": 1, "attending": 1, "pending": 2, "summary": "1/3"}
+    assert scene.status["workers"] == counts
     scene.kubelet.capacity = 3
     await scene.mirror.changed()
     await scene.wait_ready(3)

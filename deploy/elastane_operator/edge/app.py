@@ -109,10 +109,6 @@ async def _work(
 def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
 
-    @kopf.on.login(registry=registry)
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_kubeconfig(**kwargs)
-
     seen: dict[tuple[str, str], str] = {}
 
     @kopf.on.login(registry=registry)

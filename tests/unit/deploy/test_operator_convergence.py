@@ -1,7 +1,7 @@
 """Whatever happened, and wherever the operator was killed: looking again and again ends where it should.
 
 Random worlds: pods end in every way, nodes go, the master goes and comes, the spec changes, and the operator
-is killed between any two of its writes. Afterwards the world is left alone, and must come to rest with exactly
+is killed between any two of its writes. Afterwards the world is left alone, and must come to rest with just
 the pods that are wanted, every end counted once, and nothing written any more.
 """
 

@@ -108,7 +108,6 @@ async def _work(
 
 def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
-
     seen: dict[tuple[str, str], str] = {}
 
     @kopf.on.login(registry=registry)

@@ -85,7 +85,7 @@ async def custom_resource(api: Api) -> AsyncIterator[None]:
     try:
         async for change in api.watch(f"{CRDS}", "0"):
             item = change["object"]
-            conditions = item.get("status", {}).get("conditions", [])
+            conditions = item.get("status", {}).get("conditions") or []
             if item["metadata"]["name"] == name and any(
                 each["type"] == "Established" and each["status"] == "True" for each in conditions
             ):

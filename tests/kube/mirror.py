@@ -112,9 +112,13 @@ class Mirror:
         except TimeoutError:
             raise AssertionError(f"not within {seconds} s: {what}\n{why()}") from None
 
-    async def wait_quiet(self, count: Callable[[], int], seconds: float) -> None:
+    async def wait_quiet(
+        self, count: Callable[[], int], seconds: float, why: Callable[[], str] = str
+    ) -> None:
         """Until a count has not grown for so long."""
-        async with asyncio.timeout(SAY_AFTER_SECONDS):
-            last = -1
-            while last != (last := count()):
-                await asyncio.sleep(seconds)
+        last = -1
+        for _ in range(20):
+            if last == (last := count()):
+                return
+            await asyncio.sleep(seconds)
+        raise AssertionError(f"it never was quiet for {seconds} s\n{why()}")

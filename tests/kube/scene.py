@@ -171,6 +171,10 @@ class Scene:
         found = await self.wait(lambda: self.events(reason), f"an event {reason}")
         return dict(found[-1])
 
+    async def wait_quiet(self, seconds: float) -> None:
+        """Until the operator has written nothing for so long."""
+        await self.mirror.wait_quiet(lambda: len(self.operator.gateway.writes), seconds, self.describe)
+
     async def wait_gone(self, seconds: float = 20.0) -> None:
         """Until the job and its pods are gone."""
         await self.wait(lambda: not self.job and not self.mirror.pods, "the job and its pods gone", seconds)
@@ -183,7 +187,7 @@ class Scene:
             for name, pod in self.mirror.pods.items()
         ]
         events = [f"{event['type']} {event['reason']}: {event['message']}" for event in self.events()]
-        writes = [f"{w.method} {w.path} {w.status}" for w in self.operator.gateway.writes[-15:]]
+        writes = [f"{w.method} {w.path} {w.status} {w.body}" for w in self.operator.gateway.writes[-15:]]
         return "\n".join(
             [
                 f"status: {json.dumps(self.status, indent=1)}",

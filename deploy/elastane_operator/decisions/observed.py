@@ -81,3 +81,4 @@ class Observed(msgspec.Struct, frozen=True):
     pods: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")
     objects: Objects = Objects()
+    master_address: str = ""

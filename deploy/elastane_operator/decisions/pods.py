@@ -26,8 +26,8 @@ Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 
 #: Codes of SIGKILL and SIGTERM: whoever takes a node away sends these.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
-#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no fault
-#: of the job, so they are not in its budget.
+#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no
+#: fault of the job, so they are not in its budget.
 _NO_MASTER = {204: "no master answered", 206: "the master did not have the job"}
 #: `status.reason` of pods that were taken away, or that a node could not take in the first place.
 _TAKEN = frozenset(

@@ -55,8 +55,11 @@ class Rights:
 
 
 def shipped_rights(folder: Path) -> Rights:
-    """Of all roles in a folder's files."""
-    return Rights([item for item in manifests(folder) if item["kind"] in ("Role", "ClusterRole")])
+    """Of the operator's roles: they bear the name of its service account."""
+    objects = manifests(folder)
+    account = next(item for item in objects if item["kind"] == "ServiceAccount")["metadata"]["name"]
+    roles = [item for item in objects if item["kind"] in ("Role", "ClusterRole")]
+    return Rights([role for role in roles if role["metadata"]["name"] == account])
 
 
 def manifests(folder: Path) -> list[Object]:

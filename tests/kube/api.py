@@ -46,8 +46,7 @@ class Connection:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         if settings.cert_file:
             context.load_cert_chain(settings.cert_file, settings.key_file)
-        token = settings.get_api_key_with_prefix("authorization") or settings.get_basic_auth_token()
-        headers = {"Authorization": token} if token else {}
+        headers = {each["key"]: each["value"] for each in settings.auth_settings().values()}
         return cls(settings.host, headers, context)
 
 

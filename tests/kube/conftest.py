@@ -16,7 +16,7 @@ from integration.master_support import ROOT, MasterProcess, master_process
 from kube.access import service_account, shipped_rights
 from kube.api import CORE, Api, ApiError, Connection
 from kube.emulator import emulated_cluster
-from kube.operator_process import Cluster, OperatorProcess, operator_process
+from kube.operator_process import Cluster, OperatorProcess, operator_process, operator_server
 from kube.scene import Scene, new_scene
 
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
@@ -54,6 +54,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
             request.param,
             api,
             name,
+            stack.enter_context(operator_server()),
             is_real=request.param == "apiserver",
             account=account,
             rights=None if account else shipped_rights(OPERATOR).allow,
@@ -84,7 +85,7 @@ async def custom_resource(api: Api) -> AsyncIterator[None]:
     try:
         async for change in api.watch(f"{CRDS}", "0"):
             item = change["object"]
-            conditions = item.get("status", {}).get("conditions", [])
+            conditions = item.get("status", {}).get("conditions") or []
             if item["metadata"]["name"] == name and any(
                 each["type"] == "Established" and each["status"] == "True" for each in conditions
             ):
@@ -116,7 +117,7 @@ async def scene(
     cluster: Cluster, shared_operator: OperatorProcess, master: MasterProcess
 ) -> AsyncIterator[Scene]:
     """A namespace with a running operator."""
-    await shared_operator.start()
+    shared_operator.start()
     shared_operator.gateway.writes.clear()
     shared_operator.gateway.refused.clear()
     async with new_scene(cluster, shared_operator, master.address) as made:

@@ -25,7 +25,7 @@ RELEASE = "1.34"
 CHECKED = ("Pod", "Service", "Secret", "NetworkPolicy", "StatefulSet", "Deployment", "PersistentVolumeClaim")
 
 
-CLUSTER_WIDE = ("namespaces", "nodes", "customresourcedefinitions")
+CLUSTER_WIDE = ("namespaces", "nodes", "customresourcedefinitions", "priorityclasses")
 #: Group, version, plural: kind and subresources.
 BUILT_IN: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {
     ("", "v1", "namespaces"): ("Namespace", ("status",)),
@@ -36,6 +36,7 @@ BUILT_IN: dict[tuple[str, str, str], tuple[str, tuple[str, ...]]] = {
     ("", "v1", "events"): ("Event", ()),
     ("apps", "v1", "statefulsets"): ("StatefulSet", ("status", "scale")),
     ("networking.k8s.io", "v1", "networkpolicies"): ("NetworkPolicy", ()),
+    ("scheduling.k8s.io", "v1", "priorityclasses"): ("PriorityClass", ()),
     ("coordination.k8s.io", "v1", "leases"): ("Lease", ()),
     ("apiextensions.k8s.io", "v1", "customresourcedefinitions"): ("CustomResourceDefinition", ("status",)),
 }
@@ -110,6 +111,7 @@ class Emulator(kmock.KubernetesEmulator):
                 return head | {"kind": f"{kind.kind}List", "metadata": metadata, "items": items}, 200
             case "POST", False, _:
                 _check(body | head)
+                _admit(store, body | head)
                 return await store.create(*key[:3], body | head), 201
             case "DELETE", False, _:
                 for item in store.list(*key[:3], *request.selectors):
@@ -195,6 +197,14 @@ def _check(item: Object) -> None:
             validate(item, RELEASE, strict=True)
         except ValidationError as error:
             raise Refusal(422, "Invalid", f"{item['kind']} is invalid: {error.message}") from error
+
+
+def _admit(store: ClusterStore, item: Object) -> None:
+    """Raises Refusal (403) for a pod of a priority that there is not."""
+    priority = item["spec"].get("priorityClassName") if item["kind"] == "Pod" else None
+    if priority and ("scheduling.k8s.io", "priorityclasses", "", priority) not in store.objects:
+        said = f"pods {item['metadata'].get('name')!r} is forbidden: no PriorityClass with name {priority} was found"
+        raise Refusal(403, "Forbidden", said)
 
 
 def _patched(item: Object, request: Request) -> Object:

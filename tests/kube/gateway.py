@@ -125,13 +125,16 @@ class Gateway:
             headers=headers | self._headers,
             timeout=aiohttp.ClientTimeout(total=None),
         ) as answer:
-            if answer.status == 403:
-                self.refused.append(f"{request.method} {request.path}: {await answer.text()}")
+            content = json.loads(body) if body else None
             if is_write:
-                content = json.loads(body) if body else None
                 self.writes.append(Write(request.method, request.path, content, answer.status))
-                if cut is not None and cut.at == 0:
-                    return self._carry_out(cut, request)
+            if answer.status == 403:
+                refusal = await answer.read()
+                if b" cannot " in refusal:  # else it is admission's, and no missing right
+                    self.refused.append(f"{request.method} {request.path}: {refusal.decode()}")
+                return aiohttp.web.Response(body=refusal, status=403, content_type=answer.content_type)
+            if cut is not None and cut.at == 0:
+                return self._carry_out(cut, request)
             response = aiohttp.web.StreamResponse(status=answer.status)
             response.content_type = answer.content_type
             if answer.content_length is not None:

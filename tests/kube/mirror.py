@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -113,10 +112,13 @@ class Mirror:
         except TimeoutError:
             raise AssertionError(f"not within {seconds} s: {what}\n{why()}") from None
 
-    async def wait_quiet(self, count: Callable[[], int], seconds: float) -> None:
+    async def wait_quiet(
+        self, count: Callable[[], int], seconds: float, why: Callable[[], str] = str
+    ) -> None:
         """Until a count has not grown for so long."""
-        until, last = time.monotonic() + seconds, count()
-        while (left := until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
-            if count() != last:
-                until, last = time.monotonic() + seconds, count()
+        last = -1
+        for _ in range(20):
+            if last == (last := count()):
+                return
+            await asyncio.sleep(seconds)
+        raise AssertionError(f"it never was quiet for {seconds} s\n{why()}")

@@ -160,9 +160,9 @@ class Scene:
         """Until so many workers are ready, no more pods are there, and the job runs."""
 
         def holds() -> bool:
-            status = self.status
-            ready = status.get("workers", {}).get("ready") == count
-            return ready and len(self.pods) == count and (count == 0 or status.get("phase") == "Running")
+            workers = self.status.get("workers", {})
+            same = workers.get("ready") == workers.get("attending") == len(self.pods) == count
+            return same and self.status.get("phase") == "Running"
 
         await self.wait(holds, f"{count} workers ready", seconds)
 
@@ -170,6 +170,10 @@ class Scene:
         """Until the job has an event of that reason."""
         found = await self.wait(lambda: self.events(reason), f"an event {reason}")
         return dict(found[-1])
+
+    async def wait_quiet(self, seconds: float) -> None:
+        """Until the operator has written nothing for so long."""
+        await self.mirror.wait_quiet(lambda: len(self.operator.gateway.writes), seconds, self.describe)
 
     async def wait_gone(self, seconds: float = 20.0) -> None:
         """Until the job and its pods are gone."""
@@ -183,7 +187,7 @@ class Scene:
             for name, pod in self.mirror.pods.items()
         ]
         events = [f"{event['type']} {event['reason']}: {event['message']}" for event in self.events()]
-        writes = [f"{w.method} {w.path} {w.status}" for w in self.operator.gateway.writes[-15:]]
+        writes = [f"{w.method} {w.path} {w.status} {w.body}" for w in self.operator.gateway.writes[-15:]]
         return "\n".join(
             [
                 f"status: {json.dumps(self.status, indent=1)}",

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
+from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from kube.api import CORE
+from kube.operator_process import Cluster
 from kube.scene import JOB, Scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -16,13 +20,24 @@ def uids(scene: Scene) -> dict[str, str]:
     return {name: pod["metadata"]["uid"] for name, pod in scene.pods.items()}
 
 
-async def test_a_job_gets_its_pods_and_its_status(scene: Scene) -> None:
-    job = await scene.apply(workers={"min": 1, "max": 2}, queueName="gpus", priorityClassName="low", seed=7)
+@pytest_asyncio.fixture(loop_scope="session")
+async def priority(cluster: Cluster) -> AsyncIterator[str]:
+    """A priority class."""
+    name, path = f"elastane-test-{uuid.uuid4().hex[:8]}", "apis/scheduling.k8s.io/v1/priorityclasses"
+    await cluster.api.create(path, {"metadata": {"name": name}, "value": 1})
+    yield name
+    await cluster.api.delete(f"{path}/{name}")
+
+
+async def test_a_job_gets_its_pods_and_its_status(scene: Scene, priority: str) -> None:
+    job = await scene.apply(
+        workers={"min": 1, "max": 2}, queueName="gpus", priorityClassName=priority, seed=7
+    )
     await scene.wait_ready(2)
     assert set(scene.pods) == {f"{JOB}-worker-0", f"{JOB}-worker-1"}
     for name, pod in scene.pods.items():
         assert pod["spec"]["restartPolicy"] == "Never"
-        assert pod["spec"]["priorityClassName"] == "low"
+        assert pod["spec"]["priorityClassName"] == priority
         assert pod["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
         (owner,) = pod["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["kind"]) == (
@@ -33,7 +48,8 @@ async def test_a_job_gets_its_pods_and_its_status(scene: Scene) -> None:
         assert scene.kubelet.trainers[name].job == scene.status["jobName"]
     await scene.wait(lambda: scene.status.get("step", 0) > 0, "a step in the status")
     status = scene.status
-    assert status["workers"] == {"desired": 2, "ready": 2, "pending": 0, "summary": "2/2"}
+    counts = {"desired": 2, "ready": 2, "attending": 2, "pending": 0, "summary": "2/2"}
+    assert status["workers"] == counts
     assert (status["replicas"], status["restarts"], status["preemptions"]) == (2, 0, 0)
     assert status["observedGeneration"] == scene.job["metadata"]["generation"]
     assert status["masterAddress"] == scene.master_address
@@ -85,17 +101,29 @@ async def test_it_trains_with_what_fits_and_grows_when_there_is_room(scene: Scen
     await scene.apply(workers={"min": 1, "max": 3})
     await scene.wait(lambda: scene.status.get("phase") == "Running", "running with one")
     await scene.wait(lambda: scene.status["workers"]["ready"] == 1, "one ready")
-    assert scene.status["workers"] == {"desired": 3, "ready": 1, "pending": 2, "summary": "1/3"}
+    await scene.wait(lambda: scene.status["workers"]["attending"] == 1, "one attends")
+    counts = {"desired": 3, "ready": 1, "attending": 1, "pending": 2, "summary": "1/3"}
+    assert scene.status["workers"] == counts
     scene.kubelet.capacity = 3
     await scene.mirror.changed()
     await scene.wait_ready(3)
+
+
+async def test_a_pod_that_the_api_refuses_is_told_and_tried_again(scene: Scene) -> None:
+    await scene.apply(workers={"min": 1, "max": 1}, priorityClassName="elastane-test-no-such-class")
+    event = await scene.wait_event("ActionFailed")
+    assert event["type"] == "Warning"
+    assert "elastane-test-no-such-class" in event["message"]
+    assert not scene.mirror.pods_seen
+    await scene.change(priorityClassName=None)
+    await scene.wait_ready(1)
 
 
 async def test_nothing_is_written_about_a_job_that_only_waits(scene: Scene) -> None:
     scene.kubelet.capacity = 0
     await scene.apply(workers={"min": 1, "max": 2})
     await scene.wait(lambda: len(scene.pods) == 2 and scene.status.get("replicas") == 2, "two pods that wait")
-    await scene.mirror.wait_quiet(lambda: len(scene.operator.gateway.writes), 1.0)
+    await scene.wait_quiet(1.0)
     before = len(scene.operator.gateway.writes)
     await asyncio.sleep(2.5)  # what must not happen has no event
     assert scene.operator.gateway.writes[before:] == []

@@ -41,7 +41,7 @@ async def test_a_suspended_job_is_saved_and_goes_on_where_it_was(scene: Scene) -
 async def test_a_job_that_is_made_suspended_starts_nothing(scene: Scene) -> None:
     await scene.apply(workers={"min": 1, "max": 2}, suspend=True)
     await scene.wait_phase("Suspended")
-    await scene.mirror.wait_quiet(lambda: len(scene.operator.gateway.writes), 0.5)
+    await scene.wait_quiet(0.5)
     assert not scene.mirror.pods_seen
     await scene.change(suspend=False)
     await scene.wait_ready(2)

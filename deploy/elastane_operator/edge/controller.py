@@ -44,7 +44,7 @@ from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Access, MasterAwayError, MasterRefusedError, Masters
 from elastane_operator.edge.patches import merge_patch
 from elastane_operator.edge.watch import MasterWatch
-from elastane_operator.manifests.master import MasterDefaults, master_objects
+from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_container, worker_pod
 from elastane_operator.settings import OperatorSettings
 
@@ -154,7 +154,12 @@ class Controller:
         # Pods first: the master's word on why they ended is to be as new as their ends.
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
-        observed = Observed(pods=pods, master=view, objects=objects)
+        observed = Observed(
+            pods=pods,
+            master=view,
+            objects=objects,
+            address=master_address(identity, spec, self._defaults),
+        )
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
         return await self._carry_out(identity, spec, access, body, decision, desk)

@@ -76,9 +76,9 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """All that a decision is made of, beside spec and status. address: of the job's master."""
+    """All that a decision is made of, beside spec and status."""
 
     pods: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")
     objects: Objects = Objects()
-    address: str = ""
+    master_address: str = ""

@@ -18,7 +18,7 @@ def report(turn: Turn) -> None:
         # An autoscaler averages over these: the pod of a master of the job's own is none of them.
         selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
         job_name=job_name(turn.identity, turn.spec),
-        master_address=turn.observed.address or turn.status.master_address,
+        master_address=turn.observed.master_address,
     )
     if turn.job is not None:
         _progress(turn, turn.job)

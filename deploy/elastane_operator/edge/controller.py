@@ -154,12 +154,8 @@ class Controller:
         # Pods first: the master's word on why they ended is to be as new as their ends.
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
-        observed = Observed(
-            pods=pods,
-            master=view,
-            objects=objects,
-            address=master_address(identity, spec, self._defaults),
-        )
+        address = master_address(identity, spec, self._defaults)
+        observed = Observed(pods=pods, master=view, objects=objects, master_address=address)
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
         return await self._carry_out(identity, spec, access, body, decision, desk)

@@ -96,7 +96,7 @@ def test_secrets_that_it_makes_are_those_that_pods_mount() -> None:
                 if word.startswith("--from-file=")
             }
             made[words[words.index("generic") + 1]] = keys
-    for name in ("elastane-tls", "elastane-tokens", "elastane-redis"):
+    for name in ("elastane-tls", "elastane-tokens", "elastane-metrics", "elastane-redis"):
         assert made[name] <= SECRETS[name], name
     assert made["elastane-tls"] == SECRETS["elastane-tls"]
     job = yaml.safe_load((ROOT / "deploy/kubernetes/example/job.yaml").read_text())["spec"]["master"]

@@ -202,6 +202,18 @@ def test_what_pods_mount_is_there(everything: list[Resource]) -> None:
                 assert volume["secret"]["secretName"] in SECRETS
 
 
+def test_prometheus_finds_the_masters_and_may_ask_them(everything: list[Resource]) -> None:
+    for monitor in of_kind(everything, "ServiceMonitor"):
+        selector = monitor["spec"]["selector"]
+        services = [r for r in of_kind(everything, "Service") if chosen(selector, r["metadata"].get("labels", {}))]
+        assert [service["metadata"]["name"] for service in services] == ["elastane-master"]
+        for endpoint in monitor["spec"]["endpoints"]:
+            assert endpoint["port"] in {port["name"] for port in services[0]["spec"]["ports"]}
+            for named in (endpoint["authorization"]["credentials"], endpoint["tlsConfig"]["ca"]["secret"]):
+                assert named["key"] in SECRETS[named["name"]]
+            assert endpoint["scheme"] == "https"
+
+
 def test_files_that_variables_name_are_mounted_and_in_their_secret(resources: list[Resource]) -> None:
     for resource in resources:
         for container in containers(resource):

@@ -11,17 +11,17 @@ import typer
 HELP = "\n\n".join(
     (
         "Run the operator of ElasticJobs (elastane.io/v1alpha1).",
-        "It makes the worker pods of each ElasticJob, and a master where the job wants one of its own, asks the master "
-        "how the job is, and carries out what it decides. Several may run: the holder of a lease works, the others "
-        "stand by. Killed at any moment and started again it goes on where it was.",
-        "Every option has a variable, ELASTANE_OPERATOR_ and its name: ELASTANE_OPERATOR_NAMESPACES. Where a job "
-        "names no secrets, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CA, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY are how "
-        "the operator proves itself to masters.",
+        "It makes the worker pods of each ElasticJob, and a master where the job wants one of its own, asks "
+        "the master how the job is, and carries out what it decides. Several may run: the holder of a lease "
+        "works, the others stand by. Killed at any moment and started again it goes on where it was.",
+        "Every option has a variable, ELASTANE_OPERATOR_ and its name: ELASTANE_OPERATOR_NAMESPACES. Where a "
+        "job names no secrets, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CA, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY "
+        "are how the operator proves itself to masters.",
         "Example:",
         "  kubectl apply -f deploy/kubernetes/crd/elasticjob.yaml",
         "  elastane-operator --namespaces training --kubeconfig ~/.kube/config",
-        "Exits with 0 when it was told to stop (SIGTERM, SIGINT), 1 when it lost its lease or cannot start, 2 on "
-        "wrong options.",
+        "Exits with 0 when it was told to stop (SIGTERM, SIGINT), 1 when it lost its lease or cannot start, "
+        "2 on wrong options.",
     )
 )
 

@@ -16,13 +16,13 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 class OperatorSettings(BaseSettings):
     """What an operator is told.
 
-    namespaces: those it serves, with commas; empty: all. kubeconfig: file; empty: KUBECONFIG, the cluster it runs
-    in, or ~/.kube/config. look_seconds: how often the master of an unfinished job is asked, beside what its
-    watch tells. looks_max: jobs looked at at a time. master_timeout_seconds: for one call of a master.
+    namespaces: those it serves, with commas; empty: all. kubeconfig: file; empty: KUBECONFIG, the cluster it
+    runs in, or ~/.kube/config. look_seconds: how often the master of an unfinished job is asked, beside what
+    its watch tells. looks_max: jobs looked at at a time. master_timeout_seconds: for one call of a master.
     master_image: of a master of a job's own. cluster_domain: of the cluster's DNS. leader_election: whether
-    several operators agree on one, by a lease of name lease_name in lease_namespace (empty: the operator's own), which
-    is free when its holder has not renewed it for lease_seconds. identity: in that lease. health: HOST:PORT for
-    probes (GET /healthz); empty: none.
+    several operators agree on one, by a lease of name lease_name in lease_namespace (empty: the operator's
+    own), which is free when its holder has not renewed it for lease_seconds. identity: in that lease.
+    health: HOST:PORT for probes (GET /healthz); empty: none.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_OPERATOR_", extra="ignore", env_ignore_empty=True)

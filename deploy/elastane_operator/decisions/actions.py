@@ -1,7 +1,7 @@
 """What the operator does, as data; `edge.controller` carries it out in the order given.
 
-Each can be done twice without harm: pods have fixed names, deletions name a uid, and what is asked of a master
-is asked only when the master's own view says that it has not been done.
+Each can be done twice without harm: pods have fixed names, deletions name a uid, and what is asked of a
+master is asked only when the master's own view says that it has not been done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Ends of pods: each is counted once, however often the operator is killed, and has its consequence.
 
-The book of ended pods is part of the status. A pod enters it with its end, before it is deleted, and leaves it
-when it is gone and its index may be taken again.
+The book of ended pods is part of the status. A pod enters it with its end, before it is deleted, and leaves
+it when it is gone and its index may be taken again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def waiting_indexes(turn: Turn) -> set[int]:
 def backoff_seconds(first_seconds: float, restarts: int) -> float:
     """Wait before restart number `restarts`, the first being 1: doubled each time, up to a bound."""
     longest = max(first_seconds, BACKOFF_SECONDS_MAX)
-    return min(first_seconds * 2 ** min(restarts - 1, 30), longest)
+    return min(first_seconds * 2.0 ** min(restarts - 1, 30), longest)
 
 
 def _count(turn: Turn, pod: PodView, end: End) -> End | None:

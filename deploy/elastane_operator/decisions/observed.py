@@ -56,7 +56,8 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
 
 class MasterView(msgspec.Struct, frozen=True):
     """What a master answered. reachable: it did. job: None where it has none of that name. error: why it is
-    not reachable. refused: what it said when it last refused something, refused_what: which AskMaster that was."""
+    not reachable. refused: what it said when it last refused something, refused_what: which AskMaster that
+    was."""
 
     reachable: bool
     job: JobAtMaster | None = None

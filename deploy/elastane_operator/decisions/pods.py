@@ -1,11 +1,11 @@
 """The pods of a job as they are: which index, alive or ended, and what an end means.
 
-what is seen                                                      outcome
-exit 0                                                            left       (made again while the job wants it)
-deleted by somebody else, evicted, node gone or shut down         preempted  (not in the budget)
-exit 137 or 143, unless memory ran out                            preempted
-another exit code that is retryable; memory ran out               retryable  (in the budget)
-any other exit code; the pod can never start                      permanent  (the job fails)
+what is seen                                                   outcome
+exit 0                                                         left       made again while the job wants it
+deleted by somebody else, evicted, node gone or shut down      preempted  not in the budget
+exit 137 or 143, unless memory ran out                         preempted
+another exit code that is retryable; memory ran out            retryable  in the budget
+any other exit code; the pod can never start                   permanent  the job fails
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REASON_CHARACTERS_MAX = 300
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pod. deleted: when its deletion was asked for. index: -1 where it has none of ours."""
+    """What is known of a pod. deleted: when its deletion was asked for. index: -1 where it has none."""
 
     name: str
     uid: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elastane_operator.decisions.observed import CostView, JobAtMaster
-from elastane_operator.decisions.pods import LABEL_JOB
+from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.spec import job_name
 from elastane_operator.decisions.status import CostStatus, WorkerCounts
 from elastane_operator.decisions.turn import Turn
@@ -15,7 +15,8 @@ def report(turn: Turn) -> None:
     """Brings the figures of the status up to what is seen; conditions follow from the phase."""
     turn.set(
         observed_generation=turn.identity.generation,
-        selector=f"{LABEL_JOB}={turn.identity.name}",
+        # An autoscaler averages over these: the pod of a master of the job's own is none of them.
+        selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
         job_name=job_name(turn.identity, turn.spec),
     )
     if turn.job is not None:

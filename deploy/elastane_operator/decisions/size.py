@@ -65,7 +65,7 @@ def _call_off(turn: Turn, wanted: int) -> None:
 
 
 def _worth(turn: Turn, pod: PodView) -> tuple[bool, bool, bool, bool, int]:
-    """The smaller, the sooner it goes: first what was to go before, then what does not train, then the newest."""
+    """The smaller, the sooner it goes: what was to go before, what does not train, the newest."""
     return (
         pod.uid not in turn.ended,
         pod.scheduled,

@@ -1,7 +1,7 @@
 """What a user asks for: the spec of an ElasticJob, read from its object and checked.
 
-The API server checks most of it by the CRD's schema; the rules across fields are checked here as well, because
-servers before 1.25 do not know them.
+The API server checks most of it by the CRD's schema; the rules across fields are checked here as well,
+because servers before 1.25 do not know them.
 """
 
 from __future__ import annotations

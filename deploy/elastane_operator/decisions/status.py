@@ -116,7 +116,7 @@ class Status(_Part, frozen=True):
 
 
 def read_status(body: Mapping[str, Any]) -> Status:
-    """Of an object as the API server gives it. What somebody else wrote there and we cannot read is no status."""
+    """Of an object as the API server gives it. What cannot be read there is no status."""
     given = body.get("status") or {}
     try:
         return msgspec.convert(given, Status)

@@ -1,7 +1,8 @@
 """The operator as a process: election, watches by kopf, the controller, an end that leaves nothing behind.
 
-kopf lists and watches ElasticJobs and their pods, starts again what breaks, and takes signals. It gets no handlers but
-those of raw events: what was handled is never written to an object, so nothing depends on having seen an event.
+kopf lists and watches ElasticJobs and their pods, starts again what breaks, and takes signals. It gets no
+handlers but those of raw events: what was handled is never written to an object, so nothing depends on having
+seen an event.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -59,7 +61,7 @@ async def serve(settings: OperatorSettings) -> int:
             await _check_cluster(kube, settings)
             if election is not None and not await _unless(stop, election.acquire()):
                 return CODE_OK
-            return await _work(controller, settings, election, stop)
+            return await _work(controller, kube, settings, election, stop)
     finally:
         await controller.close()
         await masters.close()
@@ -69,12 +71,16 @@ async def serve(settings: OperatorSettings) -> int:
 
 
 async def _work(
-    controller: Controller, settings: OperatorSettings, election: Election | None, stop: asyncio.Event
+    controller: Controller,
+    kube: KubeClient,
+    settings: OperatorSettings,
+    election: Election | None,
+    stop: asyncio.Event,
 ) -> int:
     namespaces = settings.served_namespaces()
     watching = asyncio.create_task(
         kopf.operator(
-            registry=_registry(controller),
+            registry=_registry(controller, kube),
             settings=_kopf_settings(),
             standalone=True,  # the lease decides who works
             clusterwide=not namespaces,
@@ -100,9 +106,13 @@ async def _work(
     return CODE_FAILED if lost else CODE_OK
 
 
-def _registry(controller: Controller) -> kopf.OperatorRegistry:
+def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry:
     registry = kopf.OperatorRegistry()
     seen: dict[tuple[str, str], str] = {}
+
+    @kopf.on.login(registry=registry)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await kube.connection()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_event(event: Mapping[str, Any], **_: Any) -> None:
@@ -232,7 +242,7 @@ def configure_logs(level: str, form: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
     )
     logging.basicConfig(
         level=max(number, logging.WARNING), format="%(asctime)s %(levelname)s %(name)s: %(message)s"

@@ -1,7 +1,7 @@
 """Looks at jobs, decides by `decisions.reconcile`, and carries it out: one task for each ElasticJob.
 
-What wakes a task (an event of the object or of its pods, news from its master, the time it asked for) only makes
-it look again; what is true is read anew each time. Looks at one job never overlap.
+What wakes a task (an event of the object or of its pods, news from its master, the time it asked for) only
+makes it look again; what is true is read anew each time. Looks at one job never overlap.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Controller:
         if isinstance(error, KubeError) and error.conflict:
             return 0.05  # somebody else wrote: look at what there is now
         desk.failures += 1
-        wait = min(0.5 * 2 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
+        wait = min(0.5 * 2.0 ** min(desk.failures - 1, 10), _BACKOFF_SECONDS_MAX)
         _log.warning("look_again", job="/".join(key), error=str(error), wait_seconds=wait)
         return wait
 

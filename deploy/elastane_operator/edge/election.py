@@ -1,9 +1,9 @@
 """Which of several operators works: the holder of a Lease, as other controllers of Kubernetes do it.
 
-The holder renews it; who sees it unchanged for lease_seconds by its own clock takes it. A holder that cannot renew
-stops working before that. Should two work for a moment all the same (one was frozen), nothing is doubled: see
-`decisions.reconcile`. The client library's own election ends with an error of the network, and never gives a
-lease back; hence this one.
+The holder renews it; who sees it unchanged for lease_seconds by its own clock takes it. A holder that cannot
+renew stops working before that. Should two work for a moment all the same (one was frozen), nothing is
+doubled: see `decisions.reconcile`. The client library's own election ends with an error of the network, and
+never gives a lease back; hence this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of an ElasticJob, as `kubectl describe` shows them. One that is posted again is counted, not doubled."""
+"""Events of an ElasticJob, as `kubectl describe` shows them; one that is posted again is counted."""
 
 from __future__ import annotations
 

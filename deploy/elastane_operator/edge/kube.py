@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import kopf
 from kubernetes.aio import config
 from kubernetes.aio.client import ApiClient, Configuration
 
@@ -70,6 +71,22 @@ class KubeClient:
     async def close(self) -> None:
         """Closes all connections."""
         await self._client.close()
+
+    async def connection(self) -> kopf.ConnectionInfo:
+        """The same access for kopf, which asks again when it is refused: tokens are renewed."""
+        configuration = await _configuration(self._kubeconfig)
+        header = await configuration.get_api_key_with_prefix("BearerToken") or ""
+        scheme, _, token = header.rpartition(" ")
+        return kopf.ConnectionInfo(
+            server=configuration.host,
+            ca_path=configuration.ssl_ca_cert,
+            ca_data=configuration.ca_cert_data,
+            insecure=not configuration.verify_ssl,
+            certificate_path=configuration.cert_file,
+            private_key_path=configuration.key_file,
+            scheme=scheme or None,
+            token=token or None,
+        )
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
         """One object. Raises KubeError."""

@@ -1,6 +1,7 @@
 """The masters of the jobs, by gRPC: what they have, and what they are asked for.
 
-One channel per master and credentials; of several addresses of a master the one that leads is found by asking.
+One channel per master and credentials; of several addresses of a master the one that leads is found by
+asking.
 Nothing here waits longer than it was told to: a master that does not answer is something to decide upon.
 """
 
@@ -67,7 +68,7 @@ class Masters:
     async def close(self) -> None:
         """Closes all channels."""
         for channel in self._channels.values():
-            await channel.close()
+            await channel.close(None)
         self._channels.clear()
 
     async def view(self, access: Access, name: str) -> MasterView:
@@ -117,7 +118,9 @@ class Masters:
         )
 
     async def changes(self, access: Access, name: str) -> AsyncIterator[job_pb2.Job]:
-        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError, MasterRefusedError."""
+        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError,
+        MasterRefusedError.
+        """
         address = await asyncio.to_thread(self._book(access).current)
         options = self._options(access)
         options.pop("timeout")
@@ -187,7 +190,8 @@ class Masters:
     def _channel(self, access: Access, address: str) -> grpc.aio.Channel:
         if access.token and not access.ca and not access.plain_token and not on_loopback(address):
             raise MasterAwayError(
-                f"the token would go to {address} unencrypted: name a master.tlsSecret, or set ELASTANE_INSECURE=1"
+                f"the token would go to {address} unencrypted: name a master.tlsSecret, "
+                "or set the operator's ELASTANE_INSECURE=1"
             )
         # The files of a secret may be renewed: other credentials are another channel.
         credentials = hashlib.sha256(b"\0".join((access.ca, access.cert, access.key))).hexdigest()
@@ -214,7 +218,8 @@ class _NotFoundError(Exception):
 
 def _detail(error: grpc.aio.AioRpcError) -> errors_pb2.ErrorDetail | None:
     """The master's own words on a refusal; None where it is not the master that refused."""
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
         if key == _DETAILS_KEY:
             status = status_pb2.Status.FromString(value)
             for packed in status.details:

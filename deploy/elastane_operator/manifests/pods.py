@@ -83,7 +83,8 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
         {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
         {"name": "ELASTANE_LOCAL_WORKERS", "value": "1"},
         {"name": "ELASTANE_SPOT", "value": spec.spot.provider.lower()},
-        # Of ranks that other workers connect to: a pod's name does not resolve in the cluster, its address does.
+        # Of ranks that other workers connect to: a pod's name does not resolve in the cluster, its address
+        # does.
         {"name": "ELASTANE_STORE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     if (tls := spec.master.tls_secret) is not None:

@@ -9,11 +9,21 @@ served for long (server-sent events) is its handler's to watch.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 from aiohttp import web
 
 from elastane_master.metrics.measures import HttpMeasures
+
+HEADERS: Final = {
+    "Server": "elastane",
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+"""Of every answer."""
 
 
 class Doorkeeper:
@@ -71,6 +81,19 @@ class Connection(web.RequestHandler):
         self._serving -= 1
         if not self._serving and self.transport is not None:
             self._wait_for_request()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer to bytes that are no request. Not logged: anybody can send them."""
+        text = f"{status}: {HTTPStatus(status).phrase}\n"
+        response = web.Response(status=status, text=text, headers=HEADERS)
+        response.force_close()
+        return response
 
     def _wait_for_request(self) -> None:
         loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ import structlog
 from aiohttp import hdrs, web
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.http.connections import Connection
+from elastane_master.http.connections import HEADERS, Connection
 from elastane_master.http.gather import Served, gather
 from elastane_master.metrics.exposition import ProcessFigures, render
 from elastane_master.security.policy import unauthenticated
@@ -34,13 +34,6 @@ _STATUS: Final = {
     "rate_limited": 429,
     "quota_exceeded": 429,
     "limit_exceeded": 413,
-}
-_HEADERS: Final = {
-    "Server": "elastane",
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
 }
 _PAGE: Final = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -165,5 +158,5 @@ def _text(error: Rejection) -> str:
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    for name, value in _HEADERS.items():
+    for name, value in HEADERS.items():
         response.headers[name] = value

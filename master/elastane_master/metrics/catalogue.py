@@ -158,7 +158,12 @@ DRAINS = _counter(
     "job_drains", "Workers asked to leave: by an operator, a signal, or a node's end.", "job_name", "cause"
 )
 RECLAIMS = _counter("job_spot_notices", "Workers that were told that their node goes.", "job_name")
-CHECKPOINTS = _counter("job_checkpoints", "Checkpoints that were saved, or failed.", "job_name", "outcome")
+CHECKPOINTS = _counter(
+    "job_checkpoints",
+    "Checkpoints by outcome; repeated: a change of the ring ended it, it is asked for again.",
+    "job_name",
+    "outcome",
+)
 CHECKPOINT_SECONDS = _histogram(
     "job_checkpoint_seconds", "Time from asking for a checkpoint to its manifest.", "job_name"
 )

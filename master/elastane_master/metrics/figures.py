@@ -126,7 +126,7 @@ def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTa
     add(known.ESTS, state.settings.ests, job)
     add(known.WORKERS_MIN, state.settings.workers_min, job)
     add(known.WORKERS_MAX, state.settings.workers_max or state.settings.ests, job)
-    places = Counter(worker.place for worker in view.workers)
+    places: Counter[str] = Counter(worker.place for worker in view.workers)
     samples.count(known.WORKERS, places, job, values=PLACES)
     add(known.WORKERS_HELD, len(quarantine.held(state)), job)
     add(known.GENERATION, view.generation, job)
@@ -184,8 +184,7 @@ def _add_tally(samples: Samples, job: str, tally: JobTally) -> None:
     samples.count(known.LOSSES, tally.losses, job, values=("death", "eviction"))
     samples.count(known.DRAINS, tally.drains, job, values=("operator", "signal", "reclaim"))
     add(known.RECLAIMS, tally.drains["reclaim"], job)
-    outcomes = {kind: tally.events[f"checkpoint_{kind}"] for kind in ("saved", "failed")}
-    samples.count(known.CHECKPOINTS, outcomes, job)
+    samples.count(known.CHECKPOINTS, tally.checkpoints, job, values=("saved", "repeated", "failed"))
     add(known.CHECKPOINT_SECONDS, tally.checkpoint_seconds, job)
     add(known.CHECKPOINT_BYTES, tally.checkpoint_bytes, job)
     samples.count(known.EVENTS, tally.events, job)

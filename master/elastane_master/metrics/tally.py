@@ -38,9 +38,10 @@ class JobTally:
 
     events: notes by kind. ring_changes: by cause. losses: deaths and evictions of workers. drains: by
     whose wish: "operator", "signal", "reclaim" (the node's end was announced). steps_replayed: begun steps
-    that were done again. step_seconds: from commit to commit within a ring; commit_seconds: from a step's first
-    report until every member has applied it. checkpoint_seconds: from request to manifest; checkpoint_bytes:
-    size of the last that was saved.
+    that were done again. checkpoints: by outcome; one that a change of the ring ended is "repeated".
+    step_seconds: from commit to commit within a ring; commit_seconds: from a step's first report until every
+    member has applied it. checkpoint_seconds: from request to manifest; checkpoint_bytes: size of the last
+    that was saved.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class JobTally:
         "_running",
         "checkpoint_bytes",
         "checkpoint_seconds",
+        "checkpoints",
         "commit_seconds",
         "drains",
         "events",
@@ -64,9 +66,10 @@ class JobTally:
 
     def __init__(self, state: JobState) -> None:
         self.events: Counter[str] = Counter()
-        self.ring_changes: Counter[Cause] = Counter()
-        self.losses: Counter[Literal["death", "eviction"]] = Counter()
-        self.drains: Counter[Literal["operator", "signal", "reclaim"]] = Counter()
+        self.ring_changes: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.drains: Counter[str] = Counter()
+        self.checkpoints: Counter[str] = Counter()
         self.steps_committed = 0
         self.steps_replayed = 0
         self.step_seconds = Histogram(STEP_SECONDS)
@@ -113,7 +116,10 @@ class JobTally:
             self._ring_formed(int(note.facts["resume_step"]))
         elif kind == "checkpoint_requested":
             self._checkpoint = (note.facts["checkpoint"], now)
+        elif kind == "checkpoint_failed":
+            self.checkpoints["repeated" if note.facts["again"] == "True" else "failed"] += 1
         elif kind == "checkpoint_saved":
+            self.checkpoints["saved"] += 1
             self.checkpoint_bytes = int(note.facts["bytes"])
             name, since = self._checkpoint
             if name == note.facts["checkpoint"]:

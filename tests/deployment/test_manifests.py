@@ -205,7 +205,9 @@ def test_what_pods_mount_is_there(everything: list[Resource]) -> None:
 def test_prometheus_finds_the_masters_and_may_ask_them(everything: list[Resource]) -> None:
     for monitor in of_kind(everything, "ServiceMonitor"):
         selector = monitor["spec"]["selector"]
-        services = [r for r in of_kind(everything, "Service") if chosen(selector, r["metadata"].get("labels", {}))]
+        services = [
+            r for r in of_kind(everything, "Service") if chosen(selector, r["metadata"].get("labels", {}))
+        ]
         assert [service["metadata"]["name"] for service in services] == ["elastane-master"]
         for endpoint in monitor["spec"]["endpoints"]:
             assert endpoint["port"] in {port["name"] for port in services[0]["spec"]["ports"]}

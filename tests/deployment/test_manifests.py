@@ -94,8 +94,8 @@ def test_every_resource_is_valid(resources: list[Resource], version: str) -> Non
             kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_a_misspelt_field_is_found(resources: list[Resource]) -> None:
-    broken = resources[0]
+def test_a_misspelt_field_is_found(everything: list[Resource]) -> None:
+    [broken] = of_kind(everything, "Namespace")
     broken["metadata"]["nmae"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, VERSIONS[0], strict=True)

@@ -47,6 +47,10 @@ def clean() -> Iterator[Engine]:
 
 
 def build(engine: Engine, target: str) -> str:
+    """The tag of the image of a target: the one that ELASTANE_TEST_<TARGET>_IMAGE names, else it is built."""
+    if named := os.environ.get(f"ELASTANE_TEST_{target.upper()}_IMAGE"):
+        print(f"\nimage {target}: {int(engine.image(named)['Size']) / 1e6:.0f} MB, as it is")
+        return named
     tag = f"localhost/elastane-test-{target}:latest"
     arguments = ["--target", target]
     if index := os.environ.get("TORCH_INDEX_URL"):

@@ -3,6 +3,7 @@
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
     ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
+    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER and OPERATOR
 
 Each is split as a shell does. Containers share the host's network: what they serve is at loopback ports.
 """

@@ -49,6 +49,8 @@ GOING_ON = f"coordinator killed, back after {AWAY_SECONDS:g} s: workers that tra
 LOST = "drain: steps lost"
 STEP = "ordinary step, seconds"
 NO_TIMES = (GOING_ON, LOST, STEP)
+OURS_BESIDE = {"torchft 1 s": "elastane 1 s"}
+"""Which form of ours stands beside a tuned peer, where it was measured; else the default one."""
 
 Recorder = Callable[[str, float], None]
 
@@ -193,9 +195,12 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
 
 
 def stall_of(cluster: Cluster, staying: list[int], began: float) -> float:
-    """The longest time without a step of those who stay, after `began`, less one step."""
-    steps = sorted(seconds for pid in staying for seconds in cluster.marks.steps(pid))
-    gaps = [after - max(before, began) for before, after in pairwise(steps) if after > began]
+    """The longest time without a step of those who stay, after `began`, less one step.
+
+    Who was started again after the event has its first step long after it: the wait for that counts too.
+    """
+    steps = sorted(seconds for pid in staying for seconds in cluster.marks.steps(pid) if seconds > began)
+    gaps = [after - before for before, after in pairwise([began, *steps])]
     return max(0.0, max(gaps, default=math.inf) - cluster.step_seconds)
 
 
@@ -250,17 +255,21 @@ def rows(model: str, figures: Figures) -> list[Row]:
         if target is not None or name == AWAY:
             found.append(Row(case, series, target=target, target_absolute=True, noise=2.0))
         for peer, values in peers.items():
-            mine = Series(by_framework.get(peer.replace("torchft", "elastane"), series.values), "s")
+            mine = Series(by_framework.get(OURS_BESIDE.get(peer, ""), series.values), "s")
             if all(map(math.isfinite, values)):
                 beside = f"{case}, beside {peer}"
                 # One reconfiguration is tens of milliseconds: a busy moment of the machine doubles it.
-                found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=2.5))
+                # Where a worker is lost torchft waits five seconds or sixty, by chance.
+                noise = 30.0 if name in (KILLED, FROZEN) and peer.startswith("torchft") else 2.5
+                found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=noise))
     for row in found:
         row.note = NOTES.get(row.case.removeprefix(f"{model}: ").partition(", beside")[0], "")
     return found
 
 
 NOTES = {
+    KILLED: "torchft's survivors wait until the dead worker's heartbeat is missed, 5 s by default; they were "
+    "also seen to wait 60 s, the time-out of its group. torchrun starts all its workers again",
     FROZEN: "the heartbeat time-out, 3 s by default (torchft: 5 s), is all there is to it; "
     "--heartbeat-timeout 1 stands beside torchft's of one second. torchft's survivors were seen to wait "
     "4.8 s, or 60 s, the time-out of its group",

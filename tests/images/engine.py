@@ -5,7 +5,8 @@
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
     ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER and OPERATOR
 
-Each is split as a shell does. Containers share the host's network: what they serve is at loopback ports.
+Each is split as a shell does. Containers share the host's network, not its name: what they serve
+is at loopback ports.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Engine:
         container = Container(self, name)
         self._containers.append(container)
         self.call(
-            "run", "--detach", "--name", name, "--network", "host", "--read-only", "--tmpfs", "/tmp",
-            "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *self._run, *arguments, tag, *command,
+            "run", "--detach", "--name", name, "--hostname", name, "--network", "host", *self._run,
+            "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *arguments, tag, *command,
         )  # fmt: skip
         return container
 

@@ -65,7 +65,8 @@ class Engine:
         self._containers.append(container)
         self.call(
             "run", "--detach", "--name", name, "--hostname", name, "--network", "host", *self._run,
-            "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *arguments, tag, *command,
+            "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            *arguments, tag, *command,
         )  # fmt: skip
         return container
 

@@ -95,27 +95,26 @@ def lease_some_and_ask_for_nonsense(address: str) -> None:
             shards.GetProgress(shard_pb2.GetProgressRequest(job="absent"))
 
 
-def wait_for(client: MasterClient, step: int, members: int) -> job_pb2.Job:
-    """The job, once so many steps are committed by a ring of so many."""
+def wait_for(client: MasterClient, step: int, members: int, generation: int = 0) -> job_pb2.Job:
+    """The job, once so many steps are committed by a ring of so many that is not older than `generation`."""
     for job in client.watch_job(JOB):
         there = sum(worker.state == job_pb2.WORKER_STATE_MEMBER for worker in job.workers)
-        if job.step >= step and there == members:
+        if job.step >= step and there == members and job.generation >= generation:
             return job
     raise AssertionError("the watch ended")
 
 
-def told_by_agent(address: str, worker: str, step: int) -> Scrape:
-    """A scrape of the agent, once the worker has told that it is at this step: it does so every second."""
+def told_by_agent(address: str, job: job_pb2.Job) -> Scrape:
+    """A scrape of the agent, once both workers have told of the ring they are in: they do so every second."""
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
         scrape = Scrape(fetch(address)[0])
-        told = {
-            one.labels["worker"]: one.value for one in scrape.samples if one.name == "elastane_worker_step"
-        }
-        if min(told.get(worker, 0), *told.values()) >= step:
+        told = [one.value for one in scrape.samples if one.name == "elastane_worker_generation"]
+        steps = [one.value for one in scrape.samples if one.name == "elastane_worker_step"]
+        if len(told) == 2 and min(told) >= job.generation and min(steps) >= job.step:
             return scrape
         time.sleep(0.1)
-    raise AssertionError(f"{worker} did not tell of step {step} in a minute")
+    raise AssertionError(f"the workers did not tell of generation {job.generation} in a minute")
 
 
 @pytest.fixture(scope="module")
@@ -134,19 +133,30 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             run = Run(
                 *("--master", master.address, "--job", JOB, "--ests", "2", "--workers", "1:2"),
                 *("--checkpoint", str(folder / "saved"), "--checkpoint-steps", "5", "--join-window", "0.05"),
+                *(
+                    "--spot-price",
+                    "3.6",
+                    "--on-demand-price",
+                    "7.2",
+                    "--currency",
+                    "EUR",
+                    "--capacity",
+                    "spot",
+                ),
                 *("--metrics", "127.0.0.1:0", str(SCRIPT)),
             )
             agent_address = run.until("metrics_served")["address"]
             workers = {line["worker"]: line["pid"] for line in (run.until("worker_started") for _ in "12")}
             with MasterClient(master.address, timeout_seconds=60.0) as client:
-                step = wait_for(client, 11, members=2).step
+                first = wait_for(client, 11, members=2)
                 lease_some_and_ask_for_nonsense(master.address)
                 before = Scrape(fetch(http)[0])
                 killed, survivor = sorted(workers, reverse=True)
                 os.kill(workers[killed], signal.SIGKILL)
                 run.until("worker_started", worker=killed)
-                job = wait_for(client, step + 10, members=2)
-                agent = told_by_agent(agent_address, worker=killed, step=job.step)
+                joined = wait_for(client, first.step, members=2, generation=first.generation + 2)
+                job = wait_for(client, joined.step + 10, members=2, generation=joined.generation)
+                agent = told_by_agent(agent_address, job)
                 after = Scrape(fetch(http)[0])
                 told = fetch(http, "application/openmetrics-text; version=1.0.0")
                 assert told[1].startswith("application/openmetrics-text; version=1.0.0")
@@ -189,6 +199,7 @@ def test_a_kill_shows_in_the_counters(seen: Seen) -> None:
 
     job = {"job_name": JOB}
     assert seen.before.value("elastane_job_ring_changes_total", cause="start", **job) == 1
+    assert seen.before.value("elastane_job_workers_lost_total", cause="death", **job) == 0
     assert grown("elastane_job_workers_lost_total", cause="death", **job) == 1
     assert grown("elastane_job_workers_lost_total", cause="eviction", **job) == 0
     assert grown("elastane_job_ring_changes_total", cause="loss", **job) == 1
@@ -224,6 +235,33 @@ def test_steps_calls_and_writes_are_timed(seen: Seen) -> None:
     assert after.value("elastane_store_written_bytes_total") > 0
 
 
+def test_cost_is_told_in_units_of_the_currency(seen: Seen) -> None:
+    after, job = seen.after, {"job_name": JOB}
+    used = {
+        use: after.value("elastane_job_worker_seconds", use=use, **job)
+        for use in ("useful", "replayed", "idle")
+    }
+    assert used["useful"] > used["replayed"] > 0 and used["idle"] > 0
+    assert after.value("elastane_job_capacity_seconds", capacity="spot", **job) == pytest.approx(
+        sum(used.values())
+    )
+    assert after.value("elastane_job_capacity_seconds", capacity="on_demand", **job) == 0
+    money = {"currency": "EUR", **job}
+    # 3.60 an hour is a thousandth a second.
+    spent = after.value("elastane_job_cost_units", kind="spent", **money)
+    assert spent == pytest.approx(sum(used.values()) / 1000, abs=1e-6)
+    assert after.value("elastane_job_cost_units", kind="replayed", **money) == pytest.approx(
+        used["replayed"] / 1000, abs=1e-6
+    )
+    on_demand = after.value("elastane_job_cost_units", kind="on_demand", **money)
+    assert on_demand == pytest.approx(2 * used["useful"] / 1000, abs=1e-6)
+    assert after.value("elastane_job_saved_units", **money) == pytest.approx(on_demand - spent, abs=2e-6)
+    assert after.value("elastane_job_savings_ratio", **job) == pytest.approx(
+        (on_demand - spent) / on_demand, abs=1e-3
+    )
+    assert after.value("elastane_job_price_units", capacity="spot", **money) == 3.6
+
+
 def test_the_agent_tells_of_its_workers(seen: Seen) -> None:
     agent = seen.agent
     assert agent.value("elastane_agent_info", job_name=JOB) == 1
@@ -236,7 +274,9 @@ def test_the_agent_tells_of_its_workers(seen: Seen) -> None:
     # Weights and Adam's two moments of a layer of 64 x 64 and its bias, and some little more.
     assert 3 * 4 * (64 * 64 + 64) <= received < 2 * 3 * 4 * (64 * 64 + 64)
     assert sent >= received
-    assert agent.value("elastane_worker_rings_formed_total", **survivor) == 3
+    assert agent.value("elastane_worker_generation", **survivor) == seen.job.generation
+    rings = agent.value("elastane_worker_rings_formed_total", **survivor)
+    assert 3 <= rings <= seen.job.generation  # it may have come second, to a ring of one
     assert agent.value("elastane_worker_rings_formed_total", **newcomer) == 1  # of the process that runs now
     assert agent.value("elastane_worker_steps_replayed_total", **survivor) in (0, 1)
     steps = agent.value("elastane_worker_step_seconds_count", **survivor)

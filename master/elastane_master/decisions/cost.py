@@ -19,9 +19,10 @@ is not among them (of another job, or older than those kept) the share of the st
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 from elastane_master.decisions.events import Capacity, JobSettings
 
@@ -35,6 +36,13 @@ MARKS_MAX = 64
 
 Key = tuple[int, str, int]
 
+# What a store was spoiled to must not be charged on: sums would outgrow what can be stored.
+Nanos = Annotated[int, Meta(ge=0, le=2**62)]
+Micros = Annotated[int, Meta(ge=-(2**60), le=2**60)]
+Rest = Annotated[int, Meta(ge=0, lt=HOUR_NANOS)]
+Count = Annotated[int, Meta(ge=0, le=2**20)]
+_SECONDS_MAX = 2**62 / NANOS
+
 
 class Amount(msgspec.Struct, frozen=True, array_like=True):
     """Money: `micros` of the currency and `rest` / HOUR_NANOS of one more, 0 <= rest < HOUR_NANOS.
@@ -42,8 +50,8 @@ class Amount(msgspec.Struct, frozen=True, array_like=True):
     In two numbers, because a price times nanoseconds outgrows the 64 bits of the stored form.
     """
 
-    micros: int = 0
-    rest: int = 0
+    micros: Micros = 0
+    rest: Rest = 0
 
     def plus(self, price_micros: int, nanos: int, times: int = 1) -> Amount:
         """And `nanos` at `price_micros` an hour; times -1: less them."""
@@ -72,9 +80,9 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     spent: at the price of each capacity. baseline: all of it at the on-demand price.
     """
 
-    spot_nanos: int = 0
-    on_demand_nanos: int = 0
-    unpriced_nanos: int = 0
+    spot_nanos: Nanos = 0
+    on_demand_nanos: Nanos = 0
+    unpriced_nanos: Nanos = 0
     spent: Amount = Amount()
     baseline: Amount = Amount()
 
@@ -122,8 +130,8 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
 class Workers(msgspec.Struct, array_like=True):
     """How many, by capacity."""
 
-    spot: int = 0
-    on_demand: int = 0
+    spot: Count = 0
+    on_demand: Count = 0
 
     def add(self, capacity: Capacity, count: int = 1) -> None:
         if capacity == "spot":
@@ -143,7 +151,7 @@ class CostBook(msgspec.Struct):
     began; before: the same of the step before it; marks: of steps at which checkpoints were taken.
     """
 
-    at: int | None = None
+    at: Nanos | None = None
     ring_workers: Workers = msgspec.field(default_factory=Workers)
     task_workers: Workers = msgspec.field(default_factory=Workers)
     members: Workers = msgspec.field(default_factory=Workers)
@@ -166,7 +174,7 @@ class CostBook(msgspec.Struct):
 
 def nanos(now: float) -> int:
     """Seconds since the epoch as whole nanoseconds: the only place where a float comes in."""
-    return round(now * NANOS)
+    return round(min(max(0.0, now), _SECONDS_MAX) * NANOS)
 
 
 def charge(state: JobState, now: float) -> None:
@@ -232,7 +240,9 @@ def checkpointed(state: JobState, step: int) -> None:
 
 
 def dropped(state: JobState, now: float) -> None:
-    """The step in flight is thrown away: the ring changes or is stopped."""
+    """The step in flight is thrown away: the ring changes or is stopped. After the last one there is none."""
+    if state.all_committed:
+        return
     charge(state, now)
     _replay(state.cost, state.cost.boundary[1])
 
@@ -332,6 +342,14 @@ def money(micros: int, currency: str) -> str:
     """ "12.34 USD": to the cent, half of one counts as one."""
     cents = (abs(micros) + 5_000) // 10_000
     return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"
+
+
+def price(micros: int, currency: str) -> str:
+    """ "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
+    if not micros:
+        return "unknown"
+    decimals = f"{micros % 1_000_000:06d}".rstrip("0").ljust(2, "0")
+    return f"{micros // 1_000_000}.{decimals} {currency}"
 
 
 def seconds_text(nanos: int) -> str:

@@ -8,7 +8,7 @@ depends on, and times are seconds since the Unix epoch handed in as `now`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,9 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 Determinism = Literal["d0", "d1", "d2"]
 
 
+PRICE_MICROS_MAX = 10**12
+"""A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
+PriceMicros = Annotated[int, msgspec.Meta(ge=0, le=PRICE_MICROS_MAX)]
 #: How a worker's machine is paid for; workers of jobs stored before there were costs count as spot.
 Capacity = Literal["spot", "on_demand"]
 #: With how many workers a job trains: any number in its range, or only the full one.
@@ -55,8 +58,8 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     max_wait_seconds: float = 0.0
     recovery: Recovery = "elastic"
     currency: str = "USD"
-    spot_price_micros: int = 0
-    on_demand_price_micros: int = 0
+    spot_price_micros: PriceMicros = 0
+    on_demand_price_micros: PriceMicros = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):

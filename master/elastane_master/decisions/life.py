@@ -13,7 +13,7 @@ import re
 
 from elastane_master.decisions import checkpoints, claims, cost
 from elastane_master.decisions.effects import Done, Prepare
-from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.events import PRICE_MICROS_MAX, JobSettings, Rejection
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 
@@ -23,9 +23,6 @@ FAILURES_MAX = 3
 ESTS_MAX = 65_536
 """Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
 
-
-PRICE_MICROS_MAX = 10**12
-"""A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
@@ -88,14 +85,14 @@ def set_phase(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
         return
     turn.touch()
     if state.phase != phase:
-        turn.note(f"job_{phase}", reason, **facts)
+        turn.note(f"job_{phase}", reason, "", **facts)
     state.phase, state.reason = phase, reason
 
 
 def tell_cost(turn: Turn, kind: str, why: str) -> None:
     """Tells people what the job has cost so far."""
     spent = cost.view(turn.state, turn.now)
-    turn.note(kind, f"{why}: {cost.in_words(spent)}", **cost.facts(spent))
+    turn.note(kind, f"{why}: {cost.in_words(spent)}", "", **cost.facts(spent))
 
 
 def end(turn: Turn, phase: Phase, reason: str) -> None:

@@ -87,7 +87,7 @@ class JobMachine:
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
         life.check_settings(settings)
-        state = JobState(name=name, original=settings, settings=settings, created_at=now)
+        state = JobState(name=name, original=settings, settings=settings, created_at=now, decided_at=now)
         waiting.begin(state, now)
         return cls(state, Queues())
 

@@ -182,7 +182,7 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
 
 def _prices(priced: JobSettings | cost.CostView) -> str:
     spot, on_demand = (
-        cost.money(price, priced.currency) if price else "unknown"
+        cost.price(price, priced.currency)
         for price in (priced.spot_price_micros, priced.on_demand_price_micros)
     )
     return f"spot {spot} and on demand {on_demand} an hour"

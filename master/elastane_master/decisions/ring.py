@@ -119,8 +119,7 @@ def announce(
     state, ring = turn.state, turn.state.ring
     turn.touch()
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
-    if not state.all_committed:
-        cost.dropped(state, turn.now)
+    cost.dropped(state, turn.now)
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     claims.load_given_up(state)

@@ -10,7 +10,7 @@ from typing import Protocol
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
-from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master
+from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master, is_shown
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.gate import Gate
 from elastane_master.security.tokens import Principal
@@ -60,7 +60,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     )
     add_master(samples, facts, master.measures)
     for host in hosts:
-        if caller.covers(host.name):
+        if caller.covers(host.name) and is_shown(host.machine, host.clock()):
             add_job(samples, host.machine, _facts(host), host.tally, host.clock())
             await asyncio.sleep(0)
     return samples

@@ -138,6 +138,38 @@ LOG_BYTES = _gauge("job_log_bytes", "Records written since the last snapshot.", 
 PENDING = _gauge("job_pending_appends", "Decisions that are not durable yet.", "job_name")
 SNAPSHOT_BYTES = _gauge("job_snapshot_bytes", "Size of the last snapshot.", "job_name")
 
+# ------------------------------------------------------------------ a job: what it costs
+
+WORKER_TIME = _gauge(
+    "job_worker_seconds",
+    "Time of all workers by use; what a step took moves from useful to replayed when it is done again.",
+    "job_name",
+    "use",
+)
+CAPACITY_TIME = _gauge("job_capacity_seconds", "The same time by what was paid for.", "job_name", "capacity")
+UNPRICED_TIME = _gauge("job_unpriced_seconds", "Of this time, without a known price.", "job_name")
+COST = _gauge(
+    "job_cost_units",
+    "Units of the currency: spent in all, of that for replayed and idle time; on_demand is the price of the "
+    "useful time there.",
+    "job_name",
+    "currency",
+    "kind",
+)
+SAVED = _gauge(
+    "job_saved_units", "On-demand price of the useful time less what was spent.", "job_name", "currency"
+)
+SAVINGS = _gauge(
+    "job_savings_ratio", "That as a share of the on-demand price; absent while no price is known.", "job_name"
+)
+PRICE = _gauge(
+    "job_price_units",
+    "Price of a worker for an hour now; 0: unknown.",
+    "job_name",
+    "currency",
+    "capacity",
+)
+
 # ------------------------------------------------------------------ a job: what came to pass
 
 REQUEUED = _counter("job_tasks_requeued", "Tasks that went back to TODO.", "job_name", "queue")

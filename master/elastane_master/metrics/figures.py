@@ -12,14 +12,20 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from elastane_master.decisions import quarantine
+from elastane_master.decisions.cost import NANOS, CostView
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import Phase, Stage
+from elastane_master.decisions.state import OVER, Phase, Stage
 from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
 from elastane_master.metrics.tally import CAUSES, JobTally
 from elastane_shards.progress import Progress
+
+MICROS = 1_000_000
+
+OVER_SECONDS = 3600.0
+"""A job that is over is told of for so long: a store keeps its jobs for ever, and scrapes must not grow."""
 
 PHASES: tuple[str, ...] = get_args(Phase)
 STAGES: tuple[str, ...] = get_args(Stage)
@@ -116,10 +122,16 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     samples.add(known.STORE_SNAPSHOT_SECONDS, store.snapshot_seconds)
 
 
+def is_shown(machine: JobMachine, now: float) -> bool:
+    """Whether a job is told of at time `now`: while it is not over, and `OVER_SECONDS` beyond."""
+    state = machine.state
+    return state.phase not in OVER or now - state.decided_at < OVER_SECONDS
+
+
 def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:
     """The figures of one job at time `now` of the decisions."""
     state, job, add = machine.state, machine.state.name, samples.add
-    view = job_view(machine)
+    view = job_view(machine, now)
     samples.choose(known.PHASE, state.phase, PHASES, job)
     samples.choose(known.RING_STAGE, state.ring.stage, STAGES, job)
     add(known.CREATED, state.created_at, job)
@@ -145,7 +157,33 @@ def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTa
     add(known.LOG_BYTES, facts.log_bytes, job)
     add(known.PENDING, facts.pending_appends, job)
     add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
+    _add_cost(samples, job, view.cost)
     _add_tally(samples, job, tally)
+
+
+def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
+    add, currency = samples.add, cost.currency
+    for use, nanos in (
+        ("useful", cost.useful_nanos),
+        ("replayed", cost.replayed_nanos),
+        ("idle", cost.idle_nanos),
+    ):
+        add(known.WORKER_TIME, nanos / NANOS, job, use)
+    add(known.CAPACITY_TIME, cost.spot_worker_nanos / NANOS, job, "spot")
+    add(known.CAPACITY_TIME, cost.on_demand_worker_nanos / NANOS, job, "on_demand")
+    add(known.UNPRICED_TIME, cost.unpriced_nanos / NANOS, job)
+    for kind, micros in (
+        ("spent", cost.spent_micros),
+        ("replayed", cost.replayed_micros),
+        ("idle", cost.idle_micros),
+        ("on_demand", cost.on_demand_micros),
+    ):
+        add(known.COST, micros / MICROS, job, currency, kind)
+    add(known.SAVED, cost.saved_micros / MICROS, job, currency)
+    if cost.savings is not None:
+        add(known.SAVINGS, cost.savings, job)
+    add(known.PRICE, cost.spot_price_micros / MICROS, job, currency, "spot")
+    add(known.PRICE, cost.on_demand_price_micros / MICROS, job, currency, "on_demand")
 
 
 def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:

@@ -57,9 +57,10 @@ _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
-    _JOB + "Get": Rule(_LOOK, "name"),
+    # An agent in a pod has a worker's token: it joins its job, follows it, reads why a worker was sent away.
+    _JOB + "Get": Rule(_ALL, "name"),
     _JOB + "List": Rule(_LOOK, lists="jobs"),
-    _JOB + "Watch": Rule(_LOOK, "name"),
+    _JOB + "Watch": Rule(_ALL, "name"),
     _JOB + "Scale": Rule(_OPERATOR, "name"),
     _JOB + "Suspend": Rule(_OPERATOR, "name"),
     _JOB + "Resume": Rule(_OPERATOR, "name"),
@@ -77,7 +78,7 @@ RULES: dict[str, Rule] = {
     _SHARD + "ExtendDataset": Rule(_DATA, "job"),
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
     _RING + "GetRing": Rule(_LOOK, "job"),
-    _RING + "WatchEvents": Rule(_LOOK, "job"),
+    _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_LOOK, "job"),
     _CONTEXT + "List": Rule(_LOOK, "job"),
     # Probes of an orchestrator bear no token. A watch would be held open, so it needs one.

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 import typer
 
-from elastane.cli.run import metrics_address
+from elastane.cli.run_options import metrics_address
 from elastane.observe.exposition import AgentCollector, MetricsPort, MetricsPortError
 from elastane.observe.figures import (
     STEP_BOUNDS,

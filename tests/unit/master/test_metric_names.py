@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[3]
 ALL = (*catalogue.METRICS, *agents.METRICS)
 LABELS = {
     "job_name", "worker", "method", "code", "reason", "phase", "stage", "state", "queue", "cause", "kind",
-    "outcome", "direction", "route", "version", "protocol", "python",
+    "outcome", "direction", "use", "capacity", "currency", "route", "version", "protocol", "python",
 }  # fmt: skip
-"""Of these `job_name` and `worker` have as many values as there are jobs and local workers, all others a
-fixed set."""
+"""Of these `job_name` and `worker` have as many values as there are jobs and local workers, `currency`
+one for each job, all others a fixed set."""
 
 
 def faults_of(name: str, kind: str, text: str, labels: tuple[str, ...]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
-from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.errors import ElastaneError, JobMissingError, MasterUnreachableError, RefusedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 CODE_FAILED = 1
 CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
+CODE_NO_JOB = 6
 
 Parameters = ParamSpec("Parameters")
 
@@ -64,9 +65,9 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return run
 
 
-def fail(error: ElastaneError, *, as_json: bool) -> NoReturn:
-    """Say what happened and what to do; exit with the code of the error's kind."""
-    code = exit_code(error)
+def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoReturn:
+    """Say what happened and what to do; exit with `code`, or that of the error's kind."""
+    code = exit_code(error) if code is None else code
     message = error.args[0] if error.args else type(error).__name__
     if as_json:
         document = {
@@ -91,6 +92,8 @@ def exit_code(error: ElastaneError) -> int:
     """The command line's code for an error."""
     if isinstance(error, MasterUnreachableError):
         return CODE_UNREACHABLE
+    if isinstance(error, JobMissingError):
+        return CODE_NO_JOB
     if isinstance(error, RefusedError):
         return CODE_REFUSED
     return CODE_FAILED

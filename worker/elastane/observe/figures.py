@@ -81,7 +81,7 @@ class AgentCounts:
 
 def figures_file(folder: Path, worker: str) -> Path:
     """Where this worker of an agent writes its figures."""
-    return folder / f"{worker}.figures.json"
+    return folder / f"{worker.replace('/', '_')}.figures.json"
 
 
 def write_figures(path: Path, figures: WorkerFigures) -> None:

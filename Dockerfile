@@ -66,7 +66,7 @@ FROM runtime AS operator
 COPY --from=operator-build /opt/elastane /opt/elastane
 USER 10001:10001
 WORKDIR /tmp
-ENTRYPOINT ["python", "-m", "elastane_operator"]
+ENTRYPOINT ["elastane-operator"]
 
 FROM runtime AS master
 COPY --from=master-build /opt/elastane /opt/elastane

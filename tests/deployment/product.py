@@ -13,7 +13,8 @@ from elastane_master.settings import MasterSettings
 #: Secrets that docs/deploy.md has the user make, with the keys that they must have.
 SECRETS = {
     "elastane-tls": {"tls.crt", "tls.key", "ca.crt"},
-    "elastane-tokens": {"tokens.toml", "metrics.token"},
+    "elastane-tokens": {"tokens.toml"},
+    "elastane-metrics": {"token"},
     "elastane-redis": {"password", "ca.crt"},
 }
 

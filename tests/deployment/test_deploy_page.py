@@ -12,7 +12,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from deployment.product import SECRETS, master_variables, worker_variables
+from deployment.kustomize import containers, render
+from deployment.product import SECRETS, master_variables, operator_variables, worker_variables
 from elastane.cli.catalogue import COMMANDS, load
 from elastane_master.cli import app as master_app
 
@@ -96,7 +97,7 @@ def test_secrets_that_it_makes_are_those_that_pods_mount() -> None:
                 if word.startswith("--from-file=")
             }
             made[words[words.index("generic") + 1]] = keys
-    for name in ("elastane-tls", "elastane-tokens", "elastane-redis"):
+    for name in ("elastane-tls", "elastane-tokens", "elastane-metrics", "elastane-redis"):
         assert made[name] <= SECRETS[name], name
     assert made["elastane-tls"] == SECRETS["elastane-tls"]
     job = yaml.safe_load((ROOT / "deploy/kubernetes/example/job.yaml").read_text())["spec"]["master"]
@@ -104,13 +105,18 @@ def test_secrets_that_it_makes_are_those_that_pods_mount() -> None:
     assert made[job["tlsSecret"]["name"]] == {"ca.crt"}
 
 
-def test_the_overlay_it_shows_is_one() -> None:
-    shown = [yaml.safe_load(block) for block in blocks("yaml")]
-    [overlay] = [block for block in shown if block["kind"] == "Kustomization"]
-    for folder in overlay["resources"]:
-        assert (ROOT / folder / "kustomization.yaml").is_file()
-    named = {image["name"] for image in overlay["images"]}
-    assert named == {"elastane-master", "elastane-operator"}
+def test_the_overlay_it_shows_is_one(tmp_path: Path) -> None:
+    [text] = [block for block in blocks("yaml") if yaml.safe_load(block)["kind"] == "Kustomization"]
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (tmp_path / "kustomization.yaml").write_text(text)
+    images = {container["image"] for resource in render(tmp_path) for container in containers(resource)}
+    assert {image for image in images if "elastane" in image} == {
+        "registry.example/elastane-master:0.1.0",
+        "registry.example/elastane-operator:0.1.0",
+    }
+    [operator] = [c for resource in render(tmp_path) for c in containers(resource) if c["name"] == "operator"]
+    given = {entry["name"]: entry["value"] for entry in operator["env"]}
+    assert given["ELASTANE_OPERATOR_MASTER_IMAGE"] in images
 
 
 @functools.cache
@@ -147,6 +153,11 @@ def test_variables_that_it_names_exist() -> None:
     sources = "\n".join(
         path.read_text() for root in ("master", "worker") for path in (ROOT / root).rglob("*.py")
     )
-    known = master_variables() | worker_variables() | {"ELASTANE_SCRIPTS", "ELASTANE_SCRIPT"}
+    known = (
+        master_variables()
+        | worker_variables()
+        | operator_variables()
+        | {"ELASTANE_SCRIPTS", "ELASTANE_SCRIPT"}
+    )
     for name in set(re.findall(r"\bELASTANE_\w+", PAGE)):
         assert name in known or f'"{name}"' in sources, name

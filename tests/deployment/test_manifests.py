@@ -94,8 +94,8 @@ def test_every_resource_is_valid(resources: list[Resource], version: str) -> Non
             kubernetes_validate.validate(resource, version, strict=True)
 
 
-def test_a_misspelt_field_is_found(resources: list[Resource]) -> None:
-    broken = resources[0]
+def test_a_misspelt_field_is_found(everything: list[Resource]) -> None:
+    [broken] = of_kind(everything, "Namespace")
     broken["metadata"]["nmae"] = "x"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, VERSIONS[0], strict=True)
@@ -200,6 +200,20 @@ def test_what_pods_mount_is_there(everything: list[Resource]) -> None:
         for volume in spec.get("volumes", ()):
             if "secret" in volume:
                 assert volume["secret"]["secretName"] in SECRETS
+
+
+def test_prometheus_finds_the_masters_and_may_ask_them(everything: list[Resource]) -> None:
+    for monitor in of_kind(everything, "ServiceMonitor"):
+        selector = monitor["spec"]["selector"]
+        services = [
+            r for r in of_kind(everything, "Service") if chosen(selector, r["metadata"].get("labels", {}))
+        ]
+        assert [service["metadata"]["name"] for service in services] == ["elastane-master"]
+        for endpoint in monitor["spec"]["endpoints"]:
+            assert endpoint["port"] in {port["name"] for port in services[0]["spec"]["ports"]}
+            for named in (endpoint["authorization"]["credentials"], endpoint["tlsConfig"]["ca"]["secret"]):
+                assert named["key"] in SECRETS[named["name"]]
+            assert endpoint["scheme"] == "https"
 
 
 def test_files_that_variables_name_are_mounted_and_in_their_secret(resources: list[Resource]) -> None:

@@ -140,5 +140,5 @@ def test_the_kubelet_and_prometheus_are_answered(master: MasterOfTheManifest, se
 
     assert get("/healthz") == get("/readyz") == 200
     assert get("/metrics") == 401
-    token = (secrets / "elastane/elastane-tokens/metrics.token").read_text().strip()
+    token = (secrets / "elastane/elastane-metrics/token").read_text().strip()
     assert get("/metrics", token) == 200

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from images.engine import Container, Engine, EngineError
+from images.engine import Container, Engine
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS_MAX = 60.0
@@ -37,13 +37,20 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def clean(engine: Engine) -> Iterator[Engine]:
-    """The engine; containers of the test are removed at its end."""
-    yield engine
-    engine.close()
+def clean() -> Iterator[Engine]:
+    """An engine for one test; its containers are removed at the end."""
+    started = Engine()
+    try:
+        yield started
+    finally:
+        started.close()
 
 
 def build(engine: Engine, target: str) -> str:
+    """The tag of the image of a target: the one that ELASTANE_TEST_<TARGET>_IMAGE names, else it is built."""
+    if named := os.environ.get(f"ELASTANE_TEST_{target.upper()}_IMAGE"):
+        print(f"\nimage {target}: {int(engine.image(named)['Size']) / 1e6:.0f} MB, as it is")
+        return named
     tag = f"localhost/elastane-test-{target}:latest"
     arguments = ["--target", target]
     if index := os.environ.get("TORCH_INDEX_URL"):
@@ -93,22 +100,22 @@ class RunningMaster:
         pytest.fail(f"the master does not serve:\n{self.container.logs()}")
 
 
-@pytest.fixture
-def start_master(clean: Engine, master_image: str) -> Callable[[], RunningMaster]:
-    def start() -> RunningMaster:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            port = taken.getsockname()[1]
-        settings = {
-            "ELASTANE_LISTEN": f"127.0.0.1:{port}",
-            "ELASTANE_MASTER": f"127.0.0.1:{port}",  # for the health check
-        }
-        arguments = [part for name, value in settings.items() for part in ("--env", f"{name}={value}")]
-        master = RunningMaster(clean.start(master_image, arguments=arguments), port)
-        try:
-            master.wait_until_serving()
-        except EngineError as error:
-            pytest.fail(f"{error}\n{master.container.logs()}")
-        return master
+def start_master(engine: Engine, image: str) -> RunningMaster:
+    """A master with a private store, serving; the engine removes it when it is closed."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    settings = {
+        "ELASTANE_LISTEN": f"127.0.0.1:{port}",
+        "ELASTANE_MASTER": f"127.0.0.1:{port}",  # for the health check
+    }
+    arguments = [part for name, value in settings.items() for part in ("--env", f"{name}={value}")]
+    master = RunningMaster(engine.start(image, arguments=arguments), port)
+    master.wait_until_serving()
+    return master
 
-    return start
+
+@pytest.fixture(scope="session")
+def master(engine: Engine, master_image: str) -> RunningMaster:
+    """One that is shared by tests that leave it as it is."""
+    return start_master(engine, master_image)

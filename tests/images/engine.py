@@ -3,8 +3,10 @@
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
     ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
+    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER and OPERATOR
 
-Each is split as a shell does. Containers share the host's network: what they serve is at loopback ports.
+Each is split as a shell does. Containers share the host's network, not its name: what they serve
+is at loopback ports.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ class Engine:
         container = Container(self, name)
         self._containers.append(container)
         self.call(
-            "run", "--detach", "--name", name, "--network", "host", "--read-only", "--tmpfs", "/tmp",
-            "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *self._run, *arguments, tag, *command,
+            "run", "--detach", "--name", name, "--hostname", name, "--network", "host", *self._run,
+            "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            *arguments, tag, *command,
         )  # fmt: skip
         return container
 

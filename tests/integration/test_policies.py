@@ -52,11 +52,11 @@ async def attend(channel: grpc.aio.Channel, name: str, **fields: object) -> Work
 async def test_a_worker_that_waits_too_long_is_sent_away_and_resume_waits_again(tmp_path: Path) -> None:
     async with serving_master(tmp_path) as (_, channel):
         jobs = job_pb2_grpc.JobServiceStub(channel)
-        await jobs.Create(create(max_wait_seconds=0.4))
+        await jobs.Create(create(max_wait_seconds=0.8))
         alone = await attend(channel, "w0")
         assert (await alone.receive()).WhichOneof("message") in ("prepare", "drain")
         job = await until(channel, job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED)
-        assert job.reason == "1 of 2 workers were there after 0.4 s: they are released"
+        assert re.fullmatch(r"1 of 2 workers were there after \d+\.\d s: they are released", job.reason)
         late = Worker(channel, "w1")
         await late.hello(ring_pb2.WORKER_ROLE_RING, signature=SIGNATURE)
         done = (await late.receive("done")).done
@@ -136,14 +136,14 @@ def test_run_ends_with_a_code_of_its_own_when_the_wait_is_over(tmp_path: Path) -
     master.start()
     run = Run(
         *("--ests", "4", "--workers", "2:4", "--local-workers", "1", "--master", master.address),
-        *("--job", "j", "--max-wait", "3", "--spot-price", "0.3", "--on-demand-price", "1"),
+        *("--job", "j", "--max-wait", "2", "--spot-price", "0.3", "--on-demand-price", "1"),
         *(str(TRAINER), "20", "0.01"),
     )
     try:
         assert run.end() == 5, run.said()
         [line] = run.of("job_max_wait_exceeded")
         # On a busy machine the worker may not have joined by then.
-        assert re.match(r"job max wait exceeded: [01] of 2 workers were there after 3\.\d s", line["message"])
+        assert re.match(r"job max wait exceeded: [01] of 2 workers were there after 2\.\d s", line["message"])
         assert "`elastane resume`" in line["message"] and run.of("killing") == []
         with MasterClient(master.address) as client:
             job = client.get_job("j")

@@ -45,6 +45,8 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 _DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
+SENT_AWAY_SECONDS = 0.5
+"""A worker that is sent away lets a file that it writes come to its end for so long."""
 
 
 class Trainer:
@@ -221,7 +223,10 @@ class Trainer:
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and everything this worker holds. Idempotent."""
-        self._saver.close()
+        # What a worker that is sent away still writes is of a checkpoint that the master has given up: waiting
+        # for it would outlast the notice of its node.
+        sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
+        self._saver.close(SENT_AWAY_SECONDS if sent_away else None)
         self._reducer.close()
         if self._trace is not None:
             self._trace.close()

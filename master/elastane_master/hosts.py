@@ -16,6 +16,7 @@ from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import OVER
 from elastane_master.host import HostOwner, JobHost
 from elastane_master.limits import Limits, require_room, require_within
+from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
@@ -34,6 +35,7 @@ class JobHosts(HostOwner):
     """The jobs being served, by name. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
+    measures: of the writes of all jobs.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class JobHosts(HostOwner):
         on_reachable: Callable[[bool], None] = lambda reachable: None,
     ) -> None:
         self.store = store
+        self.measures = StoreMeasures()
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
         self._options = options
@@ -205,6 +208,7 @@ class JobHosts(HostOwner):
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
                 return host, False
+            log.measures = self.measures
             host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
             self._hosts[name] = host
             await host.start(note=machine.creation_note())
@@ -222,6 +226,7 @@ class JobHosts(HostOwner):
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
+        log.measures = self.measures
         host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
         self._hosts[name] = host
         logger.info(

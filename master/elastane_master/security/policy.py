@@ -89,6 +89,13 @@ RULES: dict[str, Rule] = {
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Rule(_ALL),
 }
 
+HTTP_RULES: dict[str, Rule] = {
+    "/metrics": Rule(_LOOK, lists="job_name"),
+}
+"""Routes of the HTTP port that need a right. What they list is left out for jobs that a token is not for.
+
+Probes and the page that names the routes say nothing of jobs, and are open."""
+
 
 def rule_of(rpc: str) -> Rule:
     """The rule of "/package.Service/Method". Raises Rejection when there is none."""
@@ -100,6 +107,14 @@ def rule_of(rpc: str) -> Rule:
             hint="this is a fault of the master: the rpc is missing in its table of rights",
             rpc=rpc,
         )
+    return rule
+
+
+def http_rule_of(route: str) -> Rule:
+    """The rule of a route. Raises Rejection when there is none."""
+    rule = HTTP_RULES.get(route)
+    if rule is None:
+        raise Rejection("permission_denied", f"nobody may see {route}: it has no rule", rpc=route)
     return rule
 
 

@@ -41,6 +41,7 @@ from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError, JobMissingError
 from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane.hosts.remote import out_of_reach, remote_command, remote_variables
+from elastane.observe.agent_side import AgentMetrics
 from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
@@ -91,7 +92,8 @@ class AgentSettings:
     called prefix + k. notices: where spot notices are read, see `notices.detect.check_choice`; notices_url:
     of the metadata service, instead of the cloud's own; notices_poll_seconds: how often they are looked for,
     0 as the cloud advises. capacity: "spot", "on-demand", or "auto": as the metadata service says. hosts:
-    where workers run, if not on this machine alone. prices: told to the master as their times come.
+    where workers run, if not on this machine alone. prices: told to the master as their times come. metrics:
+    host and port where figures of the agent are served. http: HOST:PORT of the embedded master's HTTP port.
     """
 
     command: tuple[str, ...]
@@ -112,6 +114,8 @@ class AgentSettings:
     notices_poll_seconds: float = 0.0
     capacity: str = AUTO
     prices: PriceTable | None = None
+    metrics: tuple[str, int] | None = None
+    http: str = ""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,7 @@ class Agent:
         self._placement: Placement | None = None
         self._said_of_hosts: set[str] = set()
         self._prices: PriceFeed | None = None
+        self._metrics = AgentMetrics(settings.job, settings.metrics)
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
@@ -204,6 +209,9 @@ class Agent:
         """
         with self._signal_handlers():
             try:
+                if address := self._metrics.serve():
+                    where = f"figures at http://{address}/metrics"
+                    self._output.say(where, event="metrics_served", address=address)
                 self._open_master()
                 view = self._enter_job()
                 self._starting = False
@@ -236,6 +244,7 @@ class Agent:
             state_dir,
             host=host,
             port=int(port),
+            arguments=("--http", self._settings.http) if self._settings.http else (),
             on_exit=lambda status: self._events.put(_MasterExited(status)),
         )
         self._address = self._master.start()
@@ -427,6 +436,7 @@ class Agent:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may go soon"
             return [policies.Say(text, "warning", "spot_rebalance")]
+        self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
 
@@ -477,6 +487,7 @@ class Agent:
         )
         child.start()
         self._workers[worker] = child
+        self._metrics.counts.starts[worker] += 1
         self._output.say(
             f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
         )
@@ -489,7 +500,8 @@ class Agent:
         for name in _OF_THE_AGENT:
             environment.pop(name, None)
         if settings.hosts is None or placement is None or not placement.is_remote(worker):
-            return command, {**environment, **own, **self._notices.environment()}
+            here = self._notices.environment() | self._metrics.variables(worker)
+            return command, {**environment, **own, **here}
         variables = remote_variables(environment, own, settings.hosts.passed)
         node = [
             *(sys.executable, "-u", "-m", "elastane.agent.node", "--grace", f"{settings.grace_seconds:g}"),
@@ -526,6 +538,7 @@ class Agent:
         return variables
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
+        self._metrics.counts.exited(status.returncode, EXIT_DRAINED)
         if self._placement is not None:
             status = self._placement.status(worker, status)
             if fault := self._placement.ended(now, worker, status):
@@ -558,6 +571,7 @@ class Agent:
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
         self._master_due = None
+        self._metrics.counts.master_restarts += 1
         try:
             self._master.start()
         except MasterStartError as error:
@@ -581,6 +595,7 @@ class Agent:
             if self._code == CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
+        self._metrics.close()
         self._dispose_of_state()
 
     def _linger(self) -> None:

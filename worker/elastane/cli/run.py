@@ -25,6 +25,7 @@ from elastane.cli.run_options import (
     PassOption,
     RemoteOption,
     ScriptArgument,
+    metrics_address,
     require_script,
     run_option,
     variable,
@@ -291,6 +292,28 @@ def run(
         Literal["shell", "pod"],
         _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
     ] = "shell",
+    metrics: Annotated[
+        str,
+        _agent(
+            "--metrics",
+            "HOST:PORT",
+            "Serve figures of this agent and its workers for Prometheus at /metrics.",
+            show_default="none",
+        ),
+    ] = "",
+    metrics_insecure: Annotated[
+        bool,
+        _agent("--metrics-insecure", None, "Serve them beyond this machine: to anybody, without TLS."),
+    ] = False,
+    http: Annotated[
+        str,
+        _agent(
+            "--http",
+            "HOST:PORT",
+            "Metrics and probes of the embedded master over HTTP.",
+            show_default="none",
+        ),
+    ] = "",
     as_json: JsonOption = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
@@ -324,6 +347,8 @@ def run(
         _require_joinable(context, master=master, job=job)
     else:
         limits = worker_limits(workers) if workers is not None else (1, ests)
+    if master and http:
+        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     name = job or default_job_name(script[0], module=module)
 
     prices = Prices(
@@ -375,6 +400,8 @@ def run(
         worker_prefix=prefix,
         listen=address,
         hosts=host_settings,
+        metrics=metrics_address(metrics, insecure=metrics_insecure) if metrics else None,
+        http="" if master else http,
     )  # fmt: skip
     try:
         code = Agent(settings, Output(as_json=as_json)).run()

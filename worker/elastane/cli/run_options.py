@@ -82,3 +82,19 @@ def require_script(script: list[str], *, is_file: bool) -> None:
     """Raises BadParameter when the script, if it is to be a file here, is none."""
     if is_file and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+
+
+def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
+    """Host and port of --metrics. Raises BadParameter, also for one that others reach without `insecure`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--metrics")
+    host = host or "0.0.0.0"
+    loopback = host in ("localhost", "[::1]") or host.startswith("127.")
+    if not (loopback or insecure):
+        raise typer.BadParameter(
+            f"other machines can reach {text}, and figures are served to anybody: say --metrics-insecure if "
+            "the network itself keeps everybody else out",
+            param_hint="--metrics",
+        )
+    return host, int(port)

@@ -60,6 +60,7 @@ class WorkerEnvironment(BaseSettings):
     shared_memory: bool = Field(
         default=True, description="gradients are summed in shared memory where a machine has the whole ring"
     )
+    metrics_file: str = Field(default="", description="where figures for the agent are written each second")
     report_dir: str = Field(
         default="", description="where fingerprints of the result are written, for comparisons"
     )

@@ -335,6 +335,10 @@ def run(
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if hosts is not None and local_workers is not None:
+        raise typer.BadParameter(
+            "with --hosts the script says how many run where", param_hint="--local-workers"
+        )
     if listen and master:
         raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
     address = _listen_address(listen)
@@ -354,12 +358,13 @@ def run(
     )
 
     from elastane.agent import exit_codes as codes
-    from elastane.agent.agent import Agent, AgentSettings, HostSettings
+    from elastane.agent.agent import Agent
     from elastane.agent.budget import RestartBudget
     from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
     from elastane.agent.price_table import read_price_table
+    from elastane.agent.settings import AgentSettings, HostSettings
     from elastane.errors import ElastaneError
 
     host_settings = None

@@ -93,7 +93,7 @@ def assert_drained(run: Run) -> None:
 
 
 #: Seconds since the job was created, spot, on demand: enough of an hour's price for cents to show.
-PRICES = [(0, "360.00", "1080.00"), (2.5, "414.36", "1080.00"), (4, "200.10", "990.90"), (5.5, "", "1111.11")]
+PRICES = [(0, "360.00", "1080.00"), (2.5, "414.36", "1080.00"), (4, "200.10", "990.90"), (7, "", "1111.11")]
 
 
 def recount(events: Iterable[ring_pb2.Event], on_demand: set[str]) -> int:
@@ -117,6 +117,16 @@ def recount(events: Iterable[ring_pb2.Event], on_demand: set[str]) -> int:
     return round(spent * 1_000_000 / (3600 * 10**9))
 
 
+def follows_table(events: Iterable[ring_pb2.Event], created: int) -> None:
+    """Each change of prices is that of the row whose time had come, and was the last to come."""
+    changes = [event for event in events if event.kind == "prices_changed"]
+    assert len(changes) >= 2, "the table has rows for the time in which it trained"
+    for event in changes:
+        passed = [row for row in PRICES if row[0] * 10**9 <= event.time.ToNanoseconds() - created]
+        spot = next(row[1] for row in reversed(passed) if row[1])
+        assert f"spot {spot} USD and on demand {passed[-1][2]} USD" in event.reason
+
+
 def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> None:
     table = cloud.folder / "prices.csv"
     table.write_text("at,spot,on_demand\n" + "".join(f"{at},{spot},{full}\n" for at, spot, full in PRICES))
@@ -133,6 +143,7 @@ def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> Non
     cost = cloud.client.get_job("j").cost
     spent = recount(cloud.client.events("j"), on_demand)
     assert abs(cost.spent_micros - spent) <= 1, (cost, spent)
+    follows_table(cloud.client.events("j"), cloud.client.get_job("j").created.ToNanoseconds())
     assert cost.spent_micros > 0 and cost.saved_micros == cost.on_demand_micros - cost.spent_micros
     assert cost.replayed_seconds < 0.5 * cost.worker_seconds and not cost.unpriced_seconds
 

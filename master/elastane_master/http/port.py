@@ -59,7 +59,11 @@ class HttpPort:
             idle_seconds=self._idle_seconds,
         )
         self._server = await asyncio.get_running_loop().create_server(
-            doorkeeper, sock=listening, ssl=self._tls
+            doorkeeper,
+            sock=listening,
+            ssl=self._tls,
+            # Until then the connection is not one of the doorkeeper's.
+            ssl_handshake_timeout=self._idle_seconds if self._tls is not None else None,
         )
         bound = listening.getsockname()[1]
         self.address = f"{'127.0.0.1' if bare in _WILDCARDS else host}:{bound}"

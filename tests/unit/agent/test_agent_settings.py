@@ -15,9 +15,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.agent.agent import Agent, AgentSettings, sent_away
+from elastane.agent.agent import Agent, sent_away
 from elastane.agent.budget import RestartBudget
 from elastane.agent.output import Output
+from elastane.agent.settings import AgentSettings
 from elastane.client import RequestRefusedError
 from elastane.determinism import Level, process_environment
 from elastane_proto.v1 import job_pb2, ring_pb2
@@ -120,6 +121,7 @@ def test_workers_get_their_environment_and_the_end_of_the_job_ends_the_agent(
         "ELASTANE_MASTER_TIMEOUT_SECONDS": "30.0",
         "ELASTANE_NOTICE_SECONDS": "20.0",
         "ELASTANE_DRAIN_EXIT_CODE": "80",
+        "ELASTANE_METRICS_FILE": "",
     }
     assert of_kind(said, "job_succeeded")
 

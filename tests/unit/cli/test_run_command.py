@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elastane.agent import agent
+from elastane.agent.settings import AgentSettings
 from elastane.cli.catalogue import load
 from elastane.cli.main import build_app
 from elastane.cli.run_options import variable
@@ -30,12 +31,12 @@ def master() -> Iterator[FakeMaster]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[agent.AgentSettings]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[AgentSettings]:
     """What agents were asked for; none runs."""
-    seen: list[agent.AgentSettings] = []
+    seen: list[AgentSettings] = []
 
     class Recorder:
-        def __init__(self, settings: agent.AgentSettings, output: Any) -> None:
+        def __init__(self, settings: AgentSettings, output: Any) -> None:
             seen.append(settings)
 
         def run(self) -> int:
@@ -60,7 +61,7 @@ def test_every_option_has_a_variable_of_its_own() -> None:
     assert found["ELASTANE_ESTS"] == "--ests" and found["ELASTANE_CHECKPOINT_STEPS"] == "--checkpoint-steps"
 
 
-def test_a_container_needs_no_arguments(asked: list[agent.AgentSettings]) -> None:
+def test_a_container_needs_no_arguments(asked: list[AgentSettings]) -> None:
     given = {
         "ELASTANE_ESTS": "4", "ELASTANE_WORKERS": "1:2", "ELASTANE_JOB": "digits", "ELASTANE_SEED": "7",
         "ELASTANE_CHECKPOINT": "s3://b/c", "ELASTANE_CHECKPOINT_STEPS": "50", "ELASTANE_MASTER": "m:50051",
@@ -76,7 +77,7 @@ def test_a_container_needs_no_arguments(asked: list[agent.AgentSettings]) -> Non
     assert job.lease_min.ToSeconds() == 30, "an empty variable counts as none"
 
 
-def test_arguments_go_over_variables(asked: list[agent.AgentSettings]) -> None:
+def test_arguments_go_over_variables(asked: list[AgentSettings]) -> None:
     assert (
         run("--ests", "2", "--exit-codes", "shell", ELASTANE_ESTS="4", ELASTANE_EXIT_CODES="pod").exit_code
         == 4
@@ -84,7 +85,7 @@ def test_arguments_go_over_variables(asked: list[agent.AgentSettings]) -> None:
     assert asked[0].settings is not None and asked[0].settings.ests == 2
 
 
-def test_without_ests_the_job_of_that_name_is_joined(asked: list[agent.AgentSettings]) -> None:
+def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings]) -> None:
     result = run(ELASTANE_MASTER="m:1", ELASTANE_JOB="j", ELASTANE_SEED="3")
     assert result.exit_code == 4
     assert asked[0].settings is None and asked[0].local_workers == 1
@@ -101,7 +102,7 @@ def test_without_ests_the_job_of_that_name_is_joined(asked: list[agent.AgentSett
     ],
 )
 def test_joining_says_what_it_lacks_or_would_not_heed(
-    asked: list[agent.AgentSettings], arguments: list[str], names: str
+    asked: list[AgentSettings], arguments: list[str], names: str
 ) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and f"Invalid value for {names}" in result.output

@@ -10,112 +10,53 @@ for something else does so in a thread of its own and puts what it learned into 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
 from elastane.agent.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE, EXIT_DRAINED
+from elastane.agent.joining import wait_for_job
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
-from elastane.agent.notices.detect import AUTO, NONE
 from elastane.agent.notices.node import NodeNotices
 from elastane.agent.notices.notice import Notice
 from elastane.agent.output import Output
 from elastane.agent.placement import Placement
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
-from elastane.agent.price_table import PriceFeed, PriceRow, PriceTable
+from elastane.agent.price_table import PriceFeed, PriceRow
 from elastane.agent.process import ChildProcess, ExitStatus
-from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
-from elastane.credentials import worker_environment
-from elastane.determinism import level_from_proto, process_environment
-from elastane.errors import ElastaneError, JobMissingError
-from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
-from elastane.hosts.remote import out_of_reach, remote_command, remote_variables
+from elastane.agent.settings import AgentSettings
+from elastane.agent.worker_command import local_start, remote_start, worker_variables
+from elastane.client import ClientClosedError, MasterClient
+from elastane.errors import ElastaneError
+from elastane.hosts.discovery import Discovery
+from elastane.hosts.remote import out_of_reach
 from elastane.observe.agent_side import AgentMetrics
 from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
-LOOPBACK = "127.0.0.1:0"
 #: How long the reason of a worker's leave is asked for.
 _ASK_SECONDS = 2.0
 #: The embedded master stays this much longer than the job, so that who watches sees the end.
 _LINGER_SECONDS = 0.7
 #: A master that stays away is spoken of so often.
 _SAY_WAITING_SECONDS = 5.0
-#: Between two looks for a job that is to be joined.
-_JOB_LOOK_SECONDS = 0.5
-#: Options of ours by their variables that mean nothing to a worker, or something else.
-_OF_THE_AGENT = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
 _RESUMABLE = (
     job_pb2.JOB_PHASE_SUSPENDED,
     job_pb2.JOB_PHASE_FAILED,
     job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 )
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class HostSettings:
-    """Hosts that come and go.
-
-    script: prints them, run every `interval_seconds` for `timeout_seconds` at most. template: how a command
-    is run on another host. passed: names of this process's variables that workers elsewhere get too.
-    """
-
-    script: Path
-    template: str
-    interval_seconds: float = 5.0
-    timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS
-    passed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What `elastane run` was asked for.
-
-    command: script and arguments, or "-m", module and arguments. settings: of the job to create; None: it
-    is joined as the master has it, once it is there, within `job_timeout_seconds`. local_workers: most
-    workers on this machine. master: "host:port"; empty: an embedded one, with its state in `state_dir`
-    (empty: a temporary folder), at `listen` ("host:port"; port 0: a free one). worker_prefix: worker k is
-    called prefix + k. notices: where spot notices are read, see `notices.detect.check_choice`; notices_url:
-    of the metadata service, instead of the cloud's own; notices_poll_seconds: how often they are looked for,
-    0 as the cloud advises. capacity: "spot", "on-demand", or "auto": as the metadata service says. hosts:
-    where workers run, if not on this machine alone. prices: told to the master as their times come. metrics:
-    host and port where figures of the agent are served. http: HOST:PORT of the embedded master's HTTP port.
-    """
-
-    command: tuple[str, ...]
-    job: str
-    settings: job_pb2.JobSettings | None
-    local_workers: int
-    master: str = ""
-    job_timeout_seconds: float = 600.0
-    state_dir: Path | None = None
-    master_timeout_seconds: float = 600.0
-    grace_seconds: float = 30.0
-    budget: RestartBudget = field(default_factory=RestartBudget)
-    worker_prefix: str = "w"
-    listen: str = LOOPBACK
-    hosts: HostSettings | None = None
-    notices: str = NONE
-    notices_url: str = ""
-    notices_poll_seconds: float = 0.0
-    capacity: str = AUTO
-    prices: PriceTable | None = None
-    metrics: tuple[str, int] | None = None
-    http: str = ""
 
 
 @dataclass(frozen=True)
@@ -260,7 +201,10 @@ class Agent:
         timeout = settings.master_timeout_seconds
         with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
             if settings.settings is None:
-                job, created = self._wait_for_job(client), False
+                job, created = (
+                    wait_for_job(client, settings.job, settings.job_timeout_seconds, self._output),
+                    False,
+                )
             else:
                 job, created = client.create_job(settings.job, settings.settings)
             if not created and self._master is not None and job.phase in _RESUMABLE:
@@ -279,30 +223,6 @@ class Agent:
             job=job.name,
         )
         return view
-
-    def _wait_for_job(self, client: MasterClient) -> job_pb2.Job:
-        """The job that somebody else creates. Raises JobMissingError."""
-        name, seconds = self._settings.job, self._settings.job_timeout_seconds
-        deadline = time.monotonic() + seconds
-        said = False
-        while True:
-            try:
-                return client.get_job(name)
-            except RequestRefusedError as error:
-                # A master has no news of jobs that are not there, so it is asked again.
-                if error.reason != "not_found":
-                    raise
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise JobMissingError(
-                    f"the master at {self._address} had no job {name!r} within {seconds:g} s",
-                    hint="create it first, or say --ests N to create it here; --job-timeout waits longer",
-                    job=name,
-                )
-            if not said:
-                self._output.say(f"waiting for job {name} to be created", event="waiting_for_job", job=name)
-                said = True
-            time.sleep(min(_JOB_LOOK_SECONDS, left))
 
     def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
         """Prices of a job that is there stay as they are: says so where others were asked for."""
@@ -494,48 +414,12 @@ class Agent:
 
     def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
         """Command and environment of a worker's process here; it may be a remote shell's."""
-        settings, placement = self._settings, self._placement
-        command = [sys.executable, "-u", *settings.command]
-        environment, own = worker_environment(os.environ), self._worker_variables(worker)
-        for name in _OF_THE_AGENT:
-            environment.pop(name, None)
-        if settings.hosts is None or placement is None or not placement.is_remote(worker):
-            here = self._notices.environment() | self._metrics.variables(worker)
-            return command, {**environment, **own, **here}
-        variables = remote_variables(environment, own, settings.hosts.passed)
-        node = [
-            *(sys.executable, "-u", "-m", "elastane.agent.node", "--grace", f"{settings.grace_seconds:g}"),
-            *("--spot", settings.notices, "--spot-url", settings.notices_url),
-            *("--spot-poll", f"{settings.notices_poll_seconds:g}", "--capacity", settings.capacity, "--"),
-            *command,
-        ]
-        host = placement.slot(worker).host
-        return remote_command(settings.hosts.template, host, node, variables, str(Path.cwd())), dict(
-            os.environ
+        own = worker_variables(self._settings, self._job, self._address, worker)
+        if self._placement is not None and self._placement.is_remote(worker):
+            return remote_start(self._settings, self._placement.slot(worker).host, own)
+        return local_start(
+            self._settings, own | self._notices.environment() | self._metrics.variables(worker)
         )
-
-    def _worker_variables(self, worker: str) -> dict[str, str]:
-        """What a worker is told, wherever it runs."""
-        settings = self._job.settings
-        variables = {
-            "PYTHONUNBUFFERED": "1",
-            # A peer's death is a normal event here; torch would print a C++ backtrace for it.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # Unlike values in the agent's own shell give way: they belong to the job.
-            **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
-            "ELASTANE_MODE": "elastic",
-            "ELASTANE_MASTER": self._address,
-            "ELASTANE_JOB": self._settings.job,
-            "ELASTANE_WORKER_ID": worker,
-            "ELASTANE_ESTS": str(settings.ests),
-            "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
-            "ELASTANE_MASTER_TIMEOUT_SECONDS": str(self._settings.master_timeout_seconds),
-            "ELASTANE_NOTICE_SECONDS": str(self._settings.grace_seconds),
-            "ELASTANE_DRAIN_EXIT_CODE": str(EXIT_DRAINED),
-        }
-        if settings.HasField("seed"):
-            variables["ELASTANE_SEED"] = str(settings.seed)
-        return variables
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
         self._metrics.counts.exited(status.returncode, EXIT_DRAINED)

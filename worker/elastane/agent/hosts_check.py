@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from elastane.agent.agent import HostSettings
+from elastane.agent.settings import HostSettings
 from elastane.credentials import worker_environment
 from elastane.hosts.discovery import ask_hosts
 from elastane.hosts.remote import check_template, is_local, require_no_secret, require_reach

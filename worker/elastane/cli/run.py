@@ -358,12 +358,13 @@ def run(
     )
 
     from elastane.agent import exit_codes as codes
-    from elastane.agent.agent import Agent, AgentSettings, HostSettings
+    from elastane.agent.agent import Agent
     from elastane.agent.budget import RestartBudget
     from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
     from elastane.agent.price_table import read_price_table
+    from elastane.agent.settings import AgentSettings, HostSettings
     from elastane.errors import ElastaneError
 
     host_settings = None

@@ -127,7 +127,8 @@ def read_status(body: Mapping[str, Any]) -> Status:
 
 def write_status(status: Status) -> dict[str, Any]:
     """As plain values; times to the second, as Kubernetes has them."""
-    plain: dict[str, Any] = msgspec.to_builtins(status)
+    # By way of JSON, so that it is equal to what the API server gives back: lists, and times in words.
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(status))
     # The scale subresource and the printer columns want these even where they are nothing.
     plain |= {"phase": status.phase, "replicas": status.replicas, "restarts": status.restarts}
     plain |= {"preemptions": status.preemptions, "workers": msgspec.to_builtins(status.workers)}

@@ -203,7 +203,8 @@ def _admit(store: ClusterStore, item: Object) -> None:
     """Raises Refusal (403) for a pod of a priority that there is not."""
     priority = item["spec"].get("priorityClassName") if item["kind"] == "Pod" else None
     if priority and ("scheduling.k8s.io", "priorityclasses", "", priority) not in store.objects:
-        said = f"pods {item['metadata'].get('name')!r} is forbidden: no PriorityClass with name {priority} was found"
+        name = item["metadata"].get("name")
+        said = f"pods {name!r} is forbidden: no PriorityClass with name {priority} was found"
         raise Refusal(403, "Forbidden", said)
 
 

@@ -139,4 +139,4 @@ async def test_a_fixed_job_waits_for_all_its_workers(scene: Scene) -> None:
     scene.kubelet.capacity = 2
     await scene.mirror.changed()
     await scene.wait_ready(2)
-    await scene.wait(lambda: scene.status["step"] > stopped, "steps again")
+    await scene.wait(lambda: scene.status.get("step", 0) > stopped, "steps again")

@@ -62,7 +62,7 @@ async def test_a_job_gets_its_pods_and_its_status(scene: Scene, priority: str) -
     at_master = await scene.at_master()
     assert (at_master.settings.ests, at_master.settings.seed) == (4, 7)
     assert (at_master.settings.workers_min, at_master.settings.workers_max) == (1, 2)
-    created = await scene.wait(lambda: [e for e in scene.events() if "worker-1" in e["message"]], "its event")
+    created = await scene.wait(lambda: [e for e in scene.events() if "worker 1" in e["message"]], "its event")
     assert created[0]["type"] == "Normal"
     assert len(created[0]["message"].split()) > 2, "an event says why, in words"
 

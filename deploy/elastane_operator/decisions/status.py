@@ -63,12 +63,14 @@ class CostStatus(_Part, frozen=True, omit_defaults=False):
 
 
 class Ended(_Part, frozen=True):
-    """A pod whose end has been counted. replace_after: when another may take its index."""
+    """A pod whose end has been counted. replace_after: when another may take its index. gone_time: when it
+    was not there any more; it stays in the book for a while, for news of it that comes late."""
 
     uid: str
     index: int
     outcome: Outcome
     replace_after: datetime | None = None
+    gone_time: datetime | None = None
 
 
 class Status(_Part, frozen=True):

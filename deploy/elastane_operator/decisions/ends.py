@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-import msgspec
-
 from elastane_operator.decisions.pods import End, PodView, judge
 from elastane_operator.decisions.status import Ended
 from elastane_operator.decisions.turn import Turn
@@ -19,9 +17,6 @@ LEFT_SECONDS = 10.0
 
 BACKOFF_SECONDS_MAX = 300.0
 
-BOOK_SECONDS = 60.0
-"""A pod that is gone stays in the book for so long: news of it may come late, or to another operator."""
-
 
 def count_ends(turn: Turn, *, leaving: bool) -> End | None:
     """Enters new ends into the book; the one that makes the job fail, if there is one.
@@ -30,18 +25,10 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
     """
     fatal: End | None = None
     _forget_gone(turn)
-    there = {pod.uid for pod in turn.pods}
-    vanished = [
-        pod
-        for pod in turn.observed.vanished
-        if pod.owner_uid == turn.identity.uid and pod.index >= 0 and pod.uid not in there
-    ]
-    for pod in (*turn.pods, *vanished):
+    for pod in turn.pods:
         if pod.uid in turn.ended:
             continue
         end = judge(pod, turn.spec.exit_codes)
-        if end is None and pod.uid not in there:
-            end = End("preempted", f"{pod.name} is gone: deleted by force, or with its node")
         if end is None:
             continue
         if leaving and end.outcome != "permanent":
@@ -106,15 +93,10 @@ def _count(turn: Turn, pod: PodView, end: End) -> End | None:
 
 def _forget_gone(turn: Turn) -> None:
     there = {pod.uid for pod in turn.pods}
-    kept = []
-    for each in turn.status.ended:
-        if each.uid in there:
-            kept.append(each)
-        elif each.gone_time is None:
-            kept.append(msgspec.structs.replace(each, gone_time=turn.now))
-        else:
-            is_waited_for = each.replace_after is not None and each.replace_after > turn.now
-            if is_waited_for or turn.now < each.gone_time + timedelta(seconds=BOOK_SECONDS):
-                kept.append(each)
-    if tuple(kept) != turn.status.ended:
-        turn.set(ended=tuple(kept))
+    kept = tuple(
+        each
+        for each in turn.status.ended
+        if each.uid in there or (each.replace_after is not None and each.replace_after > turn.now)
+    )
+    if kept != turn.status.ended:
+        turn.set(ended=kept)

@@ -76,14 +76,9 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """All that a decision is made of, beside spec and status.
-
-    vanished: pods that were seen to go, and may not have been counted; shown until a status is written.
-    trouble: what could not be done last.
-    """
+    """All that a decision is made of, beside spec and status. trouble: what could not be done last."""
 
     pods: tuple[PodView, ...] = ()
-    vanished: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")
     objects: Objects = Objects()
     master_address: str = ""

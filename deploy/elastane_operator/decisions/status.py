@@ -63,14 +63,12 @@ class CostStatus(_Part, frozen=True, omit_defaults=False):
 
 
 class Ended(_Part, frozen=True):
-    """A pod whose end has been counted. replace_after: when another may take its index. gone_time: when it
-    was not there any more; it stays in the book for a while, for news of it that comes late."""
+    """A pod whose end has been counted. replace_after: when another may take its index."""
 
     uid: str
     index: int
     outcome: Outcome
     replace_after: datetime | None = None
-    gone_time: datetime | None = None
 
 
 class Status(_Part, frozen=True):

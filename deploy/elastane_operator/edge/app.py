@@ -141,11 +141,7 @@ def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry
     @kopf.on.event("v1", "pods", labels={LABEL_JOB: kopf.PRESENT}, registry=registry)
     async def pod_event(event: Mapping[str, Any], **_: Any) -> None:
         metadata = event["object"]["metadata"]
-        key = (metadata["namespace"], metadata["labels"][LABEL_JOB])
-        if event.get("type") == "DELETED":
-            controller.pod_gone(*key, event["object"])
-        else:
-            controller.wake(*key)
+        controller.wake(metadata["namespace"], metadata["labels"][LABEL_JOB])
 
     return registry
 

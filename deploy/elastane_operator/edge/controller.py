@@ -72,9 +72,6 @@ class _Desk:
         self.refused: tuple[str, str, float, int] | None = None  # what, words, until, generation
         self.failures = 0
         self.told = ""
-        self.vanished: list[
-            Mapping[str, Any]
-        ] = []  # pods that went, until a status is written that knows them
 
 
 class Controller:
@@ -96,11 +93,6 @@ class Controller:
             desk = self._desks[key] = _Desk()
             desk.task = asyncio.create_task(self._serve(key, desk), name=f"{namespace}/{name}")
         desk.wake.set()
-
-    def pod_gone(self, namespace: str, name: str, body: Mapping[str, Any]) -> None:
-        """A pod of a job is not there any more; body: as it was last."""
-        self.wake(namespace, name)
-        self._desks[namespace, name].vanished.append(body)
 
     async def close(self) -> None:
         """No job is looked at any more."""
@@ -158,27 +150,16 @@ class Controller:
             spec = read_spec(body)
         except InvalidSpecError as error:
             decision = refuse(identity, status, error.problems, now)
-            version = await self._write_status(identity, body, decision)
-            await self._carry_out(identity, None, None, version, decision, desk)
+            await self._carry_out(identity, None, None, body, decision, desk)
             return None
         # Pods first: the master's word on why they ended is to be as new as their ends.
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
         address = master_address(identity, spec, self._defaults)
-        vanished = list(desk.vanished)
-        observed = Observed(
-            pods=pods,
-            vanished=tuple(read_pod(body, worker_container(spec)) for body in vanished),
-            master=view,
-            objects=objects,
-            master_address=address,
-            trouble=desk.told,
-        )
+        observed = Observed(pods, view, objects, master_address=address, trouble=desk.told)
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
-        version = await self._write_status(identity, body, decision)
-        del desk.vanished[: len(vanished)]
-        return await self._carry_out(identity, spec, access, version, decision, desk)
+        return await self._carry_out(identity, spec, access, body, decision, desk)
 
     async def _pods(self, identity: Identity, spec: JobSpec) -> tuple[PodView, ...]:
         container = worker_container(spec)
@@ -242,11 +223,12 @@ class Controller:
         identity: Identity,
         spec: JobSpec | None,
         access: Access | None,
-        version: str,
+        body: Mapping[str, Any],
         decision: Decision,
         desk: _Desk,
     ) -> float | None:
-        """The actions in order, after the status; the first that fails ends it. Raises KubeError."""
+        """The status, then the actions in order; the first that fails ends it. Raises KubeError."""
+        version = await self._write_status(identity, body, decision)
         now = datetime.now(UTC)
         for note in decision.notes:
             _log.info("decided", job=identity.full_name, reason=note.reason, message=note.message)

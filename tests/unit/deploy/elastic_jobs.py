@@ -74,7 +74,6 @@ class Cluster:
         self.finalizers: tuple[str, ...] = ()
         self.status: dict[str, Any] = {}
         self.pods: dict[str, PodView] = {}
-        self.vanished: list[PodView] = []
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.job: JobAtMaster | None = None
         self.reachable = True
@@ -94,7 +93,6 @@ class Cluster:
         names = {(body["kind"], body["metadata"]["name"]): body for body in wanted}
         return Observed(
             pods=tuple(self.pods.values()),
-            vanished=tuple(self.vanished),
             master=MasterView(True, self.job) if self.reachable else MasterView(False, error="no answer"),
             objects=Objects(
                 present=tuple(key for key in names if key in self.objects),

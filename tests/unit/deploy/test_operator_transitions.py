@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 
 from elastane_operator.decisions.reconcile import refuse
@@ -154,26 +153,6 @@ def test_a_preempted_pod_is_made_again_at_once_and_a_failed_one_after_its_backof
     cluster.wait(10)
     cluster.settle()
     assert cluster.indexes() == [0, 1, 2] and "does not count" in cluster.said("Preempted")[0]
-
-
-@pytest.mark.parametrize("is_deleted", [True, False])
-def test_a_pod_that_went_between_two_looks_is_counted_once_however_late_the_news(is_deleted: bool) -> None:
-    cluster = running()
-    cluster.wait(60)
-    gone = cluster.pods.pop("digits-worker-1")
-    cluster.vanished = [msgspec.structs.replace(gone, deleted=cluster.now) if is_deleted else gone]
-    for _ in range(3):  # the news may be told again: to another operator, or before the status was written
-        status = cluster.settle()
-    assert status.preemptions == 1 and cluster.indexes() == [0, 1, 2]
-    cluster.set_spec(workers=Workers(1))
-    ours = [cluster.pods["digits-worker-2"]]
-    cluster.settle()
-    cluster.wait(30)
-    cluster.vanished = ours
-    assert cluster.settle().preemptions == 1, "a pod that was scaled in was counted"
-    cluster.vanished = []
-    cluster.wait(61)
-    assert cluster.settle().ended == ()
 
 
 def test_backoff_doubles_and_the_budget_ends_the_job() -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from elastane_operator.decisions.pods import End, PodView, judge
-from elastane_operator.decisions.status import Ended
+from elastane_operator.decisions.pods import End, PodView, judge, pod_name
+from elastane_operator.decisions.status import Ended, Known
 from elastane_operator.decisions.turn import Turn
 
 LEFT_SECONDS = 10.0
@@ -24,6 +24,8 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
     leaving: pods are sent away, so that their ends are no failures.
     """
     fatal: End | None = None
+    if not leaving:
+        _count_vanished(turn)
     _forget_gone(turn)
     for pod in turn.pods:
         if pod.uid in turn.ended:
@@ -35,6 +37,8 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
             turn.set(ended=(*turn.status.ended, Ended(pod.uid, pod.index, "released")))
             continue
         fatal = _count(turn, pod, end) or fatal
+    known = (Known(pod.uid, pod.index) for pod in turn.pods if pod.uid not in turn.ended)
+    turn.set(pods=tuple(known))
     return fatal
 
 
@@ -89,6 +93,19 @@ def _count(turn: Turn, pod: PodView, end: End) -> End | None:
             pass
     turn.set(ended=(*turn.status.ended, Ended(pod.uid, pod.index, end.outcome, replace_after)))
     return fatal
+
+
+def _count_vanished(turn: Turn) -> None:
+    """Pods that went between two looks: their node did, or they were deleted while nobody looked."""
+    there = {pod.uid for pod in turn.pods} | turn.ended.keys()
+    for known in turn.status.pods:
+        if known.uid not in there:
+            name = pod_name(turn.identity.name, known.index)
+            turn.set(preemptions=turn.status.preemptions + 1)
+            said = (
+                f"{name} is gone: deleted by somebody else, or with its node; it does not count as a restart"
+            )
+            turn.note("Warning", "Preempted", said)
 
 
 def _forget_gone(turn: Turn) -> None:

@@ -38,6 +38,7 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
     phase: MasterPhase
     reason: str = ""
     ests: int = 1
+    seed: int | None = None
     workers_min: int = 1
     workers_max: int = 1
     generation: int = 0

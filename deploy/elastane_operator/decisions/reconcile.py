@@ -139,11 +139,15 @@ def _without_job(turn: Turn) -> None:
 
 def _with_job(turn: Turn, job: JobAtMaster) -> None:
     workers = turn.spec.workers
-    if job.ests != turn.spec.ests:
-        turn.set(
-            reason=f"ests is {job.ests} at the master and {turn.spec.ests} in the spec; it cannot be changed"
-        )
-        turn.fault = ("EstsChanged", turn.status.reason)
+    fixed = (("ests", job.ests, turn.spec.ests), ("seed", job.seed, turn.spec.seed))
+    changed = [
+        f"{name} is {there} at the master and {wanted} in the spec; it cannot be changed"
+        for name, there, wanted in fixed
+        if there != wanted
+    ]
+    if changed:
+        turn.set(reason="; ".join(changed))
+        turn.fault = ("FixedFieldChanged", turn.status.reason)
         turn.look_in(30.0)
         return
     turn.enter("Running" if job.phase == "running" else "Waiting", job.reason)

@@ -59,7 +59,7 @@ def _cost(cost: CostView) -> CostStatus | None:
         spent=money(cost.spent_micros),
         on_demand=money(cost.on_demand_micros),
         saved=money(cost.saved_micros),
-        savings_percent="" if cost.savings is None else f"{100 * cost.savings:.1f}%",
+        savings_percent="" if cost.savings is None else f"{100 * cost.savings:.1f}",
     )
 
 

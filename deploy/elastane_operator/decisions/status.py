@@ -71,6 +71,13 @@ class Ended(_Part, frozen=True):
     replace_after: datetime | None = None
 
 
+class Known(_Part, frozen=True):
+    """A pod that was there at the last look, and whose end has not been counted."""
+
+    uid: str
+    index: int
+
+
 class Status(_Part, frozen=True):
     phase: Phase = "Pending"
     reason: str = ""
@@ -93,6 +100,7 @@ class Status(_Part, frozen=True):
     preemptions: int = 0
     last_reasons: tuple[str, ...] = ()
     ended: tuple[Ended, ...] = ()
+    pods: tuple[Known, ...] = ()
     started: bool = False
     settled: bool = False
     prices: str = ""

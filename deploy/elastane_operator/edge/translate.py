@@ -37,6 +37,7 @@ def job_view(job: job_pb2.Job, samples_per_second: float = 0.0) -> JobAtMaster:
         phase=_PHASES.get(job.phase, "waiting"),
         reason=job.reason,
         ests=job.settings.ests,
+        seed=job.settings.seed if job.settings.HasField("seed") else None,
         workers_min=job.settings.workers_min,
         workers_max=job.settings.workers_max,
         generation=job.generation,

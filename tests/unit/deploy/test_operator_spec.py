@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,7 +25,7 @@ from elastane_operator.decisions.spec import (
     read_spec,
 )
 from elastane_operator.edge.patches import merge_patch
-from unit.deploy.elastic_jobs import identity, job_body, spec_of
+from unit.deploy.elastic_jobs import Cluster, identity, job_body, spec_of
 
 CRD = yaml.safe_load(
     (Path(__file__).resolve().parents[3] / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml").read_text()
@@ -128,6 +129,10 @@ def test_a_status_survives_being_written_and_read() -> None:
     written = statuses.write_status(status)
     jsonschema.validate(written, STATUS)
     assert statuses.read_status({"status": written}) == status
+    cluster = Cluster()
+    cluster.settle()
+    assert cluster.status["conditions"] and json.loads(json.dumps(cluster.status)) == cluster.status
+    jsonschema.validate(cluster.status, STATUS)
     spoiled = {**written, "workers": "three", "startTime": 5}
     assert statuses.read_status({"status": spoiled}).restarts == 3
 

@@ -10,13 +10,13 @@ import json
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 from test_agent import Run
-from test_matrix import Config, reference
+from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run is forked from torch
 
 from elastane.client import MasterClient
 from elastane.demo.compare import PARTS, leader_report
@@ -24,6 +24,8 @@ from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
+#: Trains nothing, for what is not about bits.
+FAKE = (str(Path(__file__).parent / "scripts" / "fake_trainer.py"), "100000", "0.01")
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
 
 
@@ -66,7 +68,7 @@ def hosts(tmp_path: Path) -> Hosts:
 def start(tmp_path: Path, hosts: Hosts) -> Iterator[Callable[..., Run]]:
     runs: list[Run] = []
 
-    def run(*options: str) -> Run:
+    def run(*options: str, script: Sequence[str] = CONFIG.arguments) -> Run:
         begun = Run(
             *("--ests", "4", "--job", "j", "--hosts", str(hosts.script), "--hosts-interval", "0.1"),
             *(
@@ -80,7 +82,7 @@ def start(tmp_path: Path, hosts: Hosts) -> Iterator[Callable[..., Run]]:
                 "300",
                 *options,
             ),
-            *CONFIG.arguments,
+            *script,
             environment={
                 "ELASTANE_REPORT_DIR": str(tmp_path / "reports"),
                 **Rehearsal(gates=str(tmp_path / "gates")).environment(),
@@ -194,48 +196,38 @@ def node_of(run: Run, worker: str) -> psutil.Process:
     return found
 
 
-def test_a_worker_dies_and_a_host_is_cut_off(
-    start: Callable[..., Run], hosts: Hosts, gates: Callable[[int, int], Gate], tmp_path: Path
-) -> None:
-    first, second = gates(1, 8), gates(9, 20)
+def test_a_worker_dies_and_a_host_is_cut_off(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "127.0.0.3", "127.0.0.4")
     hosts.unreachable("127.0.0.4")
-    job = Watched(run := start("--workers", "1:2", "--max-restarts", "1"))
+    job = Watched(run := start("--workers", "1:2", "--max-restarts", "1", script=FAKE))
     job.until_there("127.0.0.2-0", "127.0.0.3-0")
     (worker,) = node_of(run, "127.0.0.3-0").children()
     worker.send_signal(signal.SIGKILL)
     assert "SIGKILL" in run.until("worker_died", worker="127.0.0.3-0")["message"]
     run.until("worker_started", worker="127.0.0.3-0")
     job.until_there("127.0.0.2-0", "127.0.0.3-0")
-    first.open()
     # A host that is in use is cut off, and the one whose turn it is then is out of reach as well.
-    job.until(lambda found: len(found.workers) == 2 and found.step >= 8)
     hosts.unreachable("127.0.0.2", "127.0.0.4")
     node = node_of(run, "127.0.0.2-0")
     for process in (*node.children(), node):
         process.send_signal(signal.SIGKILL)
-    job.until(lambda found: {one.worker_id for one in found.workers} == {"127.0.0.3-0"})
+    run.until("host_unreachable", worker="127.0.0.2-0")
+    run.until("host_unreachable", worker="127.0.0.4-0")
+    step = job.client.get_job("j").step
+    job.until(lambda found: found.step > step + 3)
+    job.client.cancel_job("j")
     job.client.close()
-    second.open()
-    assert_same_bits(run, tmp_path / "reports")
-    unreachable = {line["worker"] for line in run.of("host_unreachable")}
-    assert unreachable == {"127.0.0.2-0", "127.0.0.4-0"}, run.said()
+    assert run.end() == 0, run.said()
     assert len(run.of("worker_died")) == 1, "hosts cost nothing of the restart budget"
 
 
-def test_nothing_is_left_behind(
-    start: Callable[..., Run], hosts: Hosts, gates: Callable[[int, int], Gate]
-) -> None:
-    gate = gates(3, 4)
+def test_nothing_is_left_behind(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "localhost")
-    job = Watched(run := start("--workers", "1:2"))
+    job = Watched(run := start("--workers", "1:2", "--listen", "127.0.0.1", script=FAKE))
     job.until_there("127.0.0.2-0", "localhost-0")
+    job.client.close()
     processes = run.descendants()
     run.signal(signal.SIGTERM)
-    run.until("stopping")
-    job.until_leaving("127.0.0.2-0", "localhost-0")
-    job.client.close()
-    gate.open()
     assert run.end() == 143, run.said()
     assert psutil.wait_procs(processes, timeout=20)[1] == []
     assert not run.of("killing") and not run.of("worker_died"), run.said()
@@ -250,5 +242,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert far.lines == [] and not (tmp_path / "reports").exists()
     assert start("--listen", "0.0.0.0").end() == 2
     assert start("--listen", "h:1", "--master", "m:1").end() == 2
+    assert start("--local-workers", "2").end() == 2
     hosts.fail()
     assert start().end() == 1

@@ -138,7 +138,6 @@ def _save_and_let_go(turn: Turn) -> None:
 
 
 def _cancel_and_let_go(turn: Turn) -> None:
-    _release_all(turn)
     job, name = turn.job, turn.status.job_name
     if turn.observed.master.reachable and (job is None or job.over):
         _let_go(turn)
@@ -150,6 +149,7 @@ def _cancel_and_let_go(turn: Turn) -> None:
         _let_go(turn)
     elif job is not None:
         turn.ask("Cancel", "the ElasticJob is being deleted and checkpoint.onDelete is Skip")
+    _release_all(turn)
 
 
 def _let_go(turn: Turn) -> None:

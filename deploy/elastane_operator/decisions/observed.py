@@ -76,8 +76,10 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """All that a decision is made of, beside spec and status."""
+    """All that a decision is made of, beside spec and status. trouble: what could not be done last."""
 
     pods: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")
     objects: Objects = Objects()
+    master_address: str = ""
+    trouble: str = ""

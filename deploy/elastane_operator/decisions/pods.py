@@ -1,7 +1,7 @@
 """The pods of a job as they are: which index, alive or ended, and what an end means.
 
 what is seen                                                   outcome
-exit 0                                                         left       made again while the job wants it
+exit 0; 204 or 206, which is no master                         left       made again while the job wants it
 deleted by somebody else, evicted, node gone or shut down      preempted  not in the budget
 exit 137 or 143, unless memory ran out                         preempted
 another exit code that is retryable; memory ran out            retryable  in the budget
@@ -26,6 +26,9 @@ Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 
 #: Codes of SIGKILL and SIGTERM: whoever takes a node away sends these.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
+#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no
+#: fault of the job, so they are not in its budget.
+_NO_MASTER = {204: "no master answered", 206: "the master did not have the job"}
 #: `status.reason` of pods that were taken away, or that a node could not take in the first place.
 _TAKEN = frozenset(
     {
@@ -150,6 +153,8 @@ def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
         return End("preempted", f"{pod.name} ended without its container: {why}")
     if code == 0:
         return End("left", f"{pod.name} left in good order (exit code 0)")
+    if code in _NO_MASTER:
+        return End("left", f"{pod.name} gave up: {_NO_MASTER[code]} (exit code {code})")
     said = f": {pod.exit_message}" if pod.exit_message else ""
     if is_retryable(codes, code):
         return End("retryable", f"{pod.name} failed with exit code {code}, which is retryable{said}")

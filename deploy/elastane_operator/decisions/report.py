@@ -18,6 +18,7 @@ def report(turn: Turn) -> None:
         # An autoscaler averages over these: the pod of a master of the job's own is none of them.
         selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
         job_name=job_name(turn.identity, turn.spec),
+        master_address=turn.observed.master_address,
     )
     if turn.job is not None:
         _progress(turn, turn.job)
@@ -93,9 +94,11 @@ def _conditions(turn: Turn) -> None:
             turn.condition("MasterReachable", False, "NoAnswer", master.error)
     turn.condition("Running", status.phase == "Running", status.phase, status.reason)
     enough = workers.desired > 0 and workers.ready >= workers.desired
-    turn.condition(
-        "WorkersReady", enough, "AllReady" if enough else "NotAllReady", f"{workers.summary} are ready"
-    )
+    said, trouble = f"{workers.summary} are ready", turn.observed.trouble
+    if trouble and not enough:
+        turn.condition("WorkersReady", False, "ActionFailed", f"{said}; {trouble}")
+    else:
+        turn.condition("WorkersReady", enough, "AllReady" if enough else "NotAllReady", said)
     turn.condition("Suspended", status.phase == "Suspended", status.phase, status.reason)
     turn.condition("Complete", status.phase == "Succeeded", status.phase, status.reason)
     failed = status.phase in ("Failed", "Cancelled", "MaxWaitTimeExceeded")

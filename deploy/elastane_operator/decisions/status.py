@@ -126,8 +126,8 @@ def read_status(body: Mapping[str, Any]) -> Status:
 
 
 def write_status(status: Status) -> dict[str, Any]:
-    """As plain values; times to the second, as Kubernetes has them."""
-    plain: dict[str, Any] = msgspec.to_builtins(status)
+    """As an API server gives it back: a list is no tuple, or each look would find a difference to write."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(status))
     # The scale subresource and the printer columns want these even where they are nothing.
     plain |= {"phase": status.phase, "replicas": status.replicas, "restarts": status.restarts}
     plain |= {"preemptions": status.preemptions, "workers": msgspec.to_builtins(status.workers)}

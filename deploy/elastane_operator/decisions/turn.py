@@ -125,10 +125,11 @@ class Turn:
 
     def release(self, pods: Iterable[PodView], reason: str) -> None:
         """Delete pods that are not wanted any more; it is no preemption, and the book says so first."""
+        going = {action.uid for action in self.actions if isinstance(action, DeletePod)}
         for pod in pods:
             if pod.uid not in self.ended:
                 self.set(ended=(*self.status.ended, Ended(pod.uid, pod.index, "released")))
-            if pod.deleted is None:
+            if pod.deleted is None and pod.uid not in going:
                 self.act(DeletePod(pod.name, pod.uid, reason))
 
     def decide(self) -> Decision:

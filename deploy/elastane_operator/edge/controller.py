@@ -44,7 +44,7 @@ from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Access, MasterAwayError, MasterRefusedError, Masters
 from elastane_operator.edge.patches import merge_patch
 from elastane_operator.edge.watch import MasterWatch
-from elastane_operator.manifests.master import MasterDefaults, master_objects
+from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_container, worker_pod
 from elastane_operator.settings import OperatorSettings
 
@@ -57,6 +57,7 @@ AGAIN_SECONDS = 0.5
 REFUSED_SECONDS = 30.0
 """What a master refused it is asked again after so long, or when the spec has changed."""
 
+NAME_TAKEN = "NameTaken"
 _BACKOFF_SECONDS_MAX = 30.0
 _log = structlog.get_logger(__name__)
 
@@ -154,7 +155,8 @@ class Controller:
         # Pods first: the master's word on why they ended is to be as new as their ends.
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
-        observed = Observed(pods=pods, master=view, objects=objects)
+        address = master_address(identity, spec, self._defaults)
+        observed = Observed(pods, view, objects, master_address=address, trouble=desk.told)
         decision = reconcile(identity, spec, status, observed, now)
         self._follow_master(key, desk, identity, spec, access, follow=not decision.status.settled)
         return await self._carry_out(identity, spec, access, body, decision, desk)
@@ -232,9 +234,17 @@ class Controller:
             _log.info("decided", job=identity.full_name, reason=note.reason, message=note.message)
             await events.post(self._kube, identity, note, now)
         done: dict[tuple[str, str], list[str]] = {}
+        taken: KubeError | None = None
         try:
             for action in decision.actions:
-                version = await self._act(identity, spec, access, action, version, desk)
+                try:
+                    version = await self._act(identity, spec, access, action, version, desk)
+                except KubeError as error:
+                    if error.reason != NAME_TAKEN:
+                        raise
+                    taken = error  # one place cannot be filled; the others can
+                    await self._tell_failure(identity, action, error, desk, now)
+                    continue
                 reason, what = _what(action)
                 if reason:
                     done.setdefault((reason, getattr(action, "reason", "")), []).append(what)
@@ -247,6 +257,8 @@ class Controller:
                 message = f"{', '.join(name for name in names if name)}: {why}".removeprefix(": ")
                 _log.info("done", job=identity.full_name, reason=reason, message=message)
                 await events.post(self._kube, identity, Note("Normal", reason, message), now)
+        if taken is not None:
+            raise taken
         desk.told = ""
         if decision.status.finished:
             return decision.next_look
@@ -316,11 +328,11 @@ class Controller:
         try:
             await self._kube.create(kind, identity.namespace, body)
         except KubeError as error:
-            if error.reason not in ("AlreadyExists", "Status409") and not error.conflict:
+            if not error.conflict:
                 raise
             there = await self._kube.get(kind, identity.namespace, name)
             if not _is_of(there, identity):
-                raise KubeError(422, "NameTaken", f"{kind} {name} is there and not of this job") from None
+                raise KubeError(422, NAME_TAKEN, f"{kind} {name} is there and not of this job") from None
 
     async def _set_finalizers(self, identity: Identity, finalizers: tuple[str, ...], version: str) -> str:
         metadata: dict[str, Any] = {"finalizers": list(finalizers)}

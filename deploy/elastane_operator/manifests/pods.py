@@ -83,6 +83,10 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
         {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
         {"name": "ELASTANE_LOCAL_WORKERS", "value": "1"},
         {"name": "ELASTANE_SPOT", "value": spec.spot.provider.lower()},
+        # 1 to 127 permanent, 128 to 255 retryable (docs/exit-codes.md).
+        {"name": "ELASTANE_EXIT_CODES", "value": "pod"},
+        # The agent is to have killed what does not drain before the kubelet kills the agent.
+        {"name": "ELASTANE_GRACE", "value": str(_agent_grace(pod["terminationGracePeriodSeconds"]))},
         # Of ranks that other workers connect to: a pod's name does not resolve in the cluster, its address
         # does.
         {"name": "ELASTANE_STORE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
@@ -103,6 +107,11 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
     environment: list[dict[str, Any]] = container.setdefault("env", [])
     present = {each["name"] for each in environment}
     container["env"] = [each for each in values if each["name"] not in present] + environment
+
+
+def _agent_grace(pod_seconds: int) -> int:
+    """Seconds for workers to drain, of those that the pod has."""
+    return max(1, pod_seconds - min(5, pod_seconds // 4))
 
 
 def _mount(

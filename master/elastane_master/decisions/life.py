@@ -109,7 +109,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason)
-    tell_cost(turn, "job_cost", f"the job is {phase}")
+    tell_cost(turn, "job_cost", f"job {phase}")
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]
@@ -141,7 +141,7 @@ def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason, **facts)
-    tell_cost(turn, "job_cost", f"the job is {phase.replace('_', ' ')}")
+    tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
     for record in state.workers.values():
         if record.role == "tasks":
             turn.send(record.worker, Done(phase, reason))

@@ -45,7 +45,7 @@ def expire(turn: Turn) -> None:
         return
     there, needed = workers_there(state), state.workers_needed
     waited, lost = turn.now - state.waiting_since, state.steps_unsaved
-    reason = f"{there} of {needed} workers were there after {waited:.0f} s"
+    reason = f"{there} of {needed} workers were there after {waited:.{1 if waited < 10 else 0}f} s"
     if there:
         reason += ": they are released"
     if lost:

@@ -62,6 +62,18 @@ def test_scaling_out_and_in_tells_the_master_and_takes_the_newest_first() -> Non
     assert cluster.asked == ["Create", "Scale", "Scale"]
 
 
+def test_a_pod_that_was_scaled_in_is_no_preemption_while_it_drains() -> None:
+    cluster = running()
+    cluster.set_spec(workers=Workers(1))
+    for _ in range(3):
+        cluster.look()
+        assert [each.index for each in cluster.pods.values() if each.deleted is not None] == [1, 2]
+    cluster.change("digits-worker-2", phase="Failed", exit_code=143)
+    cluster.look()
+    assert cluster.read().preemptions == 0
+    assert cluster.settle().preemptions == 0 and cluster.indexes() == [0]
+
+
 def test_scaling_in_takes_pods_that_do_not_train_before_those_that_do() -> None:
     cluster = running()
     cluster.change("digits-worker-0", phase="Pending", scheduled=False, ready=False)
@@ -100,6 +112,8 @@ def test_scaling_in_takes_who_stands_by_before_members_of_the_ring() -> None:
         ({"phase": "Failed", "reason": "DeadlineExceeded"}, "permanent"),
         ({"phase": "Pending", "waiting": "InvalidImageName"}, "permanent"),
         ({"phase": "Succeeded", "exit_code": 0}, "left"),
+        ({"phase": "Failed", "exit_code": 204}, "left"),
+        ({"phase": "Failed", "exit_code": 206}, "left"),
     ],
 )
 def test_an_end_has_its_outcome_and_is_counted_once(ended: dict[str, Any], outcome: str) -> None:

@@ -35,6 +35,9 @@ COMMANDS: Final = {
     "chaos": Entry(
         "chaos", "Run", "Break everything around a training on this machine, and show that nothing is lost."
     ),
+    "drill": Entry(
+        "drill", "Run", "Rehearse the reclaim of spot nodes with your own script: in time, and the same bits?"
+    ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
     "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
     "jobs": Entry("jobs", "Look", "List all jobs of the master."),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
@@ -132,6 +133,20 @@ def console() -> Console:
     return Console(
         soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200, highlight=False
     )
+
+
+@contextlib.contextmanager
+def sigterm_cleans_up() -> Iterator[None]:
+    """SIGTERM leaves by the same way as Ctrl-C: no process and no temporary folder stays behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def worker_limits(text: str) -> tuple[int, int]:

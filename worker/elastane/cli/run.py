@@ -335,6 +335,10 @@ def run(
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if hosts is not None and local_workers is not None:
+        raise typer.BadParameter(
+            "with --hosts the script says how many run where", param_hint="--local-workers"
+        )
     if listen and master:
         raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
     address = _listen_address(listen)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import secrets
 import socket
 from enum import StrEnum
 from pathlib import Path
@@ -373,8 +373,7 @@ def run(
             hosts.absolute(), remote, hosts_interval, hosts_timeout, tuple(passed or ())
         )
         check_hosts(host_settings, master or address)
-    # Workers of several agents meet at one master: their ids must differ.
-    prefix = f"{socket.gethostname()}-{os.getpid()}-" if master else "" if hosts is not None else "w"
+    prefix = worker_prefix() if master else "" if hosts is not None else "w"
     settings = AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=name,
@@ -450,6 +449,14 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
             ignored.append(variable(name) or name)
     if ignored:
         typer.echo(f"joining job {job}: the master's settings count, not {', '.join(ignored)}", err=True)
+
+
+def worker_prefix() -> str:
+    """Of the ids of an agent's workers, which meet those of other agents at one master: no two are alike.
+
+    By chance, not by pid: every container's first process is 1, and on the host's network all have its name.
+    """
+    return f"{socket.gethostname()}-{secrets.token_hex(3)}-"
 
 
 def job_settings(

@@ -215,8 +215,8 @@ class Trainer:
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and everything this worker holds. Idempotent."""
-        # What a worker that is sent away still writes is of a checkpoint that the master has given up: waiting
-        # for it would outlast the notice of its node.
+        # What a worker that is sent away still writes is of a checkpoint that the master has given up:
+        # waiting for it would outlast the notice of its node.
         sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
         self._saver.close(SENT_AWAY_SECONDS if sent_away else None)
         self._reducer.close()

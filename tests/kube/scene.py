@@ -118,7 +118,7 @@ class Scene:
     async def at_master(self) -> job_pb2.Job:
         """The job as its master has it."""
         request = job_pb2.JobServiceGetRequest(name=self.status["jobName"])
-        return (await self.jobs.Get(request)).job
+        return (await self.jobs.Get(request, wait_for_ready=True, timeout=20)).job
 
     def attending(self) -> list[str]:
         """Pods whose worker is in the ring, or stands by, and has entered it."""

@@ -1,0 +1,89 @@
+"""How a master is reached: from a job's secrets, else with the operator's own credentials."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastane_operator.edge.access import master_access
+from elastane_operator.edge.kube import KubeError
+from elastane_operator.edge.masters import Access, MasterAwayError, Masters
+from elastane_operator.manifests.master import MasterDefaults
+from unit.deploy.elastic_jobs import identity, spec_of
+
+
+class Secrets:
+    """An API server that has secrets alone."""
+
+    def __init__(self, **secrets: dict[str, str]) -> None:
+        self._secrets = secrets
+
+    async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
+        assert (kind, namespace) == ("Secret", "ml")
+        if name not in self._secrets:
+            raise KubeError(404, "NotFound", f'secrets "{name}" not found')
+        return {
+            "data": {
+                key: base64.b64encode(value.encode()).decode() for key, value in self._secrets[name].items()
+            }
+        }
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY", "TLS_SERVER_NAME", "INSECURE"):
+        monkeypatch.delenv(f"ELASTANE_{name}", raising=False)
+
+
+async def access(secrets: Secrets, **master: Any) -> Access:
+    return await master_access(secrets, identity(), spec_of(master=master), MasterDefaults())  # type: ignore[arg-type]
+
+
+async def test_secrets_of_the_job_go_before_the_operators_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ca.pem").write_text("own ca")
+    monkeypatch.setenv("ELASTANE_TOKEN", "own")
+    monkeypatch.setenv("ELASTANE_TLS_CA", str(tmp_path / "ca.pem"))
+    plain = await access(Secrets(), address="m:1")
+    assert (plain.token, plain.ca, plain.plain_token) == ("own", b"own ca", False)
+    secrets = Secrets(
+        tokens={"operator": "theirs\n", "worker": "no"},
+        tls={"ca.crt": "their ca", "tls.crt": "cert", "tls.key": "key"},
+    )
+    master = {"address": "m:1", "tokenSecret": {"name": "tokens"}, "tlsSecret": {"name": "tls"}}
+    given = await access(secrets, **master)
+    assert (given.token, given.ca, given.cert) == ("theirs", b"their ca", b"")
+    mutual = await access(secrets, **{**master, "tlsSecret": {"name": "tls", "clientCertificate": True}})
+    assert (mutual.cert, mutual.key) == (b"cert", b"key")
+
+
+async def test_a_master_of_the_jobs_own_gets_none_of_the_operators_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ELASTANE_TOKEN", "own")
+    own = await access(Secrets(), perJob={})
+    assert (own.token, own.ca, own.address) == ("", b"", "digits-master.ml.svc.cluster.local:50051")
+
+
+@pytest.mark.parametrize(
+    ("secrets", "words"),
+    [(Secrets(), "cannot be read"), (Secrets(tokens={"worker": "w"}), "has no key 'operator'")],
+)
+async def test_what_is_missing_is_named(secrets: Secrets, words: str) -> None:
+    with pytest.raises(MasterAwayError, match=words):
+        await access(secrets, address="m:1", tokenSecret={"name": "tokens"})
+
+
+async def test_a_token_does_not_leave_the_machine_in_the_clear() -> None:
+    masters = Masters(timeout_seconds=0.2)
+    try:
+        view = await masters.view(Access("10.255.255.1:1", token="secret"), "job")
+        assert not view.reachable and "unencrypted" in view.error
+        here = await masters.view(Access("127.0.0.1:1", token="secret"), "job")
+        assert not here.reachable and "unencrypted" not in here.error
+    finally:
+        await masters.close()

@@ -18,6 +18,7 @@ from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient
 from elastane.demo.compare import PARTS, leader_report
+from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2, ring_pb2
 from metadata_fakes import Metadata, metadata_service
 
@@ -47,13 +48,30 @@ class Cloud:
             *("--ests", "4", "--workers", "1:4", "--job", "j", "--master", self.master.address),
             *("--local-workers", str(workers), "--checkpoint", str(self.folder / "checkpoints")),
             *("--spot", "auto", "--spot-url", metadata.url, "--spot-poll", "0.1", "--join-window", "0.05"),
-            *options,
+            *("--lease", "300", *options),
             *(*CONFIG.arguments, "--busy-seconds", "0.05"),
-            environment={"ELASTANE_REPORT_DIR": str(self.reports)},
+            environment={
+                "ELASTANE_REPORT_DIR": str(self.reports),
+                **Rehearsal(gates=str(self.folder / "gates")).environment(),
+            },
         )
         self._stack.callback(run.close)
         run.until("worker_started")
         return run, metadata
+
+    def gate(self, step: int) -> Gate:
+        """Holds the ring in that step, so that no node is too late on a busy machine."""
+        gate = Gate(self.folder / "gates" / str(step))
+        self._stack.callback(gate.open)
+        return gate
+
+    def pass_with(self, gate: Gate, step: int, workers: int) -> None:
+        """Lets the ring go on once so many workers attend; until all of them train."""
+        for job in self.client.watch_job("j"):
+            if len(job.workers) >= workers:
+                break
+        gate.open()
+        self.wait_for_step(step, workers)
 
     def wait_for_step(self, step: int, workers: int = 0) -> None:
         """Until so many steps are committed, and so many workers are in the ring."""
@@ -130,10 +148,11 @@ def follows_table(events: Iterable[ring_pb2.Event], created: int) -> None:
 def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> None:
     table = cloud.folder / "prices.csv"
     table.write_text("at,spot,on_demand\n" + "".join(f"{at},{spot},{full}\n" for at, spot, full in PRICES))
+    step = random.randrange(2, TOTAL // 2)
+    gate = cloud.gate(step)
     going, notice = cloud.node(2, "--price-table", str(table))
     staying, _ = cloud.node(1, capacity="on-demand")
-    step = random.randrange(2, TOTAL // 2)
-    cloud.wait_for_step(step, workers=3)
+    cloud.pass_with(gate, step, workers=3)
     reclaim(notice)
     assert_drained(going)
     cloud.end(staying)
@@ -149,8 +168,10 @@ def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> Non
 
 
 def test_whole_job_that_is_reclaimed_goes_on_elsewhere(cloud: Cloud) -> None:
+    step = random.randrange(2, TOTAL // 2)
+    gate = cloud.gate(step)
     nodes = [cloud.node(1), cloud.node(2)]
-    cloud.wait_for_step(random.randrange(2, TOTAL // 2), workers=3)
+    cloud.pass_with(gate, step, workers=3)
     reclaim(*(notice for _, notice in nodes))
     for run, _ in nodes:
         assert_drained(run)

@@ -71,7 +71,7 @@ def manifests(folder: Path) -> list[Object]:
 
 
 async def _create(api: Api, path: str, item: Object) -> None:
-    """Makes it, or takes up what an earlier run was killed over. Raises ApiError (409) for somebody else's."""
+    """Makes it, also where a run that was killed has left it. Raises ApiError (409) for somebody else's."""
     own = f"{path}/{item['metadata']['name']}"
     try:
         await api.create(path, item)

@@ -13,7 +13,7 @@ import pytest_asyncio
 import yaml
 
 from integration.master_support import ROOT, MasterProcess, master_process
-from kube.access import service_account, shipped_rights
+from kube.access import MARK, service_account, shipped_rights
 from kube.api import CORE, Api, ApiError, Connection
 from kube.emulator import emulated_cluster
 from kube.operator_process import Cluster, OperatorProcess, operator_process, operator_server
@@ -22,7 +22,6 @@ from kube.scene import Scene, new_scene
 CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
 OPERATOR = ROOT / "deploy" / "kubernetes" / "operator"
 CRDS = "apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-MARK = "elastane.io/made-by-tests"
 
 KUBECONFIG = os.environ.get("ELASTANE_TEST_KUBECONFIG", "")
 APISERVER = pytest.param(

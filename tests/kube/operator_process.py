@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -63,12 +64,27 @@ class OperatorProcess:
 
     @property
     def is_running(self) -> bool:
+        if self._pid is None:
+            return False
+        descriptor = os.pidfd_open(self._pid)
+        try:
+            return not select.select([descriptor], [], [], 0)[0]
+        finally:
+            os.close(descriptor)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether there is one that `ended` has not been awaited for."""
         return self._pid is not None
 
     def start(self) -> None:
         """Starts it, unless it runs. It is not waited for: what it does is."""
         if self.is_running:
             return
+        if self._pid is not None:
+            code, self._pid = self._server.reap(self._pid), None
+            with self.log_path.open("a") as log:
+                log.write(f"---- it had ended by itself with exit code {code}\n")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
         environment |= self.settings | {"KUBECONFIG": str(kubeconfig(self.folder, self.gateway.url))}
         request = {
@@ -140,6 +156,6 @@ async def operator_process(cluster: Cluster, folder: Path, **settings: str) -> A
         try:
             yield operator
         finally:
-            if operator.is_running:
+            if operator.has_process:
                 operator.kill()
                 await operator.ended()

@@ -169,7 +169,12 @@ async def test_an_api_server_that_is_killed_and_started_again(scene: Scene) -> N
     await command(cluster.crash)
     await command(cluster.start)
     await scene.scale(3)
-    await scene.wait_ready(3, seconds=60)
+
+    async def ready() -> int:
+        scene.operator.start()  # should it end over this, its pod is started again
+        return int(scene.status.get("workers", {}).get("attending", 0))
+
+    await scene.eventually(ready, lambda count: count == 3, "three workers", 60)
     assert len(scene.mirror.pods_seen) == 3
 
 

@@ -14,6 +14,7 @@ from elastane_operator.decisions.spec import Identity, JobSpec, OwnMaster
 from elastane_operator.manifests.pods import owner
 
 PORT = 50051
+HTTP_PORT = 8080
 OPERATOR_LABELS = {"app.kubernetes.io/name": "elastane-operator"}
 _STATE, _TLS, _TOKENS, _STORE = (
     "/var/lib/elastane",
@@ -113,21 +114,29 @@ def _stateful_set(identity: Identity, spec: JobSpec, own: OwnMaster, image: str)
         }
         if own.storage.storage_class_name:
             claim["storageClassName"] = own.storage.storage_class_name
-        claims.append({"metadata": {"name": "state", "ownerReferences": [owner(identity)]}, "spec": claim})
+        # Not as its controller, which is the StatefulSet's part; and that one may not hold up the deletion.
+        keeper = owner(identity) | {"controller": False, "blockOwnerDeletion": False}
+        claims.append({"metadata": {"name": "state", "ownerReferences": [keeper]}, "spec": claim})
     if own.store_url:
         environment.append({"name": "ELASTANE_STORE", "value": own.store_url})
     if own.store_secret is not None:
         volumes.append(_secret("store", own.store_secret.name, ["password"]))
         mounts.append({"name": "store", "mountPath": _STORE, "readOnly": True})
         environment.append({"name": "ELASTANE_MASTER_STORE_PASSWORD_FILE", "value": f"{_STORE}/password"})
-    probe = {"exec": {"command": ["elastane", "health"]}, "timeoutSeconds": 10}
+    # As those of deploy/kubernetes/base/master.yaml: the kubelet needs neither certificate nor token for it.
+    scheme = "HTTP" if spec.master.tls_secret is None else "HTTPS"
+    probe = {"httpGet": {"path": "/healthz", "port": "http", "scheme": scheme}, "timeoutSeconds": 5}
     container = {
         "name": "master",
         "image": image,
         "env": environment,
-        "ports": [{"name": "grpc", "containerPort": PORT, "protocol": "TCP"}],
+        "ports": [
+            {"name": "grpc", "containerPort": PORT, "protocol": "TCP"},
+            {"name": "http", "containerPort": HTTP_PORT, "protocol": "TCP"},
+        ],
+        "startupProbe": {**probe, "periodSeconds": 2, "failureThreshold": 60},
         "readinessProbe": {**probe, "periodSeconds": 10},
-        "livenessProbe": {**probe, "periodSeconds": 30, "initialDelaySeconds": 30, "failureThreshold": 4},
+        "livenessProbe": {**probe, "periodSeconds": 10, "failureThreshold": 6},
         "volumeMounts": mounts,
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -171,6 +180,7 @@ def _security(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     """Environment, volumes and mounts: who is let in, and how the master proves itself."""
     environment = [
         {"name": "ELASTANE_LISTEN", "value": f"0.0.0.0:{PORT}"},
+        {"name": "ELASTANE_HTTP", "value": f"0.0.0.0:{HTTP_PORT}"},
         {"name": "ELASTANE_STATE_DIR", "value": f"{_STATE}/state"},
     ]
     volumes: list[dict[str, Any]] = []

@@ -76,9 +76,15 @@ class Scene:
 
     async def scale(self, replicas: int) -> Object:
         """What kubectl scale and an HPA do: a PUT to the scale subresource."""
-        scale = await self.cluster.api.get(f"{self._path(JOB)}/scale")
-        scale["spec"]["replicas"] = replicas
-        return await self.cluster.api.replace(f"{self._path(JOB)}/scale", scale)
+        path = f"{self._path(JOB)}/scale"
+        while True:
+            scale = await self.cluster.api.get(path)
+            scale["spec"]["replicas"] = replicas
+            try:
+                return await self.cluster.api.replace(path, scale)
+            except ApiError as error:
+                if error.status != 409:  # the operator wrote the status in between; kubectl tries again too
+                    raise
 
     async def delete(self) -> None:
         """kubectl delete --wait=false."""

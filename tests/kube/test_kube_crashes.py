@@ -176,6 +176,12 @@ async def test_an_api_server_that_is_killed_and_started_again(scene: Scene) -> N
 
     await scene.eventually(ready, lambda count: count == 3, "three workers", 60)
     assert len(scene.mirror.pods_seen) == 3
+    # A server that has just started knows no roles yet, and refuses for a moment.
+    scene.operator.gateway.refused.clear()
+    await scene.delete()
+    await scene.wait_gone()
+    await scene.apply(workers={"min": 1, "max": 1})
+    await scene.eventually(ready, lambda count: count == 1, "a job that is new since then is seen", 60)
 
 
 async def command(line: str) -> None:

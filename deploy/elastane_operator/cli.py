@@ -15,8 +15,9 @@ HELP = "\n\n".join(
         "the master how the job is, and carries out what it decides. Several may run: the holder of a lease "
         "works, the others stand by. Killed at any moment and started again it goes on where it was.",
         "Every option has a variable, ELASTANE_OPERATOR_ and its name: ELASTANE_OPERATOR_NAMESPACES. Where a "
-        "job names no secrets, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CA, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY "
-        "are how the operator proves itself to masters.",
+        "job names no tokenSecret, ELASTANE_TOKEN_FILE, ELASTANE_TLS_CERT and ELASTANE_TLS_KEY are how the "
+        "operator proves itself to the masters of ELASTANE_OPERATOR_OWN_MASTERS (HOST:PORT,...), and to no "
+        "others; ELASTANE_TLS_CA is for any that a job names no tlsSecret for.",
         "Example:",
         "  kubectl apply -f deploy/kubernetes/crd/elasticjob.yaml",
         "  elastane-operator --namespaces training --kubeconfig ~/.kube/config",

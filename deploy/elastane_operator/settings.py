@@ -22,7 +22,8 @@ class OperatorSettings(BaseSettings):
     master_image: of a master of a job's own. cluster_domain: of the cluster's DNS. leader_election: whether
     several operators agree on one, by a lease of name lease_name in lease_namespace (empty: the operator's
     own), which is free when its holder has not renewed it for lease_seconds. identity: in that lease.
-    health: HOST:PORT for probes (GET /healthz); empty: none.
+    health: HOST:PORT for probes (GET /healthz); empty: none. own_masters: addresses of masters, with commas,
+    that are shown the operator's own credentials where a job names no tokenSecret; no others are.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_OPERATOR_", extra="ignore", env_ignore_empty=True)
@@ -41,12 +42,17 @@ class OperatorSettings(BaseSettings):
     lease_seconds: float = Field(default=15.0, ge=1)
     identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
     health: str = ""
+    own_masters: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
     def served_namespaces(self) -> tuple[str, ...]:
         """Empty: all of them."""
         return tuple(name.strip() for name in self.namespaces.split(",") if name.strip())
+
+    def trusted_masters(self) -> frozenset[str]:
+        """Those that are shown the operator's own credentials."""
+        return frozenset(address.strip() for address in self.own_masters.split(",") if address.strip())
 
     def election_namespace(self) -> str:
         """Where the lease is: as told, else where this pod is, else where it serves, else "default"."""

@@ -1,4 +1,4 @@
-"""A master of a job's own, started as its pod is: the kubelet's probe finds it alive, with secrets and without."""
+"""A master of a job's own, started as its pod is: the kubelet's probe finds it alive."""
 
 from __future__ import annotations
 

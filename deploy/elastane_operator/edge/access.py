@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from elastane.credentials import SYSTEM, read_credentials
 from elastane.errors import RefusedError
 from elastane_operator.decisions.spec import Identity, JobSpec
@@ -19,10 +21,20 @@ TOKEN_KEY = "operator"
 
 
 async def master_access(
-    kube: KubeClient, identity: Identity, spec: JobSpec, defaults: MasterDefaults
+    kube: KubeClient,
+    identity: Identity,
+    spec: JobSpec,
+    defaults: MasterDefaults,
+    trusted: frozenset[str] = frozenset(),
 ) -> Access:
-    """Raises MasterAwayError that says which secret is missing or unreadable."""
+    """Raises MasterAwayError that says which secret is missing or unreadable.
+
+    trusted: addresses that are shown the operator's own credentials. Who writes an ElasticJob chooses address
+    and CA: to any other master they would be given away. Nor do they serve for another namespace's job.
+    """
     own = _own()
+    if not _speaks_for_itself(identity, spec, trusted):
+        own = msgspec.structs.replace(own, token="", cert=b"", key=b"")
     token, ca, cert, key, server_name = own.token, own.ca, own.cert, own.key, own.server_name
     master = spec.master
     if master.per_job is not None and master.tls_secret is None:
@@ -47,6 +59,19 @@ async def master_access(
         server_name=server_name,
         plain_token=own.plain_token or master.per_job is not None,
     )
+
+
+def _speaks_for_itself(identity: Identity, spec: JobSpec, trusted: frozenset[str]) -> bool:
+    """Whether the operator's own credentials are used. Raises MasterAwayError for another namespace's job."""
+    addresses = {address.strip() for address in spec.master.address.split(",")}
+    if spec.master.token_secret is not None or spec.master.per_job is not None or not addresses <= trusted:
+        return False
+    if spec.job_name and not spec.job_name.startswith(f"{identity.namespace}."):
+        raise MasterAwayError(
+            f"jobName must begin with '{identity.namespace}.' where the operator's own credentials are used: "
+            "name a master.tokenSecret for any other job"
+        )
+    return True
 
 
 def _own() -> Access:

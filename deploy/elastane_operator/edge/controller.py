@@ -194,7 +194,9 @@ class Controller:
         if not wanted:
             return None, MasterView(False, error="not asked: the job is over")
         try:
-            access = await master_access(self._kube, identity, spec, self._defaults)
+            access = await master_access(
+                self._kube, identity, spec, self._defaults, self._settings.trusted_masters()
+            )
             view = await self._masters.view(access, job_name(identity, spec))
         except MasterAwayError as error:
             return None, MasterView(False, error=str(error))

@@ -38,8 +38,14 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(f"ELASTANE_{name}", raising=False)
 
 
-async def access(secrets: Secrets, **master: Any) -> Access:
-    return await master_access(secrets, identity(), spec_of(master=master), MasterDefaults())  # type: ignore[arg-type]
+OWN = frozenset({"m:1", "m:2"})
+
+
+async def access(
+    secrets: Secrets, trusted: frozenset[str] = OWN, job_name: str = "", **master: Any
+) -> Access:
+    spec = spec_of(master=master, **({"jobName": job_name} if job_name else {}))
+    return await master_access(secrets, identity(), spec, MasterDefaults(), trusted)  # type: ignore[arg-type]
 
 
 async def test_secrets_of_the_job_go_before_the_operators_own(
@@ -59,6 +65,40 @@ async def test_secrets_of_the_job_go_before_the_operators_own(
     assert (given.token, given.ca, given.cert) == ("theirs", b"their ca", b"")
     mutual = await access(secrets, **{**master, "tlsSecret": {"name": "tls", "clientCertificate": True}})
     assert (mutual.cert, mutual.key) == (b"cert", b"key")
+
+
+async def test_masters_that_the_operators_owner_did_not_name_get_none_of_its_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ca", "cert", "key"):
+        (tmp_path / name).write_text(f"own {name}")
+        monkeypatch.setenv(f"ELASTANE_TLS_{name.upper()}", str(tmp_path / name))
+    monkeypatch.setenv("ELASTANE_TOKEN", "own")
+    theirs = Secrets(tls={"ca.crt": "their ca"}, tokens={"operator": "theirs"})
+    for master in (
+        {"address": "evil:1"},
+        {"address": "m:1,evil:1"},
+        {"address": "evil:1", "tlsSecret": {"name": "tls"}},
+        {"address": "m:1", "tokenSecret": {"name": "tokens"}},
+        {"perJob": {}},
+    ):
+        given = await access(theirs, **master)
+        assert "own" not in given.token and (given.cert, given.key) == (b"", b""), master
+    assert (await access(theirs, trusted=frozenset(), address="m:1")).token == ""
+    named = await access(theirs, address="m:1,m:2")
+    assert (named.token, named.cert, named.key) == ("own", b"own cert", b"own key")
+
+
+async def test_the_operators_own_word_is_not_for_other_namespaces_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ELASTANE_TOKEN", "own")
+    assert (await access(Secrets(), job_name="ml.old", address="m:1")).token == "own"
+    with pytest.raises(MasterAwayError, match=r"must begin with 'ml\.'"):
+        await access(Secrets(), job_name="mlops.theirs", address="m:1")
+    secrets = Secrets(tokens={"operator": "theirs"})
+    named = await access(secrets, job_name="any", address="m:1", tokenSecret={"name": "tokens"})
+    assert named.token == "theirs"
 
 
 async def test_a_master_of_the_jobs_own_gets_none_of_the_operators_secrets(

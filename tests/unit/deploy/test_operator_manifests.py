@@ -145,7 +145,11 @@ def test_a_master_of_a_jobs_own_is_restricted_and_open_to_its_job_alone() -> Non
     [claim] = kept["spec"]["volumeClaimTemplates"]
     [keeper] = claim["metadata"]["ownerReferences"]
     # The StatefulSet's controller makes it, and may not set finalizers of ElasticJobs.
-    assert (keeper["uid"], keeper["controller"], keeper["blockOwnerDeletion"]) == (identity().uid, False, False)
+    assert (keeper["uid"], keeper["controller"], keeper["blockOwnerDeletion"]) == (
+        identity().uid,
+        False,
+        False,
+    )
     address = master_address(identity(), spec_of(master={"perJob": {}}), MasterDefaults())
     assert address == "digits-master.ml.svc.cluster.local:50051"
 

@@ -70,6 +70,13 @@ async def test_a_worker_that_waits_too_long_is_sent_away_and_resume_waits_again(
         await until(channel, job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED)
 
 
+async def test_a_job_that_nobody_comes_for_is_not_waited_for_longer(tmp_path: Path) -> None:
+    async with serving_master(tmp_path) as (_, channel):
+        await job_pb2_grpc.JobServiceStub(channel).Create(create(max_wait_seconds=0.2))
+        job = await until(channel, job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED)
+        assert job.reason.startswith("0 of 2 workers were there after 0."), job.reason
+
+
 async def test_prices_cost_and_capacities_over_the_wire(tmp_path: Path) -> None:
     async with serving_master(tmp_path) as (_, channel):
         jobs = job_pb2_grpc.JobServiceStub(channel)

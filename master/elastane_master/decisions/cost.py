@@ -37,11 +37,13 @@ MARKS_MAX = 64
 Key = tuple[int, str, int]
 
 # What a store was spoiled to must not be charged on: sums would outgrow what can be stored.
-Nanos = Annotated[int, Meta(ge=0, le=2**62)]
-Micros = Annotated[int, Meta(ge=-(2**60), le=2**60)]
+NANOS_MAX = 2**62
+"""Of all workers together, 146 years of one: further time is not charged, for it could not be stored."""
+Nanos = Annotated[int, Meta(ge=0, le=NANOS_MAX)]
+Micros = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Rest = Annotated[int, Meta(ge=0, lt=HOUR_NANOS)]
 Count = Annotated[int, Meta(ge=0, le=2**20)]
-_SECONDS_MAX = 2**62 / NANOS
+_SECONDS_MAX = NANOS_MAX / NANOS
 
 
 class Amount(msgspec.Struct, frozen=True, array_like=True):
@@ -182,6 +184,7 @@ def charge(state: JobState, now: float) -> None:
     book, at = state.cost, nanos(now)
     since = 0 if book.at is None else at - book.at
     book.at = at if book.at is None else max(book.at, at)
+    since = _chargeable(book, since)
     if since <= 0:
         return
     book.tasks = book.tasks.charged(book.task_workers, since, state.settings)
@@ -283,7 +286,7 @@ class CostView(msgspec.Struct, frozen=True):
 def view(state: JobState, now: float) -> CostView:
     """The cost up to `now`; changes nothing."""
     book, settings = state.cost, state.settings
-    since = max(0, nanos(now) - book.at) if book.at is not None else 0
+    since = _chargeable(book, max(0, nanos(now) - book.at)) if book.at is not None else 0
     idle = book.idle.charged(book.ring_workers.without(book.members), since, settings)
     working = book.working.charged(book.members, since, settings)
     useful = working.plus(book.tasks.charged(book.task_workers, since, settings))
@@ -355,6 +358,12 @@ def price(micros: int, currency: str) -> str:
 def seconds_text(nanos: int) -> str:
     """Seconds, exactly."""
     return f"{nanos // NANOS}.{nanos % NANOS:09d}"
+
+
+def _chargeable(book: CostBook, since: int) -> int:
+    """So much of the time can be charged. A clock that was set right by decades must not cost the job."""
+    workers = sum(kind.spot + kind.on_demand for kind in (book.ring_workers, book.task_workers))
+    return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
 
 
 def _attending(book: CostBook, record: WorkerRecord) -> Workers:

@@ -20,8 +20,8 @@ from elastane_master.decisions.machine import JobMachine
 HOUR = 3600.0
 
 
-def priced(ests: int = 4, **changes: Any) -> JobSettings:
-    return settings(ests, spot_price_micros=300_000, on_demand_price_micros=1_000_000, **changes)
+def priced(ests: int = 4, *, spot: int = 300_000, on_demand: int = 1_000_000, **changes: Any) -> JobSettings:
+    return settings(ests, spot_price_micros=spot, on_demand_price_micros=on_demand, **changes)
 
 
 def seen(job: JobDriver) -> cost.CostView:
@@ -131,6 +131,17 @@ def test_workers_are_paid_for_while_the_master_is_down_and_until_they_are_proven
     assert view.worker_nanos - before.worker_nanos == pytest.approx(2 * 110e9, rel=1e-3)
     job.now += 50
     assert seen(job).worker_nanos - view.worker_nanos == 50 * 10**9
+
+
+def test_time_that_could_not_be_stored_is_not_charged() -> None:
+    """A job of a master whose clock began in 1970, or of a thousand workers in a hundred days."""
+    job = JobDriver(priced(4, spot=events.PRICE_MICROS_MAX, on_demand=events.PRICE_MICROS_MAX))
+    job.form("a", "b", "c", "d")
+    for _ in range(2):
+        job.do(events.MasterStarted("m"), after=56 * 365 * 24 * HOUR)
+        again = JobMachine.restore(job.machine.snapshot())
+        assert cost.view(again.state, job.now) == seen(job)
+        assert cost.NANOS_MAX - 4 <= seen(job).worker_nanos <= cost.NANOS_MAX
 
 
 def test_the_end_of_the_job_says_what_it_cost() -> None:

@@ -41,6 +41,10 @@ LIMITS_PANEL: Final = "Time limits of the job"
 _OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
 
 
+_SECONDS_MAX: Final = 1e9
+"""Of a job's time limits: thirty years."""
+
+
 class Recovery(StrEnum):
     """With how many workers a job trains."""
 
@@ -494,6 +498,11 @@ def job_settings(
         on_demand_price_micros=prices.on_demand_micros,
     )
     for name, seconds in durations.items():
+        if not seconds <= _SECONDS_MAX:
+            option = {"lease_min": "lease", "idle_max": "idle"}.get(name, name)
+            raise typer.BadParameter(
+                f"{seconds:g} is beyond {_SECONDS_MAX:g} seconds", param_hint=f"--{option.replace('_', '-')}"
+            )
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
     return settings
 

@@ -46,6 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "RingService.WatchEvents": _LOOK,
     "ContextService.Get": _LOOK,
     "ContextService.List": _LOOK,
+    "MetricService.GetSeries": _LOOK,
+    "MetricService.WatchSeries": _LOOK,
+    "MetricService.WatchSteps": {"worker", "reader", "operator"},
 }
 ROLES = ("worker", "operator", "reader")
 

@@ -37,7 +37,8 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, as job.proto's Job. step: the next to commit. settings: with the scaling in force."""
+    """A job, as job.proto's Job. step: the next to commit. settings: with the scaling in force. environment: what
+    the script's workers have in common."""
 
     name: str
     settings: JobSettings
@@ -53,6 +54,7 @@ class JobView(msgspec.Struct, frozen=True):
     created_at: float
     workers: tuple[WorkerView, ...]
     revision: int
+    environment: dict[str, str]
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -115,6 +117,7 @@ def job_view(machine: JobMachine) -> JobView:
         created_at=state.created_at,
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),
         revision=state.revision,
+        environment=signature.environment if signature else {},
     )
 
 

@@ -33,6 +33,7 @@ from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.following import not_leading, stopping
 from elastane_master.servers.job_service import JobServicer
+from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
@@ -42,7 +43,7 @@ from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, Store
 from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_master.succession import Follower, SuccessionKeeper
-from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2, shard_pb2
+from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 logger = structlog.get_logger(__name__)
 
@@ -58,6 +59,7 @@ def services() -> list[ServiceDescriptor]:
             (shard_pb2, "ShardService"),
             (ring_pb2, "RingService"),
             (context_pb2, "ContextService"),
+            (metric_pb2, "MetricService"),
         )
     ]
 
@@ -270,7 +272,13 @@ class Master(Follower):
 
     def _add_services(self, server: grpc.aio.Server, hosts: JobHosts) -> list[str]:
         """Registers every service; returns the names of ours."""
-        servicers = (JobServicer(hosts), ShardServicer(hosts), RingServicer(hosts), ContextServicer(hosts))
+        servicers = (
+            JobServicer(hosts),
+            ShardServicer(hosts),
+            RingServicer(hosts),
+            ContextServicer(hosts),
+            MetricServicer(hosts),
+        )
         described = services()
         server.add_generic_rpc_handlers(
             [

@@ -111,6 +111,7 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         created=timestamp(view.created_at),
         workers=[_worker_message(worker, liveness) for worker in view.workers],
         revision=view.revision,
+        environment=view.environment,
     )
 
 

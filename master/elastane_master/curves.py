@@ -1,14 +1,15 @@
-"""The curves of what a job's scripts log, in bounded memory: each committed step counts once, as it stands. Pure.
+"""The curves of what a job's scripts log, in bounded memory: each committed step counts once, as it stands.
 
     history (order of commits) --> add(step) --> per name: buckets of `stride` steps --> points
 
-A curve has at most `POINTS_MAX` buckets: when there would be more, neighbours are joined and the stride doubles.
-Buckets are aligned to it, so a curve does not depend on when it was read.
+Pure. A curve has at most `POINTS_MAX` buckets: when there would be more, neighbours are joined and the stride
+doubles. Buckets are aligned to it, so a curve does not depend on when it was read.
 
-History can go back (all workers lost, a checkpoint loaded): the step of a commit is then one seen before, in a
-newer generation. Buckets behind it are dropped. Where it lies inside a bucket, the values of the steps before it
-cannot be told from those that do not stand any more; `add` then asks for the history from its beginning, in
-which the superseded commits are passed over: their generation is older than that of the commit that went back.
+History can go back (all workers lost, a checkpoint loaded): the step of a commit is then one seen before, in
+a newer generation. Buckets behind it are dropped. Where it lies inside a bucket, the values of the steps
+before it cannot be told from those that do not stand any more; `add` then asks for the history from its
+beginning, in which the superseded commits are passed over: their generation is older than that of the commit
+that went back.
 """
 
 from __future__ import annotations

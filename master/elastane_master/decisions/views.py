@@ -37,8 +37,9 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, as job.proto's Job. step: the next to commit. settings: with the scaling in force. environment: what
-    the script's workers have in common."""
+    """A job, as job.proto's Job. step: the next to commit. settings: with the scaling in force.
+    environment: what the script's workers have in common.
+    """
 
     name: str
     settings: JobSettings

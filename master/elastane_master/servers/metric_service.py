@@ -58,7 +58,7 @@ class MetricServicer:
         host = self._hosts.get(request.job)
         points_max = _points_max(request.points_max)
         await host.log.settled()
-        curves = await self._caught_up(host)
+        curves = (await self._caught_up(host)).curves
         return metric_pb2.GetSeriesResponse(
             series=_series(curves, request.names, points_max),
             step=curves.step,
@@ -71,15 +71,14 @@ class MetricServicer:
         host = self._hosts.get(request.job)
         points_max = _points_max(request.points_max)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
-        told = ""
+        told: str | None = None
         with host.watching():
             while True:
                 seen = host.changed.count
                 require_serving(host)
-                curves = await self._caught_up(host)
-                token = self._followed[host.name].token if host.name in self._followed else ""
-                if token != told or not told:
-                    told = token or "none"
+                followed = await self._caught_up(host)
+                if followed.token != told:
+                    told, curves = followed.token, followed.curves
                     yield metric_pb2.WatchSeriesResponse(
                         series=_series(curves, request.names, points_max),
                         step=curves.step,
@@ -97,6 +96,9 @@ class MetricServicer:
         token, highest = request.after, -1
         created = timestamp(host.machine.state.created_at)
         with host.watching():
+            _require_leading(host, request.worker_id)
+            # At once: whose curves these are is known before any of them is asked for.
+            yield metric_pb2.WatchStepsResponse(token=token, job_created=created)
             while True:
                 seen = host.changed.count
                 require_serving(host)
@@ -112,8 +114,8 @@ class MetricServicer:
                     rewound, highest = logged.step <= highest, logged.step
                     if logged.step >= request.since_step:
                         steps.append(_step(now, logged, rewound=rewound))
-                _require_leading(host, request.worker_id)  # it may have lost the lead while the store answered
-                if steps or (newest != token and not request.follow) or not request.after and not token:
+                _require_leading(host, request.worker_id)  # the lead may be lost while the store answers
+                if steps:
                     yield metric_pb2.WatchStepsResponse(steps=steps, token=newest, job_created=created)
                 token = newest
                 if payloads:
@@ -122,7 +124,7 @@ class MetricServicer:
                     return
                 await host.changed.beyond(seen)
 
-    async def _caught_up(self, host: JobHost) -> Curves:
+    async def _caught_up(self, host: JobHost) -> _Followed:
         """The curves with all that is stored in them."""
         followed = self._followed.get(host.name)
         if followed is None or followed.host is not host:
@@ -135,7 +137,7 @@ class MetricServicer:
             while True:
                 payloads, newest = await history.news(followed.token, _at_once(host))
                 if not payloads:
-                    return followed.curves
+                    return followed
                 if self._count(followed.curves, payloads):
                     followed.token = newest
                 else:

@@ -12,7 +12,7 @@ import torch
 
 from elastane import determinism
 from elastane.errors import ElastaneError
-from elastane.logs import configure_logs
+from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment, read_environment
@@ -103,9 +103,10 @@ def open_job(seed: int | None) -> Job:
     """The job of the environment's mode (see `elastane.init`)."""
     try:
         environment = read_environment()
-        configure_logs(environment.log_level)
+        configure_logs(environment.log_level, environment.log_format)
         mode = environment.resolved_mode()
         if mode == "elastic":
+            say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
             from elastane.collective import warming
 
             warming.begin()

@@ -32,6 +32,7 @@ FIRST: Final = ("timestamp", "level", "event", "job", "worker", "generation", "s
 KINDS_MAX: Final = 1000
 
 STARS: Final = "***"
+_HANDLER: Final = "elastane"
 _SECRET_NAMES: Final = re.compile(r"(?i)token|secret|passw|authorization|credential|api_?key|private_?key")
 #: Numbers and names of tokens are no tokens: the fencing token of a log, the name of a caller's token.
 _NO_SECRETS: Final = frozenset({"tokens", "token_name", "token_file", "fencing_token"})
@@ -160,9 +161,11 @@ def configure(
     )
     handler.addFilter(_limited(LogLimit(lines_per_second)))
     root = logging.getLogger()
-    if not root.handlers:
-        root.addHandler(handler)
-        root.setLevel(max(number, logging.WARNING))
+    handler.set_name(_HANDLER)
+    for old in [one for one in root.handlers if one.get_name() == _HANDLER]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(max(number, logging.WARNING))
 
 
 def _limited(limit: LogLimit) -> Callable[[logging.LogRecord], bool]:

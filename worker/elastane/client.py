@@ -58,7 +58,7 @@ _CHANNEL_OPTIONS = [
 ]
 #: Which protocol this client speaks, with every call.
 _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
-#: A watch that stood for longer than a connection takes to be made or refused had a master, though it may have
+#: A watch that stood for longer than a connection takes to be made or refused had a master, which may have
 #: had nothing to say: of a quiet job no event comes for hours.
 STOOD_SECONDS = 5.0
 #: A master that stands by answers at once; another one leads, or will in a moment.
@@ -348,7 +348,7 @@ class MasterClient:
         *,
         endless: bool = True,
     ) -> Iterator[Any]:
-        """A watch, subscribed again with a new `request()` after a break. endless: it ends with the client only."""
+        """A watch, subscribed again with a new `request()` after a break; `endless`, or until it is told."""
         return self._watch(stub, method, request, endless=endless)
 
     # ------------------------------------------------------------------ inside

@@ -61,7 +61,7 @@ class StepStream:
 
 
 def job_created(client: MasterClient, job: str) -> float:
-    """When the job was created, seconds since the Unix epoch: with its name it tells a job from all others."""
+    """When the job was created, seconds since the Unix epoch: name and time tell a job from all others."""
     stream = StepStream(client, job)
     batches = stream.batches(follow=False)
     next(batches)

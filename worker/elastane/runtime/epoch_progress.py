@@ -17,6 +17,8 @@ from typing import TextIO
 
 #: A terminal is drawn over at most so often.
 DRAW_SECONDS = 0.1
+#: And lines that stay are written at most so often.
+SAY_SECONDS = 1.0
 NAMES_SHOWN = 3
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_COLUMNS = 20
@@ -105,7 +107,7 @@ class ProgressLine:
         self._live = self._stream.isatty()
         self._clock = clock
         self._columns = columns or _terminal_columns
-        self._drawn_at = -math.inf
+        self._drawn_at = self._said_at = -math.inf
         self._drawn = False
 
     def begin(self, epoch: int, step: int) -> None:
@@ -115,10 +117,7 @@ class ProgressLine:
     def reach(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
         """Steps before this one are applied. values: asked for where something is drawn; it may cost."""
         now = self._clock()
-        if not self._live:
-            self.progress.reach(step, {})
-            return
-        if now - self._drawn_at < DRAW_SECONDS:
+        if not self._live or now - self._drawn_at < DRAW_SECONDS:
             self.progress.reach(step, {})
             return
         self.progress.reach(step, values())
@@ -126,10 +125,13 @@ class ProgressLine:
         self._write("\r" + self.progress.line(now, self._columns() - 1) + "\x1b[K")
 
     def end(self, values: Mapping[str, float]) -> None:
-        """The epoch is over: one line that stays."""
-        self.progress.reach(self.progress.step, values)
+        """The epoch is over: one line that stays; of epochs shorter than a second, one a second and the last."""
+        progress, now = self.progress, self._clock()
+        progress.reach(progress.step, values)
         self.clear()
-        self._write(self.progress.summary(self._clock()) + "\n")
+        if now - self._said_at >= SAY_SECONDS or progress.step >= progress.total_steps:
+            self._said_at = now
+            self._write(progress.summary(now) + "\n")
 
     def clear(self) -> None:
         """Nothing of it is left on a terminal's line: somebody else writes there."""

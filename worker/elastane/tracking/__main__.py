@@ -1,7 +1,7 @@
 """A tracker's process, started by a worker (`process`): `python -m elastane.tracking '{"to": ..., ...}'`.
 
-It ends with its worker: when the standard input ends, what was read is written and the process is over. A line
-{"finish": N} says that the job has N steps and ends when they are written.
+It ends with its worker: when the standard input ends, what was read is written and the process is over. A
+line {"finish": N} says that the job has N steps and ends when they are written.
 """
 
 from __future__ import annotations

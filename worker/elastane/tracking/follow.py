@@ -22,8 +22,8 @@ FLUSH_SECONDS = 2.0
 class Following:
     """One tracker that follows a job at its master.
 
-    worker_id: of the leader whose tracker this is; empty: it follows whoever leads. `finish_at` and `stop` may be
-    called from any thread.
+    worker_id: of the leader whose tracker this is; empty: it follows whoever leads. `finish_at` and `stop` may
+    be called from any thread; both close the client.
     """
 
     def __init__(self, client: MasterClient, job: str, spec: TrackerSpec, *, worker_id: str = "") -> None:
@@ -32,23 +32,24 @@ class Following:
         self._worker_id = worker_id
         self._tracker: Tracker = tracker_of(spec, TrackedRun(job, job_created(client, job)))
         self._lock = threading.Lock()
-        self._feed: Feed | None = None
+        self._next_step = 0
         self._target: int | None = None
         self._stopped = False
 
     def run(self, *, follow: bool) -> int:
         """Write until the end: of what is there, without `follow`; else until `finish_at` or `stop`.
 
-        Returns the step after the last one written. Raises RequestRefusedError ("stale") when the worker does not
-        lead any more, MasterUnreachableError, and what the tracker's library raises.
+        Returns the step after the last one written. Raises RequestRefusedError ("stale") when the worker does
+        not lead any more, MasterUnreachableError, and what the tracker's library raises.
         """
+        from elastane.client import ClientClosedError
+
         cursor = self._tracker.open()
-        feed = self._feed = Feed(self._tracker, cursor)
+        feed = Feed(self._tracker, cursor)
         stream = StepStream(self._client, self._job, token=cursor.token, worker_id=self._worker_id)
-        finished = not follow
         try:
             flushed_at = time.monotonic()
-            self._end_if_there()
+            self._wrote(feed.next_step)
             for batch in stream.batches(follow=follow):
                 for step in batch:
                     feed.take(step)
@@ -56,34 +57,42 @@ class Following:
                     # The batch before this one is behind the token; what is in both is written once.
                     self._tracker.flush(Cursor(feed.next_step, stream.token))
                     flushed_at = time.monotonic()
-                if self._end_if_there():
-                    finished = True
-        except MasterUnreachableError:
-            if not self._stopped:
+                self._wrote(feed.next_step)
+        except (MasterUnreachableError, ClientClosedError):
+            if not self._over:
                 raise
         finally:
             self._tracker.flush(Cursor(feed.next_step, stream.token))
-            self._tracker.close(finished=finished)
+            self._tracker.close(finished=self._there or not follow)
         return feed.next_step
 
     def finish_at(self, step: int) -> None:
         """End once the steps before this one are written: the job is over."""
         with self._lock:
             self._target = step
-        self._end_if_there()
+            there = self._there
+        if there:
+            self._client.close()
 
     def stop(self) -> None:
         """End now; another one goes on."""
         self._stopped = True
         self._client.close()
 
-    def _end_if_there(self) -> bool:
+    @property
+    def _there(self) -> bool:
+        return self._target is not None and self._next_step >= self._target
+
+    @property
+    def _over(self) -> bool:
+        return self._stopped or self._there
+
+    def _wrote(self, next_step: int) -> None:
         with self._lock:
-            reached = self._target is not None and self._feed is not None
-            if reached and self._feed.next_step >= self._target:  # type: ignore[union-attr, operator]
-                self._client.close()
-                return True
-        return False
+            self._next_step = next_step
+            there = self._there
+        if there:
+            self._client.close()
 
 
 def write_steps(lines: Iterable[str], job: str, created: float, spec: TrackerSpec) -> int:

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 import structlog
@@ -19,6 +19,7 @@ _log = structlog.get_logger(__name__)
 
 #: How long the end of the training waits for the last values to be written.
 FINISH_SECONDS = 20.0
+LOOK_SECONDS = 0.2
 #: What the values are kept from: torch, and the trackers' own, must not take the worker's cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -49,37 +50,53 @@ class TrackerProcesses:
             "timeout_seconds": timeout_seconds,
         }
         self._processes: list[subprocess.Popen[str]] = []
+        self._ending: list[subprocess.Popen[str]] = []
 
     def lead(self, leads: bool) -> None:
-        """This worker leads, or does not: at each ring it enters. Idempotent."""
+        """This worker leads, or does not: at each ring it enters. Idempotent; does not wait for the old ones."""
         if leads and not self._processes:
+            self._reap()
             self._processes = [self._start(spec) for spec in self.specs]
         elif not leads and self._processes:
-            self.close()
+            self._release()
 
     def write(self, step: Mapping[str, object]) -> None:
         """A step of a job without a master, as the fields of LoggedStep."""
         self._tell(step)
 
-    def finish(self, step: int) -> None:
-        """The job is over and has so many steps: returns when they are written, or after `FINISH_SECONDS`."""
+    def finish(self, step: int, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """The job is over and has so many steps: returns when they are written, or after `FINISH_SECONDS`.
+
+        meanwhile: called several times a second, for what must go on.
+        """
         self._tell({"finish": step})
         deadline = time.monotonic() + FINISH_SECONDS
-        for spec, process in zip(self.specs, self._processes, strict=False):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _log.warning("the last values are not in the tracker yet", tracker=str(spec))
+        while any(process.poll() is None for process in self._processes):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                next(one for one in self._processes if one.returncode is None).wait(LOOK_SECONDS)
+            meanwhile()
+            if time.monotonic() > deadline:
+                _log.warning("the last values are not in the trackers yet", seconds=FINISH_SECONDS)
+                break
         self.close()
 
     def close(self) -> None:
         """End them; what they have read is written."""
-        processes, self._processes = self._processes, []
-        for process in processes:
+        self._release()
+        self._reap()
+
+    def _release(self) -> None:
+        """They write what they have read, and end."""
+        for process in self._processes:
             with contextlib.suppress(OSError):
                 assert process.stdin is not None
                 process.stdin.close()
-        for process in processes:
+        self._ending += self._processes
+        self._processes = []
+
+    def _reap(self) -> None:
+        ending, self._ending = self._ending, []
+        for process in ending:
             try:
                 process.wait(FINISH_SECONDS)
             except subprocess.TimeoutExpired:

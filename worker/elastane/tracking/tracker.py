@@ -1,4 +1,4 @@
-"""What a tracker is, which there are, and what goes into one: each step that stands, once. Pure but for `open`.
+"""What a tracker is, which there are, and what goes into one: each step that stands, once.
 
 A tracker keeps a cursor beside its data: the first step that is not in it, and where in the history that is.
 Whoever takes it up, another leader or a resumed job, goes on from there.

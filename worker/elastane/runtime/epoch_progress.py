@@ -125,7 +125,7 @@ class ProgressLine:
         self._write("\r" + self.progress.line(now, self._columns() - 1) + "\x1b[K")
 
     def end(self, values: Mapping[str, float]) -> None:
-        """The epoch is over: one line that stays; of epochs shorter than a second, one a second and the last."""
+        """The epoch is over: a line that stays. Of short epochs one a second is told of, and the last."""
         progress, now = self.progress, self._clock()
         progress.reach(progress.step, values)
         self.clear()

@@ -85,9 +85,9 @@ class Job(abc.ABC):
     def log_to(self, *trackers: str) -> None:
         """Have what `log` stores written to trackers too; before `epochs`. ELASTANE_LOG_TO does the same.
 
-        trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". The leader writes, in a process of
-        its own, the mean over all logical workers of each committed step: once, whoever leads and however often
-        it was replayed. Raises RefusedError for one that is unknown or not installed.
+        trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". The leader writes, in a process
+        of its own, the mean over all logical workers of each committed step: once, whoever leads and however
+        often it was replayed. Raises RefusedError for one that is unknown or not installed.
         """
         self._trackers += parse_specs(",".join(trackers))
 

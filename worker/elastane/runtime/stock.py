@@ -160,7 +160,7 @@ class LocalJob(Job):
                 hint="pass steps_per_epoch to prepare, or give the dataset __len__",
             ) from error
         self._model = model
-        self._steps_per_epoch = batches // options.accumulation_steps
+        self._steps_per_epoch = -(-batches // options.accumulation_steps)
         self._calls = LocalCalls(model, options.accumulation_steps, batches)
         intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
         if model is not prepared.model and options.accumulation_steps > 1:

@@ -22,8 +22,8 @@ FLUSH_SECONDS = 2.0
 class Following:
     """One tracker that follows a job at its master.
 
-    worker_id: of the leader whose tracker this is; empty: it follows whoever leads. `finish_at` and `stop` may
-    be called from any thread; both close the client.
+    worker_id: of the leader whose tracker this is; empty: it follows whoever leads. `finish_at` and `stop`
+    may be called from any thread; both close the client.
     """
 
     def __init__(self, client: MasterClient, job: str, spec: TrackerSpec, *, worker_id: str = "") -> None:

@@ -53,7 +53,7 @@ class TrackerProcesses:
         self._ending: list[subprocess.Popen[str]] = []
 
     def lead(self, leads: bool) -> None:
-        """This worker leads, or does not: at each ring it enters. Idempotent; does not wait for the old ones."""
+        """This worker leads, or does not: told at each ring it enters. Those of before end by themselves."""
         if leads and not self._processes:
             self._reap()
             self._processes = [self._start(spec) for spec in self.specs]

@@ -46,7 +46,7 @@ def track(
 ) -> None:
     """Write what the script logged to TensorBoard, MLflow or W&B, each step once.
 
-    Called again it goes on where it was. A script that has its leader do this says job.log_to("tensorboard:runs").
+    Called again it goes on where it was. The leader does this itself where the script says job.log_to(...).
     Examples: elastane track --to tensorboard:runs; elastane track train --to mlflow:digits --follow
     """
     from elastane.tracking.follow import Following

@@ -23,7 +23,7 @@ EVENTS_MAX = 2000
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
 
-HeldKey = tuple[str, int, int, int, str]
+HeldKey = tuple[str, int, int, int, int, str]
 
 
 @dataclass
@@ -56,8 +56,8 @@ class News:
 
 
 def held_key(dataset: str, task: shard_pb2.TaskInfo) -> HeldKey:
-    """Tells a task in somebody's hands from the next attempt at it, and of lockstep's N tasks one from another."""
-    return dataset, task.epoch, task.index, task.range.start * 1_000_000 + task.attempt, task.worker_id
+    """Tells a task in hand from another attempt at it, and the N tasks of a step from one another."""
+    return dataset, task.epoch, task.index, task.range.start, task.attempt, task.worker_id
 
 
 class Watching:
@@ -136,6 +136,7 @@ class Watching:
                         return
                     self.news.trouble = f"no news: {error.args[0]}"
                     self._changed()
+                    ended.wait(LIST_SECONDS)
                 except ElastaneError as error:
                     self._fail(ended, error)
                     return

@@ -52,7 +52,7 @@ class View:
     @property
     def follows_end(self) -> bool:
         """Newest last: without a selection the end is shown."""
-        return self.page == "worker" or self.tab == "events" and self.page == "job"
+        return self.page == "worker" or (self.page == "job" and self.tab == "events")
 
 
 def press(view: View, key: str, rows: Sequence[Row]) -> View | None:

@@ -1,7 +1,7 @@
 """The pages of `elastane top` as lines of text that fit the terminal. Pure: news, view, size and time in.
 
-A page is a head, a body of rows of which a window is shown around the selected one, and two lines at the foot: the
-selected row's full text, and the keys.
+A page is a head, a body of rows of which a window is shown around the selected one, and two lines at the
+foot: the selected row's full text, and the keys.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ class Body:
     details: list[str] = field(default_factory=list)
     #: Shown instead of rows where there are none.
     empty: str = ""
+    #: Whether the selected row is to be seen; else it only moves the window.
+    marks: bool = True
 
     def add(self, row: Row, line: Text | str, detail: str = "") -> None:
         self.rows.append(row)
@@ -58,7 +60,7 @@ def rows_of(view: View, news: News, now: float) -> list[Row]:
 
 
 def picture(view: View, news: News, columns: int, rows: int, now: float) -> list[Text]:
-    """The whole screen: exactly `rows` lines of at most `columns` characters. now: seconds since the epoch."""
+    """The whole screen: exactly `rows` lines of at most `columns` characters. now: since the Unix epoch."""
     head = _head(view, news, columns, now)
     body = _body(view, news, columns, now)
     keys = Text(_keys(view), style="dim")
@@ -74,7 +76,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
         first = max(0, min(at - room // 2, len(body.rows) - room))
         for number in range(first, min(first + room, len(body.rows))):
             line = body.lines[number].copy()
-            if number == at and body.rows[number].id:
+            if number == at and body.marks:
                 line.pad_right(max(0, columns - len(line)))
                 line.stylize("reverse")
             shown.append(line)
@@ -249,11 +251,11 @@ def _events(detail: JobNews) -> Body:
 
 
 def _curves(detail: JobNews, columns: int) -> Body:
-    body = Body(empty="nothing logged: scripts log with job.log(name=value)")
+    body = Body(empty="nothing logged: scripts log with job.log(name=value)", marks=False)
     for series in detail.series:
         for number, line in enumerate(curve_lines(series, columns, CURVE_ROWS)):
             style = "bold" if number == 0 else "cyan"
-            body.add(Row(f"{series.name}/{number}" if number == 0 else ""), Text(line, style=style))
+            body.add(Row(f"{series.name}/{number}"), Text(line, style=style))
     return body
 
 

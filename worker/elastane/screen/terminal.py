@@ -1,7 +1,7 @@
 """The terminal itself: keys as they are pressed, a picture as often as there is something new.
 
-Keys are answered at once, news at most once in `interval_seconds`; ages grow every second. Whatever ends it, the
-terminal is as it was before.
+Keys are answered at once, news at most once in `interval_seconds`; ages grow every second. Whatever ends it,
+the terminal is as it was before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, interval_seconds: float) -> list[str]:
-        """The keys pressed; returns without any for news, `interval_seconds` after the call, or as time passes."""
+        """The keys pressed; without any it returns for news, after `interval_seconds`, or as time passes."""
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._keys, interval_seconds)

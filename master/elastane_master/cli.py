@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn

@@ -49,8 +49,8 @@ def report(
 ) -> None:
     """Write a report of a job into one file: its ring over time, throughput, faults and what they cost.
 
-    The file needs no other: no script, no style, no picture from elsewhere. Of a running job it tells what there
-    is so far.
+    The file needs no other: no script, no style, no picture from elsewhere. Of a running job it tells what
+    there is so far.
     Examples: elastane report; elastane report train -o train.md; elastane report -o - --format markdown
     """
     chosen = _form(output, form)

@@ -61,7 +61,7 @@ class Saved:
 
 @dataclass(slots=True)
 class Facts:
-    """All of it. Times are seconds since the Unix epoch; cost: fields of the message, empty without prices."""
+    """All of it. Times are seconds since the Unix epoch. cost: the message's fields, empty without prices."""
 
     name: str
     phase: str

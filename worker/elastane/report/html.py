@@ -14,7 +14,8 @@ _WIDTH = 900
 _ROW, _LEFT, _CURVE = 26, 150, 180
 _HUES = 8
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --ink: #1c1c1c; --paper: #fff; --strong: #0a63c9; --bad: #b3261e; }
+:root { color-scheme: light dark;
+  --line: #8884; --ink: #1c1c1c; --paper: #fff; --strong: #0a63c9; --bad: #b3261e; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e6e6; --paper: #161616; --strong: #7db4ff; --bad: #ff8a80; }
 }
@@ -22,11 +23,12 @@ body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(
   max-width: 960px; padding: 0 1rem; }
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
-  overflow-wrap: anywhere; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
+  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
 th[scope=row] { font-weight: 500; white-space: nowrap; }
 svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
-.axis { stroke: currentColor; stroke-opacity: .4; } .curve { stroke: var(--strong); fill: none; stroke-width: 1.5; }
+.axis { stroke: currentColor; stroke-opacity: .4; }
+.curve { stroke: var(--strong); fill: none; stroke-width: 1.5; }
 .band { fill: var(--strong); fill-opacity: .15; } .mark { stroke: var(--bad); stroke-dasharray: 3 3; }
 """ + "\n".join(f".h{n} {{ fill: hsl({(n * 360 // _HUES + 205) % 360} 55% 48%); }}" for n in range(_HUES))
 
@@ -96,10 +98,9 @@ def _timeline(facts: Facts) -> str:
             told = (
                 f"{worker}: {ranks}, generation {ring.generation}, {texts.duration(ring.ended - ring.began)}"
             )
-            shapes.append(
-                f'<rect class="h{first % _HUES}" x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}">'
-                f"<title>{escape(told)}</title></rect>"
-            )
+            place = f'x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}"'
+            title = f"<title>{escape(told)}</title>"
+            shapes.append(f'<rect class="h{first % _HUES}" {place}>{title}</rect>')
             if width > 60:
                 label = ranks.removeprefix("ESTs ").removeprefix("EST ")
                 shapes.append(f'<text x="{x + 4:.1f}" y="{y + 17}" style="fill:#fff">{label}</text>')
@@ -153,7 +154,8 @@ def _curve(
 
 
 def _svg(height: int, shapes: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}">{"".join(shapes)}</svg>'
+    frame = f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}"'
+    return f"<svg {frame}>{''.join(shapes)}</svg>"
 
 
 def _short(name: str) -> str:

@@ -29,10 +29,11 @@ class Pause:
 
 @dataclass(slots=True)
 class StepFold:
-    """Takes steps in the order of their commits. moments: about which the commits before and after are wanted.
+    """Takes steps in the order of their commits.
 
-    next_step: the next to commit. commits: in all; replayed: those that a later commit superseded. samples:
-    of the steps that stand... as consumed, replays included. first, last: when the first and the last was.
+    moments: about which the commits before and after are wanted. next_step: the next to commit. commits: in
+    all; replayed: those that a later commit superseded. samples: that all of them consumed, replays included.
+    first, last: when the first and the last was.
     """
 
     moments: Sequence[float] = ()
@@ -75,7 +76,7 @@ class StepFold:
         return statistics.median(self._durations) if self._durations else None
 
     def throughput(self) -> list[tuple[float, float]]:
-        """(seconds since the first commit, samples a second), evenly spaced; nothing is left out where it is 0."""
+        """(seconds since the first commit, samples a second), evenly spaced, zeros included."""
         if not self._buckets:
             return []
         return [

@@ -130,7 +130,7 @@ def test_a_long_history_is_folded_in_bounded_memory() -> None:
 class Page(HTMLParser):
     """Which elements there are, that each is closed, and its text."""
 
-    VOID = {"meta", "br", "hr", "img", "link", "input"}
+    VOID = ("meta", "br", "hr", "img", "link", "input")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -187,8 +187,8 @@ def test_cost_where_the_job_has_prices() -> None:
     found = facts()
     found.cost = {
         "currency": "USD", "spent_micros": 1_500_000, "on_demand_micros": 4_000_000,
-        "saved_micros": 2_500_000, "worker_seconds": 100.0, "replayed_seconds": 2.0, "replayed_micros": 30_000,
-        "idle_seconds": 5.0, "idle_micros": 75_000,
+        "saved_micros": 2_500_000, "worker_seconds": 100.0, "replayed_seconds": 2.0,
+        "replayed_micros": 30_000, "idle_seconds": 5.0, "idle_micros": 75_000,
     }  # fmt: skip
     for text in (as_html(found, BEGAN), as_markdown(found, BEGAN)):
         assert "1.5000 USD" in text and "2.5000 USD" in text and "2.00 s, 0.0300 USD" in text

@@ -115,7 +115,7 @@ def gather(
     over = [event_seconds(event) for event in events if event.kind in _ENDS]
     ended = over[-1] if over and phase in ("succeeded", "failed", "cancelled") else None
     cost = getattr(job, "cost", None)
-    plain = to_plain(job)
+    settings = to_plain(job.settings)
     return Facts(
         name=job.name,
         phase=phase,
@@ -125,7 +125,7 @@ def gather(
         steps=fold,
         step_total=job.steps_per_epoch * job.epochs,
         epochs=job.epochs,
-        settings={name: value for name, value in plain["settings"].items() if value not in (None, "")},
+        settings={name: value for name, value in settings.items() if value not in (None, "")},
         environment=dict(sorted(job.environment.items())),
         cost=to_plain(cost) if cost is not None and job.HasField("cost") else {},
         rings=_rings(events, ended if ended is not None else now),
@@ -166,7 +166,8 @@ def _incidents(told: Sequence[ring_pb2.Event], fold: StepFold) -> list[Incident]
     for event in told:
         pause = fold.pause_at(event_seconds(event))
         seconds, shared = pause.seconds, False
-        if pause.before is None and event.kind == "ring_change":
+        began = fold.first is not None and fold.first < pause.at
+        if not began and event.kind == "ring_change":
             continue  # the first ring: nothing had been trained that could wait
         if pause.before is not None and pause.after is not None:
             shared = (pause.before, pause.after) in waits

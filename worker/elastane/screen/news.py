@@ -113,7 +113,7 @@ class Watching:
     @staticmethod
     def _lists(client: MasterClient, ended: threading.Event) -> Iterable[list[job_pb2.Job]]:
         while not ended.is_set():
-            yield client.list_jobs()
+            yield sorted(client.list_jobs(), key=lambda job: job.name)
             ended.wait(LIST_SECONDS)
 
     def _start(

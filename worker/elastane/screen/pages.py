@@ -273,11 +273,11 @@ def _worker(name: str, detail: JobNews) -> Body:
 
 def _keys(view: View) -> str:
     if view.page == "jobs":
-        return "enter opens a job   ? keys   q leaves"
+        return "enter: open   ?: keys   q: leave"
     if view.page == "worker":
-        return "escape goes back   ? keys   q leaves"
-    back = "" if view.pinned else "escape goes back   "
-    return f"tab or letter: pages   enter opens a worker   {back}? keys   q leaves"
+        return "escape: back   ?: keys   q: leave"
+    back = "" if view.pinned else "escape: back   "
+    return f"tab: next page   enter: open a worker   {back}?: keys   q: leave"
 
 
 def age(seconds: float) -> str:

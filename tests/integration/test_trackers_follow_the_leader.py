@@ -1,4 +1,5 @@
-"""job.log to TensorBoard, MLflow and W&B in a real training whose leader is killed: each step is there once."""
+"""job.log to TensorBoard, MLflow and W&B in a real training whose leader is killed: each step is there once.
+"""
 
 from __future__ import annotations
 

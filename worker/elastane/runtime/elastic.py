@@ -122,7 +122,7 @@ class ElasticJob(Job):
             worker_id=self._environment.worker_id,
             timeout_seconds=self._environment.master_timeout_seconds,
         )
-        trainer.on_ring = trackers.lead
+        trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
         trainer.shows_progress = self._shows_progress(progress)
         trainer.join(count)
         while trainer.applied_step < trainer.total_steps:

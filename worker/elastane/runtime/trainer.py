@@ -140,6 +140,7 @@ class Trainer:
         self.epochs = 0
         #: Told at each ring that is entered whether this worker leads it.
         self.on_ring: Callable[[bool], None] = lambda leads: None
+        self.on_close: Callable[[], None] = lambda: None
         self.shows_progress = False
         self._progress: ProgressLine | None = None
 
@@ -232,6 +233,7 @@ class Trainer:
             self._trace.close()
         self._attendance.close(bye)
         self._source.close()
+        self.on_close()
 
     def log(self, values: dict[str, Any]) -> None:
         """Values of the EST and step now running; they become part of the committed history.

@@ -1,7 +1,4 @@
-"""A tiny model that logs its loss and goes slowly: `logging_steps.py SECONDS_A_MINI_BATCH`."""
-
-import sys
-import time
+"""A tiny model that logs its loss."""
 
 import torch
 
@@ -18,7 +15,6 @@ def main() -> None:
         for (x,) in loader:
             loss = (model(x) - x.sum()).square().mean()
             job.log(loss=loss)
-            time.sleep(float(sys.argv[1]))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

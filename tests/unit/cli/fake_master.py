@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -97,6 +98,8 @@ class FakeMaster(
             for number in range(1, 4)
         ]
         self.event_streams_broken = 0
+        #: Of each stream that follows: set, it breaks.
+        self.following: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self.progress: list[list[shard_pb2.Progress]] = [
             [_progress(done=2, todo=1, doing=1)],
             [_progress(done=4, todo=0, doing=0, complete=True)],
@@ -215,9 +218,12 @@ class FakeMaster(
                     self.event_streams_broken -= 1
                     context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
         if request.follow:
-            gone = threading.Event()
-            context.add_callback(gone.set)
-            gone.wait()
+            over = threading.Event()
+            context.add_callback(over.set)
+            self.following.put(over)
+            over.wait()
+            if context.is_active():
+                context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
 
     # ------------------------------------------------------------------ ShardService
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from elastane.errors import MasterUnreachableError
@@ -44,27 +43,19 @@ class Following:
         """
         from elastane.client import ClientClosedError
 
-        cursor = self._tracker.open()
-        feed = Feed(self._tracker, cursor)
-        stream = StepStream(self._client, self._job, token=cursor.token, worker_id=self._worker_id)
+        pages = Pages(self._tracker, self._client.close)
+        stream = StepStream(self._client, self._job, token=pages.cursor.token, worker_id=self._worker_id)
         try:
-            flushed_at = time.monotonic()
-            self._wrote(feed.next_step)
+            self._wrote(pages.cursor.next_step)
             for batch in stream.batches(follow=follow):
-                for step in batch:
-                    feed.take(step)
-                if time.monotonic() - flushed_at > FLUSH_SECONDS:
-                    # The batch before this one is behind the token; what is in both is written once.
-                    self._tracker.flush(Cursor(feed.next_step, stream.token))
-                    flushed_at = time.monotonic()
-                self._wrote(feed.next_step)
+                # The token is that of the batch before: what is in both is written once.
+                self._wrote(pages.take(batch, stream.token))
         except (MasterUnreachableError, ClientClosedError):
-            if not self._over:
+            if not self._over and pages.failure is None:
                 raise
         finally:
-            self._tracker.flush(Cursor(feed.next_step, stream.token))
-            self._tracker.close(finished=self._there or not follow)
-        return feed.next_step
+            pages.close(stream.token, finished=lambda: self._there or not follow)
+        return pages.cursor.next_step
 
     def finish_at(self, step: int) -> None:
         """End once the steps before this one are written: the job is over."""
@@ -95,26 +86,71 @@ class Following:
             self._client.close()
 
 
+class Pages:
+    """A tracker that is written to, and flushed by a thread of its own: the next step may be minutes away.
+
+    failed: called when a flush fails, on that thread. `close` raises what it was.
+    """
+
+    def __init__(self, tracker: Tracker, failed: Callable[[], None] = lambda: None) -> None:
+        self._tracker = tracker
+        self._failed = failed
+        self.cursor = tracker.open()
+        self.failure: Exception | None = None
+        self._feed = Feed(tracker, self.cursor)
+        self._lock = threading.Lock()
+        self._is_new = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elastane-flush", daemon=True)
+        self._thread.start()
+
+    def take(self, steps: Iterable[LoggedStep], token: str = "") -> int:
+        """Write steps; returns the next. token: of the history, before or behind them."""
+        with self._lock:
+            for step in steps:
+                self._feed.take(step)
+                self._is_new = True
+            self.cursor = Cursor(self._feed.next_step, token)
+        return self.cursor.next_step
+
+    def close(self, token: str = "", *, finished: Callable[[], bool]) -> None:
+        """Flush and end. finished: whether the job is over."""
+        self._closing.set()
+        self._thread.join()
+        if self.failure is not None:
+            raise self.failure
+        self.cursor = Cursor(self._feed.next_step, token)
+        self._tracker.flush(self.cursor)
+        self._tracker.close(finished=finished())
+
+    def _run(self) -> None:
+        while not self._closing.wait(FLUSH_SECONDS):
+            with self._lock:
+                if not self._is_new:
+                    continue
+                try:
+                    self._tracker.flush(self.cursor)
+                except Exception as error:  # noqa: BLE001 - whatever its library raises ends this tracker
+                    self.failure = error
+                    break
+                self._is_new = False
+        if self.failure is not None:
+            self._failed()
+
+
 def write_steps(lines: Iterable[str], job: str, created: float, spec: TrackerSpec) -> int:
     """Write what comes as JSON lines, one step each, until there is no more or one says {"finish": true}."""
-    tracker = tracker_of(spec, TrackedRun(job, created))
-    cursor = tracker.open()
-    feed = Feed(tracker, cursor)
+    pages = Pages(tracker_of(spec, TrackedRun(job, created)))
     finished = False
     try:
-        flushed_at = time.monotonic()
         for step in _steps(lines):
-            if step is None:
+            if step is None or pages.failure is not None:
                 finished = True
                 break
-            feed.take(step)
-            if time.monotonic() - flushed_at > FLUSH_SECONDS:
-                tracker.flush(Cursor(feed.next_step))
-                flushed_at = time.monotonic()
+            pages.take([step])
     finally:
-        tracker.flush(Cursor(feed.next_step))
-        tracker.close(finished=finished)
-    return feed.next_step
+        pages.close(finished=lambda: finished)
+    return pages.cursor.next_step
 
 
 def _steps(lines: Iterable[str]) -> Iterator[LoggedStep | None]:

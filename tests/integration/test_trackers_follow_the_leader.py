@@ -27,7 +27,7 @@ def wait_for_trackers(folder: Path, steps: int) -> None:
     """Until all three have that many steps."""
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, StopIteration):
             runs = json.loads((folder / "mlflow.json").read_text())["runs"]
             rows = json.loads(next(folder.glob("wandb-*.json")).read_text())["rows"]
             cursor = json.loads(next((folder / "runs").glob("*/elastane.json")).read_text())

@@ -170,7 +170,7 @@ def _step(now: float, logged: records.LoggedStep, *, rewound: bool) -> metric_pb
 
 
 def _series(curves: Curves, names: Iterable[str], points_max: int) -> list[metric_pb2.Series]:
-    wanted = list(names) or sorted(curves.series)
+    wanted = set(names)
     return [
         metric_pb2.Series(
             name=name,
@@ -186,8 +186,8 @@ def _series(curves: Curves, names: Iterable[str], points_max: int) -> list[metri
                 for bucket in curves.points(name, points_max)
             ],
         )
-        for name in wanted
-        if name in curves.series
+        for name in sorted(curves.series)
+        if not wanted or name in wanted
     ]
 
 

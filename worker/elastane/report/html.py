@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from elastane.explain import ranks_text
 from elastane.report import texts
 from elastane.report.facts import Facts
 from elastane.report.texts import Table
@@ -94,7 +95,7 @@ def _timeline(facts: Facts) -> str:
                 continue
             first, last = ring.members[worker]
             x, width = _LEFT + (ring.began - start) * scale, max((ring.ended - ring.began) * scale, 1.0)
-            ranks = texts.ranks_text(first, last)
+            ranks = ranks_text(first, last)
             told = (
                 f"{worker}: {ranks}, generation {ring.generation}, {texts.duration(ring.ended - ring.began)}"
             )

@@ -197,7 +197,7 @@ def _workers(job: job_pb2.Job, now: float) -> Body:
 def _ests(detail: JobNews, now: float) -> Body:
     body = Body(f"{'EST':>5}  {'WORKER':<28} {'DOES STEP':>10} {'FOR':>7}  STATE")
     assert detail.job is not None
-    held = {}
+    held: dict[str, list[tuple[int, float]]] = {}
     for item in detail.datasets:
         if item.dataset == "train":
             for task in item.holders:
@@ -212,9 +212,8 @@ def _ests(detail: JobNews, now: float) -> Body:
             body.add(Row(str(rank)), Text(f"{rank:>5}  nobody", style="yellow"), "no worker hosts it now")
             continue
         state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
-        step, since = min(held.get(worker.worker_id, []), key=lambda one: one[1], default=(None, now))
-        does = str(step) if step is not None else "-"
-        waits = age(now - since) if step is not None else "-"
+        longest = min(held.get(worker.worker_id, []), key=lambda one: one[1], default=None)
+        does, waits = (str(longest[0]), age(now - longest[1])) if longest is not None else ("-", "-")
         line = f"{rank:>5}  {_cut(worker.worker_id, 28):<28} {does:>10} {waits:>7}  {state}"
         body.add(Row(str(rank), worker.worker_id), line, worker.reason)
     return body

@@ -10,10 +10,12 @@ import datetime
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from elastane.errors import RefusedError
-from elastane.logged import LoggedStep
+
+if TYPE_CHECKING:
+    from elastane.logged import LoggedStep
 
 #: By kind: the modules of which one must be there, and what the text behind the colon is.
 KINDS: Final = {

@@ -65,7 +65,7 @@ class EpochProgress:
         rate = self.steps_per_second(now)
         parts = [f"epoch {self.epoch + 1}/{self.epochs}", "", f"{done}/{of} steps"]
         if rate:
-            parts += [f"{rate:.3g} steps/s", *self._values()]
+            parts += [_per_second(rate), *self._values()]
             left, left_of_all = (self._end - self.step) / rate, (self.total_steps - self.step) / rate
             parts.append(f"left {clock(left)}, of all {clock(left_of_all)}")
         length = sum(len(part) + 2 for part in parts)
@@ -82,7 +82,7 @@ class EpochProgress:
         rate = self.steps_per_second(now)
         parts = [f"{steps} steps in {now - self.began_at:.3g} s"]
         if rate:
-            parts.append(f"{rate:.3g} steps/s")
+            parts.append(_per_second(rate))
         parts += self._values()
         if rate and self.step < self.total_steps:
             parts.append(f"left of all {clock((self.total_steps - self.step) / rate)}")
@@ -152,6 +152,10 @@ def clock(seconds: float) -> str:
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f} steps/s" if rate >= 100 else f"{rate:.3g} steps/s"
 
 
 def _bar(share: float, columns: int) -> str:

@@ -9,7 +9,7 @@ History can go back (all workers lost, a checkpoint loaded): the step of a commi
 a newer generation. Buckets behind it are dropped. Where it lies inside a bucket, the values of the steps
 before it cannot be told from those that do not stand any more; `add` then asks for the history from its
 beginning, in which the superseded commits are passed over: their generation is older than that of the commit
-that went back.
+that went back. Where it is not (a store that lost writes got some of them twice) the bucket is left out.
 """
 
 from __future__ import annotations
@@ -81,8 +81,11 @@ class Curves:
         if not self.stands(logged.step, logged.generation):
             return True
         if logged.step < self.step:
-            self.rewinds.append(Rewind(logged.step, logged.generation))
-            if not self._drop(logged.step):
+            back = Rewind(logged.step, logged.generation)
+            known = back in self.rewinds
+            if not known:
+                self.rewinds.append(back)
+            if not self._drop(logged.step) and not known:
                 return False
         self.step = logged.step + 1
         for name, value in step_values(logged).items():
@@ -98,15 +101,15 @@ class Curves:
         return buckets
 
     def _drop(self, step: int) -> bool:
-        """Forgets `step` and what comes after it; False where a bucket holds steps before it too."""
+        """Forgets `step` and what comes after it; False where steps before it went with them."""
+        exact = True
         for name, buckets in list(self.series.items()):
-            while buckets and buckets[-1].start >= step:
+            while buckets and buckets[-1].end > step:
+                exact = exact and buckets[-1].start >= step
                 buckets.pop()
-            if buckets and buckets[-1].end > step:
-                return False
             if not buckets:
                 del self.series[name]
-        return True
+        return exact
 
     def _count(self, name: str, step: int, value: float) -> None:
         buckets = self.series.get(name)

@@ -100,6 +100,15 @@ def test_any_history_with_rewinds_counts_as_the_audit_does() -> None:
             assert math.isclose(point.mean, sum(covered) / len(covered), rel_tol=1e-12)
 
 
+def test_commits_that_a_store_got_twice_do_not_make_it_read_for_ever() -> None:
+    steps = 2 * POINTS_MAX + 1  # buckets of four steps
+    history = [logged(step, 1, loss=1.0) for step in range(steps)]
+    history += history[-5:]  # from the middle of a bucket on, in the generation they had
+    curves = curves_of(history)
+    assert curves.step == steps and curves.stride == 4
+    assert sum(point.count for point in curves.points("loss")) >= steps - curves.stride
+
+
 def test_a_value_that_is_no_number_shows_and_hides_no_other() -> None:
     values = [math.nan, 1.0, math.inf, 2.0]
     curves = Curves()

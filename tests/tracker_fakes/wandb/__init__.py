@@ -22,11 +22,17 @@ class Run:
         else:
             self._kept["rows"].append({"_step": step, **data})
             self.step = step + 1
-        self._file.write_text(json.dumps(self._kept))
+        self._write()
 
     def finish(self, exit_code: int | None = None) -> None:
         self._kept["ended"] = True
-        self._file.write_text(json.dumps(self._kept))
+        self._write()
+
+    def _write(self) -> None:
+        """Whole: its process may be killed at any moment."""
+        partial = self._file.with_suffix(".new")
+        partial.write_text(json.dumps(self._kept))
+        partial.replace(self._file)
 
 
 def init(project: str, id: str, name: str, group: str, resume: str) -> Run:

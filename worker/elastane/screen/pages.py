@@ -97,7 +97,8 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
 
 def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     if view.page == "jobs":
-        count = "" if news.jobs is None else f"  {len(news.jobs)} jobs"
+        many = "" if news.jobs is None or len(news.jobs) == 1 else "s"
+        count = "" if news.jobs is None else f"  {len(news.jobs)} job{many}"
         return [Text.assemble(("elastane", "bold"), count), Text("")]
     detail = news.detail
     job = detail.job if detail is not None else None

@@ -30,7 +30,7 @@ class LoggedStep:
 
 @dataclass(slots=True)
 class StepStream:
-    """The committed steps of a job in the order of commits. token: to go on behind what was given out."""
+    """The committed steps of a job in the order of commits. token: to go on behind the last batch."""
 
     client: MasterClient
     job: str
@@ -43,7 +43,7 @@ class StepStream:
     def batches(self, *, follow: bool) -> Iterator[list[LoggedStep]]:
         """Steps as they come; an empty list first. Without `follow` it ends after those committed so far.
 
-        A break is mended behind the last batch that was asked for. Raises as the client's watches do.
+        After a break it goes on behind the last batch. Raises as the client's watches do.
         """
 
         def request() -> metric_pb2.WatchStepsRequest:
@@ -56,8 +56,9 @@ class StepStream:
         )
         for answer in answers:
             self.created = answer.job_created.seconds + answer.job_created.nanos / 1e9
-            yield [_step(values) for values in answer.steps]
+            # A break shows when the next batch is asked for: then this one is taken.
             self.token = answer.token
+            yield [_step(values) for values in answer.steps]
 
 
 def job_created(client: MasterClient, job: str) -> float:

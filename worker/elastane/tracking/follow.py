@@ -48,13 +48,12 @@ class Following:
         try:
             self._wrote(pages.cursor.next_step)
             for batch in stream.batches(follow=follow):
-                # The token is that of the batch before: what is in both is written once.
                 self._wrote(pages.take(batch, stream.token))
         except (MasterUnreachableError, ClientClosedError):
             if not self._over and pages.failure is None:
                 raise
         finally:
-            pages.close(stream.token, finished=lambda: self._there or not follow)
+            pages.close(finished=lambda: self._there or not follow)
         return pages.cursor.next_step
 
     def finish_at(self, step: int) -> None:
@@ -105,7 +104,7 @@ class Pages:
         self._thread.start()
 
     def take(self, steps: Iterable[LoggedStep], token: str = "") -> int:
-        """Write steps; returns the next. token: of the history, before or behind them."""
+        """Write steps; returns the next. token: of the history, behind them; kept once all are written."""
         with self._lock:
             for step in steps:
                 self._feed.take(step)
@@ -113,13 +112,13 @@ class Pages:
             self.cursor = Cursor(self._feed.next_step, token)
         return self.cursor.next_step
 
-    def close(self, token: str = "", *, finished: Callable[[], bool]) -> None:
+    def close(self, *, finished: Callable[[], bool]) -> None:
         """Flush and end. finished: whether the job is over."""
         self._closing.set()
         self._thread.join()
         if self.failure is not None:
             raise self.failure
-        self.cursor = Cursor(self._feed.next_step, token)
+        self.cursor = Cursor(self._feed.next_step, self.cursor.token)
         self._tracker.flush(self.cursor)
         self._tracker.close(finished=finished())
 

@@ -90,7 +90,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
     told = explain(leader, job, events)
     assert told is not None and told.place == "out" and "its stream" in told.sentence
     death = next(one for one in facts.incidents if not one.planned and leader in one.reason)
-    assert death.cost_seconds is not None and 0.0 <= death.cost_seconds < 30.0
+    assert death.cost_seconds is not None and facts.lost_seconds >= death.cost_seconds >= 0.0
     assert facts.environment["optimizer"] == "SGD" and facts.steps.next_step == STEPS
     assert f"{leader}: ESTs" in as_markdown(facts, event_seconds(events[-1]))
     assert any("epoch 4/4: 8 steps in" in log and "loss" in log for log in logs.values())

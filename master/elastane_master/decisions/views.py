@@ -51,11 +51,11 @@ class JobView(msgspec.Struct, frozen=True):
     epoch: int
     steps_per_epoch: int
     epochs: int
+    environment: dict[str, str]
     saved_step: int
     created_at: float
     workers: tuple[WorkerView, ...]
     revision: int
-    environment: dict[str, str]
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -114,11 +114,11 @@ def job_view(machine: JobMachine) -> JobView:
         epoch=min(epoch, last_epoch),
         steps_per_epoch=steps_per_epoch,
         epochs=signature.epochs if signature else 0,
+        environment=signature.environment if signature else {},
         saved_step=state.checkpoints.saved_step,
         created_at=state.created_at,
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),
         revision=state.revision,
-        environment=signature.environment if signature else {},
     )
 
 

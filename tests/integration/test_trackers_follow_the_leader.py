@@ -57,7 +57,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
         leader = cluster.client.get_ring(cluster.job).members[0].worker_id
         os.kill(cluster.workers[leader].pid, signal.SIGKILL)
         gate.open()
-        cluster.add_worker("c")
+        cluster.client.scale_job(cluster.job, 1, 2)  # the other one goes on alone
         job = cluster.wait_for_end()
         history = list(cluster.client.audit_log(cluster.job))
         series = get_series(cluster.client, cluster.job).series

@@ -18,7 +18,9 @@ from elastane.tracking.tracker import TrackerSpec
 _log = structlog.get_logger(__name__)
 
 #: How long the end of the training waits for the last values to be written.
-FINISH_SECONDS = 20.0
+FINISH_SECONDS = 60.0
+#: And how long a tracker that is told to end may take to write what it has read.
+END_SECONDS = 20.0
 LOOK_SECONDS = 0.2
 #: What the values are kept from: torch, and the trackers' own, must not take the worker's cores.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -98,7 +100,7 @@ class TrackerProcesses:
         ending, self._ending = self._ending, []
         for process in ending:
             try:
-                process.wait(FINISH_SECONDS)
+                process.wait(END_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

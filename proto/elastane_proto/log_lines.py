@@ -3,12 +3,12 @@
 A line is an event (a short text that is the same for all of its kind) and facts. Lines about a job have
 `job`, and lines of or about a worker `worker`; both have `generation` and `step` as they were at that moment.
 
-    console   2026-05-04T10:11:12.123456Z [info     ] worker_lost   generation=3 job=train step=41 worker=w1 ...
+    console   2026-05-04T10:11:12.123456Z [info     ] worker_lost  generation=3 job=train step=41 worker=w1
     json      {"job": "train", "worker": "w1", "generation": 3, "step": 41, "event": "worker_lost", ...}
 
 No secret gets out: values under a secret's name, passwords in URLs and bearer tokens are starred out, whoever
-wrote them into a line. Lines of one kind are limited, so that a fault that strikes a thousand workers at once,
-or a client that calls in a loop, does not fill a disk.
+wrote them into a line. Lines of one kind are limited, so that a fault that strikes a thousand workers at
+once, or a client that calls in a loop, does not fill a disk.
 """
 
 from __future__ import annotations

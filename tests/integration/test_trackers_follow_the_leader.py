@@ -45,6 +45,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
         "FAKE_TRACKERS": str(tmp_path),
         "ELASTANE_LOG_TO": f"tensorboard:{tmp_path / 'runs'},mlflow:exp,wandb:proj",
         "ELASTANE_LOG_FORMAT": "json",
+        "ELASTANE_LOG_LEVEL": "debug",
     }
     folder, gates = tmp_path / "cluster", tmp_path / "gates"
     gate = Gate(gates / "16")  # the workers wait in this step until the first leader's trackers have written
@@ -92,7 +93,8 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
     death = next(one for one in facts.incidents if not one.planned and leader in one.reason)
     assert death.cost_seconds is not None and facts.lost_seconds >= death.cost_seconds >= 0.0
     assert facts.environment["optimizer"] == "SGD" and facts.steps.next_step == STEPS
-    assert f"{leader}: ESTs" in as_markdown(facts, event_seconds(events[-1]))
+    assert f"{leader}: EST 0, " in as_markdown(facts, event_seconds(events[-1]))
     assert any("epoch 4/4: 8 steps in" in log and "loss" in log for log in logs.values())
     lines = [json.loads(line) for log in logs.values() for line in log.splitlines() if line.startswith("{")]
-    assert all({"job", "worker", "generation", "step"} <= set(line) for line in lines)
+    assert {line["worker"] for line in lines} == {"a", "b"}
+    assert all({"job", "generation", "step"} <= set(line) for line in lines)

@@ -39,7 +39,9 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force."""
+    """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
+    environment: what the script's workers have in common.
+    """
 
     name: str
     settings: JobSettings
@@ -51,6 +53,7 @@ class JobView(msgspec.Struct, frozen=True):
     epoch: int
     steps_per_epoch: int
     epochs: int
+    environment: dict[str, str]
     saved_step: int
     created_at: float
     workers: tuple[WorkerView, ...]
@@ -114,6 +117,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         epoch=min(epoch, last_epoch),
         steps_per_epoch=steps_per_epoch,
         epochs=signature.epochs if signature else 0,
+        environment=signature.environment if signature else {},
         saved_step=state.checkpoints.saved_step,
         created_at=state.created_at,
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),

@@ -145,6 +145,7 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         epoch=view.epoch,
         steps_per_epoch=view.steps_per_epoch,
         epochs=view.epochs,
+        environment=view.environment,
         saved_step=view.saved_step,
         created=timestamp(view.created_at),
         workers=[_worker_message(worker, liveness) for worker in view.workers],

@@ -13,6 +13,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
+def own_namespace() -> str:
+    """Of the pod that this runs in; empty: in none."""
+    return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.is_file() else ""
+
+
 class OperatorSettings(BaseSettings):
     """What an operator is told.
 
@@ -58,6 +63,6 @@ class OperatorSettings(BaseSettings):
         """Where the lease is: as told, else where this pod is, else where it serves, else "default"."""
         if self.lease_namespace:
             return self.lease_namespace
-        if _OWN_NAMESPACE.is_file():
-            return _OWN_NAMESPACE.read_text().strip()
+        if own := own_namespace():
+            return own
         return (*self.served_namespaces(), "default")[0]

@@ -66,6 +66,15 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    for name in (
+        "ca.key",
+        "master.key",
+        "redis.password",
+        "operator.token",
+        "training.token",
+        "worker.token",
+    ):
+        assert (folder / name).stat().st_mode & 0o077 == 0, f"others can read {name}"
     return folder / "kept"
 
 
@@ -95,18 +104,29 @@ def caller(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch
     return monkeypatch
 
 
+def test_your_own_token_sees_every_job(
+    master: MasterOfTheManifest, caller: pytest.MonkeyPatch, secrets: Path
+) -> None:
+    caller.setenv("ELASTANE_TOKEN_FILE", str(secrets.parent / "operator.token"))
+    with MasterClient(master.address, timeout_seconds=20.0) as client:
+        job, made = client.create_job("other.digits", SETTINGS)
+        assert (job.name, made) == ("other.digits", True)
+
+
 def test_the_operators_token_makes_a_job_and_the_workers_does_not(
     master: MasterOfTheManifest, caller: pytest.MonkeyPatch, secrets: Path
 ) -> None:
     tokens = secrets / "training/training-tokens"
     caller.setenv("ELASTANE_TOKEN_FILE", str(tokens / "operator"))
     with MasterClient(master.address, timeout_seconds=20.0) as client:
-        client.create_job("digits", SETTINGS)
+        client.create_job("training.digits", SETTINGS)
+        with pytest.raises(RequestRefusedError, match="not for job"):
+            client.create_job("other.digits", SETTINGS)
     caller.setenv("ELASTANE_TOKEN_FILE", str(tokens / "worker"))
     with MasterClient(master.address, timeout_seconds=20.0) as client:
-        assert client.get_job("digits").settings.ests == 2
+        assert client.get_job("training.digits").settings.ests == 2
         with pytest.raises(RequestRefusedError, match=r"role"):
-            client.create_job("another", SETTINGS)
+            client.create_job("training.another", SETTINGS)
 
 
 def test_nobody_is_let_in_without_a_token(master: MasterOfTheManifest, caller: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
+from integration.master_support import ROOT
 from kube.api import ApiError
 from kube.scene import Scene
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
+CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
 MASTER = {"address": "127.0.0.1:50051"}
 CONTAINERS = [{"name": "worker", "image": "i.invalid/i:1"}]
 
@@ -136,3 +139,36 @@ async def test_what_decides_the_result_cannot_be_changed(scene: Scene) -> None:
         await scene.change(**{name: {"ests": 4, "seed": 7}[name] for name in change})
         await scene.wait(lambda: scene.condition("Accepted").get("status") == "True", "accepted again")
     assert len(scene.mirror.pods_seen) == 1
+
+
+async def test_what_the_master_is_told_once_cannot_be_changed(scene: Scene) -> None:
+    fixed: dict[str, Any] = {
+        "maxWaitSeconds": 60,
+        "recoveryPolicy": "Fixed",
+        "torchThreads": 2,
+        "determinism": "D2",
+        "checkpoint": {"url": "file:///tmp/a", "intervalSteps": 5, "keep": 2},
+        "spot": {"currency": "EUR"},
+    }
+    other: list[tuple[str, Any]] = [
+        ("maxWaitSeconds", 61),
+        ("recoveryPolicy", "Elastic"),
+        ("torchThreads", 1),
+        ("determinism", "D1"),
+        ("checkpoint", {"url": "file:///tmp/b"}),
+        ("checkpoint", {"url": None, "intervalSteps": 0}),
+        ("checkpoint", {"intervalSteps": 6}),
+        ("checkpoint", {"keep": 3}),
+        ("spot", {"currency": "USD"}),
+    ]
+    if not (scene.cluster.is_real and scene.cluster.version >= (1, 25)):
+        rules = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+        said = [each["message"] for each in rules["properties"]["spec"]["x-kubernetes-validations"]]
+        assert all(any(field in text and "once" in text for text in said) for field, _ in other)
+        return  # this API does not evaluate them
+    await scene.apply(suspend=True, **fixed)
+    for field, value in other:
+        with pytest.raises(ApiError, match="told to the master once") as refused:
+            await scene.change(**{field: value})
+        assert (refused.value.status, field in refused.value.message) == (422, True)
+    await scene.change(checkpoint={"onDelete": "Save", "timeoutSeconds": 7}, spot={"price": "0.5"})

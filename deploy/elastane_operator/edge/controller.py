@@ -46,7 +46,7 @@ from elastane_operator.edge.patches import merge_patch
 from elastane_operator.edge.watch import MasterWatch
 from elastane_operator.manifests.master import MasterDefaults, master_address, master_objects
 from elastane_operator.manifests.pods import worker_container, worker_pod
-from elastane_operator.settings import OperatorSettings
+from elastane_operator.settings import OperatorSettings, own_namespace
 
 Key = tuple[str, str]
 """Namespace and name of an ElasticJob."""
@@ -81,7 +81,7 @@ class Controller:
         self._kube = kube
         self._masters = masters
         self._settings = settings
-        self._defaults = MasterDefaults(settings.master_image, settings.cluster_domain)
+        self._defaults = MasterDefaults(settings.master_image, settings.cluster_domain, own_namespace())
         self._desks: dict[Key, _Desk] = {}
         self._looks = asyncio.Semaphore(settings.looks_max)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -33,6 +34,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
+IDLE_SECONDS_MAX = 900.0
+"""A channel that nobody used for so long is closed: masters of jobs' own come and go, certificates too."""
+
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -60,9 +64,14 @@ class Access(msgspec.Struct, frozen=True):
 class Masters:
     """All masters that jobs name. timeout_seconds: of one call."""
 
-    def __init__(self, timeout_seconds: float = 5.0) -> None:
+    def __init__(
+        self, timeout_seconds: float = 5.0, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._timeout_seconds = timeout_seconds
+        self._monotonic = monotonic
         self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._asked: dict[tuple[str, str], float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._books: dict[str, AddressBook] = {}
 
     async def close(self) -> None:
@@ -70,6 +79,7 @@ class Masters:
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
+        await asyncio.gather(*self._closing)
 
     async def view(self, access: Access, name: str) -> MasterView:
         """The job of that name as its master has it; never raises for a master that is away."""
@@ -196,9 +206,19 @@ class Masters:
         # The files of a secret may be renewed: other credentials are another channel.
         credentials = hashlib.sha256(b"\0".join((access.ca, access.cert, access.key))).hexdigest()
         key = (address, credentials)
+        now = self._asked[key] = self._monotonic()
         if key not in self._channels:
+            self._close_idle(now)
             self._channels[key] = self._open(access, address)
         return self._channels[key]
+
+    def _close_idle(self, now: float) -> None:
+        for key in [each for each, asked in self._asked.items() if now - asked > IDLE_SECONDS_MAX]:
+            del self._asked[key]
+            if (channel := self._channels.pop(key, None)) is not None:
+                task = asyncio.create_task(channel.close(None))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
 
     def _open(self, access: Access, address: str) -> grpc.aio.Channel:
         if not access.ca:

@@ -25,10 +25,13 @@ _STATE, _TLS, _TOKENS, _STORE = (
 
 
 class MasterDefaults(msgspec.Struct, frozen=True):
-    """What a job's own master gets where the spec names nothing. domain: of the cluster's DNS."""
+    """What a job's own master gets where the spec names nothing. domain: of the cluster's DNS.
+    operator_namespace: the operator's pods are let in from there; empty: from anywhere, as it runs elsewhere.
+    """
 
     image: str = "elastane-master:latest"
     domain: str = "cluster.local"
+    operator_namespace: str = ""
 
 
 def master_name(identity: Identity) -> str:
@@ -49,7 +52,7 @@ def master_objects(identity: Identity, spec: JobSpec, defaults: MasterDefaults) 
     if own is None:
         return []
     return [
-        _network_policy(identity),
+        _network_policy(identity, defaults),
         _service(identity),
         _stateful_set(identity, spec, own, own.image or defaults.image),
     ]
@@ -68,10 +71,15 @@ def _labels(identity: Identity) -> dict[str, str]:
     return {LABEL_JOB: identity.name, LABEL_ROLE: "master"}
 
 
-def _network_policy(identity: Identity) -> dict[str, Any]:
+def _network_policy(identity: Identity, defaults: MasterDefaults) -> dict[str, Any]:
+    # Anybody may give a pod the operator's label, in a namespace of theirs.
+    home = {"matchLabels": {"kubernetes.io/metadata.name": defaults.operator_namespace}}
     allowed = [
         {"podSelector": {"matchLabels": {LABEL_JOB: identity.name, LABEL_ROLE: "worker"}}},
-        {"namespaceSelector": {}, "podSelector": {"matchLabels": OPERATOR_LABELS}},
+        {
+            "namespaceSelector": home if defaults.operator_namespace else {},
+            "podSelector": {"matchLabels": OPERATOR_LABELS},
+        },
     ]
     return {
         "apiVersion": "networking.k8s.io/v1",

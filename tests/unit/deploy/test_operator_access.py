@@ -10,7 +10,7 @@ import pytest
 
 from elastane_operator.edge.access import master_access
 from elastane_operator.edge.kube import KubeError
-from elastane_operator.edge.masters import Access, MasterAwayError, Masters
+from elastane_operator.edge.masters import IDLE_SECONDS_MAX, Access, MasterAwayError, Masters
 from elastane_operator.manifests.master import MasterDefaults
 from unit.deploy.elastic_jobs import identity, spec_of
 
@@ -60,7 +60,11 @@ async def test_secrets_of_the_job_go_before_the_operators_own(
         tokens={"operator": "theirs\n", "worker": "no"},
         tls={"ca.crt": "their ca", "tls.crt": "cert", "tls.key": "key"},
     )
-    master = {"address": "m:1", "tokenSecret": {"name": "tokens"}, "tlsSecret": {"name": "tls"}}
+    master: dict[str, Any] = {
+        "address": "m:1",
+        "tokenSecret": {"name": "tokens"},
+        "tlsSecret": {"name": "tls"},
+    }
     given = await access(secrets, **master)
     assert (given.token, given.ca, given.cert) == ("theirs", b"their ca", b"")
     mutual = await access(secrets, **{**master, "tlsSecret": {"name": "tls", "clientCertificate": True}})
@@ -75,13 +79,14 @@ async def test_masters_that_the_operators_owner_did_not_name_get_none_of_its_sec
         monkeypatch.setenv(f"ELASTANE_TLS_{name.upper()}", str(tmp_path / name))
     monkeypatch.setenv("ELASTANE_TOKEN", "own")
     theirs = Secrets(tls={"ca.crt": "their ca"}, tokens={"operator": "theirs"})
-    for master in (
+    strangers: list[dict[str, Any]] = [
         {"address": "evil:1"},
         {"address": "m:1,evil:1"},
         {"address": "evil:1", "tlsSecret": {"name": "tls"}},
         {"address": "m:1", "tokenSecret": {"name": "tokens"}},
         {"perJob": {}},
-    ):
+    ]
+    for master in strangers:
         given = await access(theirs, **master)
         assert "own" not in given.token and (given.cert, given.key) == (b"", b""), master
     assert (await access(theirs, trusted=frozenset(), address="m:1")).token == ""
@@ -125,5 +130,22 @@ async def test_a_token_does_not_leave_the_machine_in_the_clear() -> None:
         assert not view.reachable and "unencrypted" in view.error
         here = await masters.view(Access("127.0.0.1:1", token="secret"), "job")
         assert not here.reachable and "unencrypted" not in here.error
+    finally:
+        await masters.close()
+
+
+async def test_channels_to_masters_that_are_gone_are_closed() -> None:
+    clock = 0.0
+    masters = Masters(timeout_seconds=0.2, monotonic=lambda: clock)
+    try:
+        for job in range(3):
+            await masters.view(Access(f"127.0.0.1:{job + 1}"), "job")
+        assert len(masters._channels) == 3
+        clock = IDLE_SECONDS_MAX
+        await masters.view(Access("127.0.0.1:1"), "job")
+        clock += 1
+        await masters.view(Access("127.0.0.1:9"), "job")
+        assert {address for address, _ in masters._channels} == {"127.0.0.1:1", "127.0.0.1:9"}
+        assert masters._asked.keys() == masters._channels.keys()
     finally:
         await masters.close()

@@ -128,14 +128,15 @@ def test_objects_are_valid_for_kubernetes(master: dict[str, Any], version: str) 
 
 def test_a_master_of_a_jobs_own_is_restricted_and_open_to_its_job_alone() -> None:
     policy, service, stateful = master_objects(
-        identity(), spec_of(master={"perJob": {}}), MasterDefaults("m:9")
+        identity(), spec_of(master={"perJob": {}}), MasterDefaults("m:9", operator_namespace="elastane")
     )
     [container] = stateful["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "m:9" and container["securityContext"] == RESTRICTED
     assert stateful["spec"]["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
     labels = stateful["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"] == service["spec"]["selector"] == labels
-    workers, _operator = policy["spec"]["ingress"][0]["from"]
+    workers, operator = policy["spec"]["ingress"][0]["from"]
+    assert operator["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "elastane"}}
     assert (
         workers["podSelector"]["matchLabels"].items()
         <= worker_pod(identity(), spec_of(), 0, "m")["metadata"]["labels"].items()

@@ -151,5 +151,5 @@ def _print(
     elif failure is None:
         out.print("[green]nothing found[/green]")
     if failure is not None:
-        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.secho(f"error {ScriptFailed.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(str(failure), err=True)

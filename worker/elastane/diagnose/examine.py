@@ -33,6 +33,8 @@ class ScriptFailedError(ElastaneError):
     report: what had been found until then.
     """
 
+    code = "ELA412"
+
     def __init__(self, message: str, *, hint: str = "", report: Report | None = None) -> None:
         super().__init__(message, hint=hint)
         self.report = report

@@ -17,6 +17,8 @@ SLOTS_MAX = 1024
 class HostsFormatError(RefusedError):
     """What a discovery script printed is no list of hosts."""
 
+    code = "ELA408"
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -15,6 +15,8 @@ Kind = Literal["reclaim", "rebalance"]
 class NoticeFormatError(ElastaneError):
     """A source answered, but not as documented: nothing may be concluded from it."""
 
+    code = "ELA407"
+
 
 @dataclass(frozen=True)
 class Notice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,21 @@ def compare(name: str, kept: dict[str, Any], now: dict[str, Any]) -> list[Compar
         if row["slack"] and _within_slack(fresh[case]):
             worse = min(worse, 1.0)
         found.append(Comparison(name, case, before, after, worse, row["noise"]))
+    return found
+
+
+def least_worse(first: Sequence[Comparison], second: Sequence[Comparison]) -> list[Comparison]:
+    """Of two measurements of the same cases the better one of each, in the order of `first`.
+
+    A busy moment of the machine makes a ratio worse in one of them; what the code makes worse is so in both.
+    second: may lack cases that were not measured again.
+    """
+    again = {(one.benchmark, one.case): one for one in second}
+    found = []
+    for one in first:
+        other = again.get((one.benchmark, one.case))
+        better = other is not None and other.now is not None and (one.now is None or other.worse < one.worse)
+        found.append(other if better and other is not None else one)
     return found
 
 

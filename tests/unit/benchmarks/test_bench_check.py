@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from bench import of_micro, shortened
-from bench_check import compare
+from bench_check import compare, least_worse
 from bench_page import write_page
 from harness import Report, Row, Series
 
@@ -49,6 +49,19 @@ def test_case_that_is_gone_is_a_regression_within_one_form_only() -> None:
     [gone] = compare("d", kept, figures())
     assert gone.regression and gone.now is None
     assert compare("d", kept, figures(quick=False)) == []
+
+
+def test_what_is_worse_once_is_a_busy_moment_and_twice_a_regression() -> None:
+    kept = figures(row(100.0))
+    fine, slow, slower, gone = (
+        compare("d", kept, now)
+        for now in (figures(row(100.0)), figures(row(150.0)), figures(row(170.0)), figures())
+    )
+    assert [one.regression for one in least_worse(slow, fine)] == [False]
+    assert [one.regression for one in least_worse(gone, fine)] == [False]
+    assert [one.regression for one in least_worse(slow, slower)] == [True]
+    assert [one.regression for one in least_worse(slow, gone)] == [True]
+    assert least_worse(slow, []) == slow
 
 
 def test_case_without_a_peer_is_not_compared() -> None:

@@ -41,8 +41,8 @@ class Entry(NamedTuple):
 def wire_code(reason: str) -> str:
     """The code of an ErrorReason by its short name ("not_found"); ELA100 where it is none of them."""
     name = f"ERROR_REASON_{reason.upper()}"
-    number = errors_pb2.ErrorReason.Value(name) if name in errors_pb2.ErrorReason.keys() else 0
-    return f"ELA1{number:02}"
+    value = errors_pb2.ErrorReason.DESCRIPTOR.values_by_name.get(name)
+    return f"ELA1{value.number if value is not None else 0:02}"
 
 
 def entries() -> dict[str, Entry]:

@@ -1,4 +1,4 @@
-"""`python -m docs_site [build|errors|pictures]`: the site, or one of the committed pages that are generated."""
+"""`python -m docs_site [build|errors|pictures]`: the site, or what is generated and committed."""
 
 from __future__ import annotations
 

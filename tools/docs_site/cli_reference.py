@@ -1,4 +1,4 @@
-"""The reference of the command line: every command, argument, option, variable and default, as Typer has them."""
+"""The reference of the command line: every command, option, variable and default, as Typer has them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _arguments(command: Any) -> str:
 
 def _options(command: Any) -> str:
     rows = [
-        f"| {_names(option, command)} | {cell(option.help or '')} | {_default(option)} | {_variable(option)} |"
-        for option in options(command)
+        f"| {_names(each, command)} | {cell(each.help or '')} | {_default(each)} | {_variable(each)} |"
+        for each in options(command)
     ]
     head = ["| option | | default | variable |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, ""]) if rows else ""

@@ -1,4 +1,4 @@
-"""docs/errors.md out of elastane_proto/error_codes.toml: one heading for each code, so that each is an anchor."""
+"""docs/errors.md out of elastane_proto/error_codes.toml: a heading for each, which is its anchor."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _HEAD = """\
 <!-- Written by `make docs-pages` out of proto/elastane_proto/error_codes.toml. -->
 # Errors, by their codes
 
-Every error that Elastane makes has a code that never changes. Commands print it (`error ELA401: ...`), masters print it behind
-the text (`... [ELA201]`), a traceback has it in its last line, `--json` in the field `code`. `elastane errors CODE` says what stands
-here, without a browser. A refusal over gRPC bears no code of its own: it is ELA1 and the two digits of the
-`ErrorReason` in its `ErrorDetail` (5, MISMATCH, is ELA105), beside hint, facts and whether to try again.
+Every error that Elastane makes has a code that never changes. Commands print it (`error ELA401: ...`),
+masters and workers behind the text (`... [ELA201]`), a traceback has it in its last line, `--json` in the
+field `code`. `elastane errors CODE` says what stands here, without a browser. A refusal over gRPC bears no
+code of its own: it is ELA1 and the two digits of the `ErrorReason` in its `ErrorDetail` (5, MISMATCH, is
+ELA105), beside hint, facts and whether to try again.
 """
 
 

@@ -1,4 +1,4 @@
-"""What stands where: four kinds of pages, by what a reader comes for (tutorial, how-to, reference, explanation)."""
+"""What stands where: four kinds of pages, by what a reader comes for."""
 
 from __future__ import annotations
 

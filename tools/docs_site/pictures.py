@@ -18,7 +18,7 @@ _STYLE: Final = """\
   text { font: 13px system-ui, sans-serif; fill: #222 } .small { font-size: 12px } .head { font-weight: 600 }
   line, path { stroke: #555; fill: none } .life { stroke: #999; stroke-dasharray: 3 4 } .dead { stroke: #c33 }
   rect { fill: #f4f4f4; stroke: #888 } .note { fill: #fff6d8; stroke: #c9a400 }
-  .e0 { fill: #8ecae6 } .e1 { fill: #ffd166 } .e2 { fill: #95d5b2 } .e3 { fill: #e5a4cb } .e0, .e1, .e2, .e3 { stroke: #666 }
+  .e0 { fill: #8ecae6 } .e1 { fill: #ffd166 } .e2 { fill: #95d5b2 } .e3 { fill: #e5a4cb }
   @media (prefers-color-scheme: dark) {
     text { fill: #ddd } line, path { stroke: #aaa } rect { fill: #2a2a2a } .note { fill: #4a4020 }
     .e0 { fill: #1d5a78 } .e1 { fill: #7a5c00 } .e2 { fill: #2d6a4f } .e3 { fill: #7b2d5e }

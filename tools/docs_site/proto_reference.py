@@ -1,4 +1,4 @@
-"""The reference of the protocol, out of the .proto files: services, messages and enums with their comments."""
+"""The reference of the protocol, out of the .proto files: services, messages, enums with their comments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from docs_site.tables import cell
 
 _FOLDER = ROOT / "proto"
 _F = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
-    number: name.removeprefix("TYPE_").lower() for name, number in _F.Type.items()
-}
+_SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in _F.Type.items()}
 #: Field numbers within descriptor.proto, of which the paths of comments are made.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
 _FIELDS, _NESTED, _VALUES, _METHODS = 2, 3, 2, 2
@@ -26,8 +24,8 @@ Comments = Mapping[tuple[int, ...], str]
 _HEAD = """\
 # Protocol
 
-gRPC, package `elastane.v1`. A master describes itself by reflection (`grpcurl -plaintext HOST:PORT list`) unless told not to.
-Refused calls bear an [ErrorDetail](../errors.md). Durations and times are protobuf's own.
+gRPC, package `elastane.v1`. A master describes itself by reflection (`grpcurl -plaintext HOST:PORT list`)
+unless told not to. Refused calls bear an [ErrorDetail](../errors.md). Durations and times are protobuf's own.
 """
 
 

@@ -1,4 +1,4 @@
-"""The reference of what a training script uses, out of the sources: signatures and docstrings, nothing imported."""
+"""The reference of what a training script uses: signatures and docstrings, out of the sources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ PARTS: Final = (
 _HEAD = """\
 # Python
 
-What a training script uses. `import elastane` imports neither torch nor gRPC; `elastane.init` does what it needs.
+What a training script uses. `import elastane` imports neither torch nor gRPC; `elastane.init` does what
+it needs.
 """
 
 

@@ -16,8 +16,8 @@ from docs_site.tables import cell
 _HEAD = """\
 # Settings of masters and workers
 
-A master takes each setting from its option, where there is one, then from the variable, then the default. Workers are
-started by `elastane run`, which sets what they need; a variable of a worker that is set in its shell is inherited.
+A master takes each setting from its option, where there is one, then from the variable, then the default.
+Workers are started by `elastane run`, which sets what they need; what else is set in its shell they inherit.
 """
 
 

@@ -38,7 +38,9 @@ class WorkerEnvironment(BaseSettings):
         description="name of this worker; the host's and a random one by default",
     )
     ests: int = Field(default=0, description="N; the agent passes the job's")
-    seed: int | None = Field(default=None, description="of a script that gives none: EST r starts from it + r")
+    seed: int | None = Field(
+        default=None, description="of a script that gives none: EST r starts from it + r"
+    )
     torch_threads: int = Field(default=1, ge=1, description="threads of torch; they decide the bits")
     determinism: Level = Field(default=DEFAULT_LEVEL, description="d0, d1 or d2; the agent passes the job's")
     master_timeout_seconds: float = Field(

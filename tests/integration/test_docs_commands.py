@@ -1,7 +1,7 @@
 """The commands of the tutorial and of the how-to pages are run as they stand, one page after the other.
 
 A page's `sh` blocks make one script; a `python` block is saved under the name that the text before it gives.
-`console` blocks need what a test has not (Docker, other machines): of these, as of all pages, the commands and
+`console` blocks need what a test has not (Docker, other machines): of these, as of all pages, commands and
 options are held against the command line.
 """
 
@@ -26,13 +26,14 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-#: Before the how-to pages: a master, and a job "first" with two workers that goes on until it is killed.
+#: Before the how-to pages: a master, and a job "first" that goes on until it is suspended. It has one worker, as
+#: each costs an import of torch.
 PREPARED = """
 elastane master --listen 127.0.0.1:0 --port-file address --state-dir state 2> master.log &
 master=$!
 until [ -s address ]; do kill -0 $master; sleep 0.1; done
 export ELASTANE_MASTER=$(cat address)
-elastane run --job first --ests 4 --workers 1:2 train.py --epochs 100000 --pause 0.05 > log 2>&1 &
+elastane run --job first --ests 4 --local-workers 1 --checkpoint first train.py --epochs 100000 --pause 0.1 > log 2>&1 &
 agent=$!
 until grep -q "epoch 0" log; do kill -0 $agent || { cat log; exit 1; }; sleep 0.1; done
 """

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, from the sources as they are, and needs nothing from elsewhere."""
+"""The documentation site builds without a warning, has everything, and needs nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from docs_site.build import build
 from docs_site.paths import DOCS, ROOT
 
 from elastane.cli.catalogue import COMMANDS
+
+#: myst-parser's own, of what a later Sphinx will not have.
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning:myst_parser")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +79,7 @@ def test_every_rpc_and_message_is_in_the_reference_with_its_comment() -> None:
         assert f"| `{name}` |" in text
     for name in re.findall(r"^(?:message|enum) (\w+)", sources, re.MULTILINE):
         assert f"\n### {name}\n" in text
-    assert "The generation it is in and its applied step" in text or "the generation it is in" in text
+    assert "the generation it is in and its applied step" in text
 
 
 def test_what_a_script_uses_is_in_the_reference() -> None:

@@ -165,10 +165,9 @@ def test_a_store_is_asked_as_the_user_of_a_master(
     store: StoreServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     granted = ("+@read", "+@write", "+@connection", "+@scripting", "+@transaction", "-@dangerous")
+    user = ("elastane", "reset", "on", ">open sesame", "~elastane:*", *granted)  # as docs/security.md has it
     with redis.Redis.from_url(store.url) as client:
-        client.execute_command(
-            "ACL", "SETUSER", "elastane", "reset", "on", ">open sesame", "~elastane:*", *granted
-        )
+        client.execute_command("ACL", "SETUSER", *user)
     (tmp_path / "password").write_text("open sesame\n")
     url = store.url.replace("redis://", "redis://elastane@")
     (found,) = check_store(url, 5.0)[1]

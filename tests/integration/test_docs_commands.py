@@ -33,7 +33,7 @@ elastane master --listen 127.0.0.1:0 --port-file address --state-dir state 2> ma
 master=$!
 until [ -s address ]; do kill -0 $master; sleep 0.1; done
 export ELASTANE_MASTER=$(cat address)
-elastane run --job first --ests 4 --local-workers 1 --checkpoint first train.py --epochs 100000 --pause 0.1 > log 2>&1 &
+elastane run --job first --ests 4 --local-workers 1 --checkpoint saved train.py --epochs 100000 --pause 0.1 > log 2>&1 &
 agent=$!
 until grep -q "epoch 0" log; do kill -0 $agent || { cat log; exit 1; }; sleep 0.1; done
 """
@@ -42,7 +42,7 @@ EXPECTED = {
     "scale": "scaled to 1:4 workers",
     "drain": "suspended",
     "tasks": "\n10\n",
-    "checkpoints": "step-",
+    "checkpoints": "manifest.json",
     "tokens": "",
     "troubles": "serves, ",
 }
@@ -157,7 +157,7 @@ def fault_of(words: list[str]) -> str:
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            if not command(name).allow_interspersed_args:
+            if not command(name).context_settings.get("allow_interspersed_args", True):
                 return ""  # what follows is the script's
             continue
         option = word.partition("=")[0]

@@ -33,7 +33,8 @@ elastane master --listen 127.0.0.1:0 --port-file address --state-dir state 2> ma
 master=$!
 until [ -s address ]; do kill -0 $master; sleep 0.1; done
 export ELASTANE_MASTER=$(cat address)
-elastane run --job first --ests 4 --local-workers 1 --checkpoint saved train.py --epochs 100000 --pause 0.1 > log 2>&1 &
+elastane run --job first --ests 4 --local-workers 1 --checkpoint saved train.py \\
+    --epochs 100000 --pause 0.1 > log 2>&1 &
 agent=$!
 until grep -q "epoch 0" log; do kill -0 $agent || { cat log; exit 1; }; sleep 0.1; done
 """

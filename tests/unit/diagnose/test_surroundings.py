@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from elastane.chaos.store_server import StoreServer
 from elastane.cli.main import build_app
-from elastane.diagnose import surroundings
-from elastane.diagnose.findings import Severity
+from elastane.diagnose import remote, surroundings
+from elastane.diagnose.findings import Finding, Severity
 from elastane.diagnose.gpus import GpuFacts, judge_gpus
 from elastane.diagnose.remote import StoreFacts, check_master, check_store, judge_store
 from elastane.diagnose.surroundings import (
@@ -190,6 +190,16 @@ def test_a_master_that_is_not_there_and_something_that_is_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         (found,) = check_master(f"127.0.0.1:{silent.getsockname()[1]}", 0.3)[1]
     assert found.what.startswith("no answer")
+
+
+def test_of_several_masters_those_that_stand_by_are_as_they_should_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stands_by = Finding(severity=Severity.REFUSED, kind="master", code="ELA541", what="it stands by")
+    answers = {"a:1": ("stands by", [stands_by], False), "b:1": ("serves", [], True)}
+    monkeypatch.setattr(remote, "_ask_master", lambda address, timeout_seconds: answers[address])
+    assert check_master("a:1,b:1", 1.0) == ({"master a:1": "stands by", "master b:1": "serves"}, [])
+    assert check_master("a:1", 1.0)[1] == [stands_by]
 
 
 def test_the_command_tries_what_it_is_told_to(store: StoreServer) -> None:

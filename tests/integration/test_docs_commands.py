@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-#: Before the how-to pages: a master, and a job "first" that goes on until it is suspended. It has one worker, as
+#: Before the how-to pages: a master, and a job "first" that goes on until it is suspended. It has one worker:
 #: each costs an import of torch.
 PREPARED = """
 elastane master --listen 127.0.0.1:0 --port-file address --state-dir state 2> master.log &

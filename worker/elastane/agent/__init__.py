@@ -1,6 +1,7 @@
 """The agent: starts workers of a job on this machine, and starts them again (`elastane run`).
 
 budget.py           may a dead worker be started again, and when (pure)
+exit_codes.py       what the agent ends with, for a shell or for an orchestrator (pure)
 policy.py           what follows from an exit, a change of the job, a signal (pure)
 launch.py           a child's first act: ask the kernel to end with its parent
 process.py          one child process: output line by line, exit, signals

@@ -34,7 +34,9 @@ async def test_a_suspended_job_is_saved_and_goes_on_where_it_was(scene: Scene) -
     assert (scene.status["preemptions"], scene.status["restarts"]) == (0, 0)
     await scene.change(suspend=False)
     await scene.wait_ready(2)
-    await scene.wait(lambda: scene.status.get("step", 0) > suspended.step, "steps after those that were saved")
+    await scene.wait(
+        lambda: scene.status.get("step", 0) > suspended.step, "steps after those that were saved"
+    )
     assert scene.status.get("savedStep", -1) >= suspended.saved_step
 
 

@@ -65,6 +65,8 @@ class MasterUnreachableError(ElastaneError):
 class JobMissingError(ElastaneError):
     """The job that was to be joined was not created within the stated time; it may be later."""
 
+    code = "ELA420"
+
 
 class UnsupportedError(ElastaneError):
     """The script uses something with which the result would not be exact; said before training."""

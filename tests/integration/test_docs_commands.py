@@ -139,8 +139,10 @@ def written(page: Path) -> Iterator[list[str]]:
                 words = shlex.split(part, comments=True)
             except ValueError:
                 continue
-            if "elastane" in words:
-                yield words[words.index("elastane") + 1 :]
+            while words and ("=" in words[0] or words[0] in ("exec", "sudo")):
+                words.pop(0)
+            if words[:1] == ["elastane"]:
+                yield words[1:]
 
 
 def fault_of(words: list[str]) -> str:

@@ -26,6 +26,8 @@ EXIT_FENCED = 3
 """Another master leads, and --no-standby was given: do not start this one again."""
 EXIT_BROKEN = 4
 """A fault of the master itself: start it again."""
+BAD_SETTING = "ELA200"
+"""Code of an option or variable with a value that it cannot have (docs/errors.md)."""
 
 
 def _protection(text: str, flag: str = "") -> Any:
@@ -162,24 +164,25 @@ def main(
     except ValidationError as error:
         for fault in error.errors():
             if not fault["loc"]:  # of several settings together
-                typer.echo(f"elastane master: {fault['msg'].removeprefix('Value error, ')}", err=True)
+                text = fault["msg"].removeprefix("Value error, ")
+                typer.echo(f"elastane master: {text} [{BAD_SETTING}]", err=True)
                 continue
             name = "--" + "-".join(str(part) for part in fault["loc"]).replace("_", "-")
             where = f"{name}: " if fault["loc"] else ""
             given_value = f" (given: {fault['input']!r})" if fault["loc"] else ""
-            typer.echo(f"elastane master: {where}{fault['msg']}{given_value}", err=True)
+            typer.echo(f"elastane master: {where}{fault['msg']}{given_value} [{BAD_SETTING}]", err=True)
         raise typer.Exit(EXIT_BAD_START) from None
     configure_logging(settings)
     try:
         run(serve(settings))
     except (CannotListen, BadSecurityFile) as error:
-        _fail(error, error.hint, EXIT_BAD_START)
+        _fail(error, EXIT_BAD_START)
     except (AnotherLeads, Fenced) as error:
-        _fail(error, error.hint, EXIT_FENCED)
+        _fail(error, EXIT_FENCED)
     except LogBroken as error:
-        _fail(error, error.hint, EXIT_BROKEN)
+        _fail(error, EXIT_BROKEN)
     except StoreError as error:
-        _fail(error, error.hint, EXIT_BAD_START)
+        _fail(error, EXIT_BAD_START)
 
 
 async def serve(settings: MasterSettings) -> None:
@@ -252,8 +255,8 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _fail(error: Exception, hint: str, code: int) -> NoReturn:
-    typer.echo(f"elastane master: {error}", err=True)
-    if hint:
-        typer.echo(f"  {hint}", err=True)
-    raise typer.Exit(code)
+def _fail(error: CannotListen | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
+    typer.echo(f"elastane master: {error} [{error.code}]", err=True)
+    if error.hint:
+        typer.echo(f"  {error.hint}", err=True)
+    raise typer.Exit(exit_code)

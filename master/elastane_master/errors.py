@@ -12,6 +12,7 @@ class MachineBroken(Exception):
 class CannotListen(Exception):
     """The address cannot be listened on. Attributes: address, hint."""
 
+    code = "ELA201"
     hint = "choose another --listen HOST:PORT, or end what listens there"
 
     def __init__(self, address: str, why: str) -> None:

@@ -32,8 +32,12 @@ class MasterSettings(Limits):
     listen: str = "127.0.0.1:50051"
     store: str = ""
     state_dir: Path = Path(".elastane")
-    store_fsync: Literal["everysec", "always", "no"] = "everysec"
-    store_timeout_seconds: float = Field(default=15.0, gt=0)
+    store_fsync: Literal["everysec", "always", "no"] = Field(
+        default="everysec", description="appendfsync of the private store"
+    )
+    store_timeout_seconds: float = Field(
+        default=15.0, gt=0, description="how long a master that starts waits for its store"
+    )
     port_file: Path | None = None
     standby: bool | None = None
     advertise: str = ""
@@ -42,10 +46,12 @@ class MasterSettings(Limits):
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
-    snapshot_seconds: float = Field(default=1.0, ge=0)
-    history_entries_max: int = Field(default=2_000_000, ge=1)
-    events_max: int = Field(default=10_000, ge=1)
-    stop_grace_seconds: float = Field(default=2.0, ge=0)
+    snapshot_seconds: float = Field(default=1.0, ge=0, description="time between snapshots of a job's state")
+    history_entries_max: int = Field(default=2_000_000, ge=1, description="committed tasks kept for audits")
+    events_max: int = Field(default=10_000, ge=1, description="events kept of a job")
+    stop_grace_seconds: float = Field(
+        default=2.0, ge=0, description="what calls in flight have to end when the master is stopped"
+    )
     security: SecuritySettings = Field(default_factory=SecuritySettings)
 
     @field_validator("listen", "http")

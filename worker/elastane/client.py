@@ -28,6 +28,7 @@ from elastane.credentials import TLS_HINT, credentials_stamp, open_channel
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.message_size import size_options
 from elastane_proto import versions
+from elastane_proto.error_codes import wire_code
 from elastane_proto.v1 import (
     context_pb2,
     context_pb2_grpc,
@@ -77,12 +78,15 @@ class RequestRefusedError(RefusedError):
     gRPC status where the master gave none."""
 
     def __init__(self, message: str, *, reason: str, hint: str = "", **facts: object) -> None:
+        self.code = wire_code(reason)
         super().__init__(message, hint=hint, **facts)
         self.reason = reason
 
 
 class ClientClosedError(ElastaneError):
     """The client was closed while a call waited."""
+
+    code = "ELA403"
 
 
 class _Call(Protocol):

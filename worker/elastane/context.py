@@ -28,6 +28,8 @@ LOADER = "loader"
 class ContextError(ElastaneError):
     """A context is incomplete, corrupted or of another step than it should be."""
 
+    code = "ELA309"
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderPosition:

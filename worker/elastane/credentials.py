@@ -93,6 +93,9 @@ def open_channel(address: str, options: Sequence[tuple[str, Any]] = (), *, name:
     name: the host that the user named, where the address was looked up: its certificate is made out to that.
     """
     credentials = read_credentials()
+    if on_loopback(address):
+        # gRPC would go by http_proxy even to this machine itself.
+        options = [*options, ("grpc.enable_http_proxy", 0)]
     if credentials.tls_ca:
         if certified := credentials.tls_server_name or (name if not address.startswith(name) else ""):
             options = [*options, ("grpc.ssl_target_name_override", certified)]

@@ -8,7 +8,8 @@
     ├── StepError               the loop body broke a rule of the step (unused parameter, no optimizer.step)
     └── (modules add their own: StateError, CheckpointError, DataWorkerError, ...)
 
-Each error says what happened in its text, what to do in `hint`, and the facts in `facts`.
+Each error says what happened in its text, what to do in `hint`, and the facts in `facts`. Its `code`
+never changes: docs/errors.md and `elastane errors CODE` say what causes it and what to do.
 """
 
 from __future__ import annotations
@@ -24,44 +25,58 @@ class ElastaneError(Exception):
     """Base of all errors of Elastane.
 
     Attributes: hint (what the user can do, may be empty), facts (names and values for machines),
-    exit_code (what a worker process exits with when the error ends it).
+    exit_code (what a worker process exits with when the error ends it), code (of the page in
+    docs/errors.md; each class has its own).
     """
 
+    code: str = "ELA400"
     exit_code: int = EXIT_SCRIPT_RAISED
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
         super().__init__(message)
         self.hint = hint
         self.facts: dict[str, object] = facts
+        # Beside the text and not in it: tracebacks show it, comparisons and stored reasons need not know.
+        self.add_note(f"{self.code}: `elastane errors {self.code}` says why, and what to do")
 
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message} ({self.hint})" if self.hint else message
 
+    def line(self) -> str:
+        """The text with its code, for where there is no traceback."""
+        return f"{self} [{self.code}]"
+
 
 class RefusedError(ElastaneError):
     """The master refused this worker or request; the same call will be refused again."""
 
+    code = "ELA402"
     exit_code = EXIT_REFUSED
 
 
 class MasterUnreachableError(ElastaneError):
     """No master answered within the stated time."""
 
+    code = "ELA401"
     exit_code = EXIT_MASTER_UNREACHABLE
 
 
 class JobMissingError(ElastaneError):
     """The job that was to be joined was not created within the stated time; it may be later."""
 
+    code = "ELA420"
+
 
 class UnsupportedError(ElastaneError):
     """The script uses something with which the result would not be exact; said before training."""
 
+    code = "ELA301"
     exit_code = EXIT_REFUSED
 
 
 class StepError(ElastaneError):
     """The loop body broke a rule of the step; the same script would break it again."""
 
+    code = "ELA302"
     exit_code = EXIT_REFUSED

@@ -47,6 +47,7 @@ Parts = dict[str, bytes]
 class RegistryError(ElastaneError):
     """An object cannot be registered, or a stored item does not fit what is registered here."""
 
+    code = "ELA303"
     exit_code = EXIT_REFUSED
 
 

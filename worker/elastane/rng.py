@@ -53,6 +53,8 @@ _NUMPY_BYTES = 4 * _WORDS + _NUMPY_TAIL.size
 class RngStateError(ElastaneError):
     """A stored generator state cannot be restored here: corrupted, missing, or of a generator not in use."""
 
+    code = "ELA310"
+
 
 class Generators:
     """Captures and restores the global generators of this process.

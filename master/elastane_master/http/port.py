@@ -78,6 +78,7 @@ class HttpPort:
 class HttpCannotListen(CannotListen):
     """The address of the HTTP port cannot be listened on."""
 
+    code = "ELA205"
     hint = "choose another --http HOST:PORT, or end what listens there"
 
 

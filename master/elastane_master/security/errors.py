@@ -10,6 +10,7 @@ from elastane_master.errors import CannotListen
 class BadSecurityFile(Exception):
     """A file of tokens, certificates or a password cannot be used. Attributes: path, hint."""
 
+    code = "ELA203"
     hint = "mend the file; the text says what is wrong with it, never what is secret in it"
 
     def __init__(self, path: object, why: str, hint: str = "") -> None:
@@ -21,6 +22,7 @@ class BadSecurityFile(Exception):
 class InsecureListen(CannotListen):
     """Other machines can reach the address, and callers could not be told apart, or be overheard."""
 
+    code = "ELA202"
     hint = (
         "give --tls-cert and --tls-key, and --token-file or --tls-client-ca; listen on 127.0.0.1; "
         "or say --insecure if the network itself keeps everybody else out"

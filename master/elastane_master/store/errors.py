@@ -20,6 +20,7 @@ from __future__ import annotations
 class StoreError(Exception):
     """Base. Attributes: facts (names and values, for machines), hint (what the caller can do)."""
 
+    code = "ELA210"
     hint = ""
 
     def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
@@ -29,28 +30,34 @@ class StoreError(Exception):
 
 
 class BadStoreUrl(StoreError, ValueError):
+    code = "ELA211"
     hint = "use redis://HOST:PORT/0, rediss://HOST:PORT/0 or unix:///path/to/socket, or leave --store away"
 
 
 class BadJobName(StoreError, ValueError):
+    code = "ELA212"
     hint = "a job's name has 1 to 63 characters out of A-Z a-z 0-9 . _ - and begins with a letter or digit"
 
 
 class StoreUnreachable(StoreError):
+    code = "ELA213"
     hint = "check that the server runs and that host, port and password are right"
 
 
 class StoreRefused(StoreError):
+    code = "ELA214"
     hint = (
         "check the user, the password and their rights in --store; it must be a Redis or Valkey, no cluster"
     )
 
 
 class EmbeddedStoreFailed(StoreError):
+    code = "ELA215"
     hint = "install valkey-server or redis-server, or name a running one with --store redis://HOST:PORT"
 
 
 class StoreFormatUnknown(StoreError):
+    code = "ELA216"
     hint = (
         "start a master at least as new as the one that wrote the store, which is as it was; "
         "spoiled bytes need a backup"
@@ -58,6 +65,7 @@ class StoreFormatUnknown(StoreError):
 
 
 class StateDirInUse(StoreError):
+    code = "ELA217"
     hint = (
         "end that one, or name another --state-dir; masters that stand by for each other need a store of"
         " their own: --store redis://HOST:PORT"
@@ -65,16 +73,20 @@ class StateDirInUse(StoreError):
 
 
 class AnotherLeads(StoreError):
+    code = "ELA218"
     hint = "leave --no-standby away to wait until it is gone"
 
 
 class Fenced(StoreError):
+    code = "ELA219"
     hint = "another master serves this store now; ask that one"
 
 
 class LogBroken(StoreError):
+    code = "ELA220"
     hint = "this is a fault of the master; start it again, what was acknowledged is stored"
 
 
 class LogClosed(StoreError):
+    code = "ELA221"
     hint = "the master is stopping; ask again"

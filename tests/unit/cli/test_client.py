@@ -239,3 +239,11 @@ def test_a_message_that_is_too_large_is_not_retried() -> None:
 def test_an_address_is_needed() -> None:
     with pytest.raises(ValueError, match="no address"):
         MasterClient(" , ")
+
+
+def test_a_proxy_is_not_asked_for_a_master_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with serving(FakeMaster()) as address, MasterClient(address, timeout_seconds=2.0) as client:
+        assert [job.name for job in client.list_jobs()] == ["train"]

@@ -33,6 +33,8 @@ OVER = (
 class ClusterError(ElastaneError):
     """The job on this machine did not do what was waited for; the text holds the workers' last lines."""
 
+    code = "ELA405"
+
 
 class LocalCluster:
     """Master, job and workers of one run. Use `local_cluster`, which cleans up.

@@ -33,6 +33,8 @@ _LOOK_SECONDS = 0.01
 class MasterStartError(ElastaneError):
     """The embedded master did not come up; the end of its log is in the text."""
 
+    code = "ELA404"
+
 
 class EmbeddedMaster:
     """One master. Start it from a thread that lives as long as the process.

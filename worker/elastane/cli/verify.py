@@ -239,10 +239,10 @@ def _fail(error: ElastaneError, code: int, *, as_json: bool) -> NoReturn:
     """Say what failed; the exit codes of this command are its own."""
     message = str(error.args[0]) if error.args else type(error).__name__
     if as_json:
-        document = {"error": type(error).__name__, "message": message, "hint": error.hint, "exit_code": code}
-        typer.echo(json.dumps(document))
+        document = {"error": type(error).__name__, "code": error.code, "message": message}
+        typer.echo(json.dumps({**document, "hint": error.hint, "exit_code": code}))
     else:
-        typer.secho("error: ", fg=typer.colors.RED, err=True, nl=False)
+        typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(message, err=True)
         if error.hint:
             typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)

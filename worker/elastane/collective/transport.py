@@ -46,13 +46,19 @@ _EXIT_GRACE_SECONDS: Final = 0.5
 class RingError(ElastaneError):
     """The ring of this generation no longer carries messages."""
 
+    code = "ELA316"
+
 
 class RingAborted(RingError):  # noqa: N818 (a change that was ordered, not a failure)
     """This worker has aborted the ring: its generation is over."""
 
+    code = "ELA317"
+
 
 class RingBroken(RingError):  # noqa: N818
     """A peer or its connection failed, or stayed silent for longer than the timeout."""
+
+    code = "ELA318"
 
 
 class Cancel(Protocol):

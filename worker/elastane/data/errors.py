@@ -7,3 +7,5 @@ from elastane.errors import ElastaneError
 
 class DataError(ElastaneError):
     """A dataset or sampler gave fewer batches than promised, or other ones when asked again."""
+
+    code = "ELA304"

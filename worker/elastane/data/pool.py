@@ -31,6 +31,8 @@ CLOSE_SECONDS: Final = 1.0
 class DataWorkerError(ElastaneError):
     """A data worker ended, or did not answer in time."""
 
+    code = "ELA305"
+
 
 class Answer(Protocol):
     """A made batch that waits to be taken; exactly one of the two is called."""

@@ -19,7 +19,7 @@ import msgspec
 
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import Level, process_environment
-from elastane.diagnose.findings import COMPLETE, Finding, Report, Severity, Timing, read_report
+from elastane.diagnose.findings import CODES, COMPLETE, Finding, Report, Severity, Timing, read_report
 from elastane.errors import ElastaneError
 
 _LINES_KEPT: Final = 20
@@ -32,6 +32,8 @@ class ScriptFailedError(ElastaneError):
 
     report: what had been found until then.
     """
+
+    code = "ELA412"
 
     def __init__(self, message: str, *, hint: str = "", report: Report | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -155,6 +157,7 @@ def judge_cost(cost: Cost) -> list[Finding]:
             Finding(
                 severity=Severity.COSTS,
                 kind="d2",
+                code=CODES["d2"],
                 what=f"a step at level D2 takes {measured} as long as at D1",
                 where="--determinism d2",
                 todo="use D2 when CPUs differ; among equal ones D1 gives the same guarantee",
@@ -165,6 +168,7 @@ def judge_cost(cost: Cost) -> list[Finding]:
             Finding(
                 severity=Severity.NOTE,
                 kind="d2",
+                code=CODES["d2"],
                 what="the gradients of this model depend on the instruction set: D1 and D2 differ here",
                 where="--determinism",
                 todo="on CPUs that differ use --determinism d2; with D1 the master refuses to mix them",

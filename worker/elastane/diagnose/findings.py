@@ -31,14 +31,32 @@ class Severity(enum.StrEnum):
 _ORDER: Final = list(Severity)
 
 
+#: The codes of what is found in a script, by their kind; what is found of a machine has one each.
+CODES: Final = {
+    "generator": "ELA501",
+    "replay": "ELA502",
+    "operator": "ELA503",
+    "step": "ELA504",
+    "parameters": "ELA505",
+    "random numbers": "ELA506",
+    "flags": "ELA507",
+    "data": "ELA508",
+    "prepare": "ELA509",
+    "state": "ELA510",
+    "d2": "ELA511",
+}
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found. kind: a word for programs ("generator", "operator", ...)."""
+    """One thing that was found. kind: a word for programs ("generator", "operator", ...). code: its page in
+    docs/errors.md."""
 
     severity: Severity
     kind: str
     what: str
     where: str = ""
     todo: str = ""
+    code: str = ""
 
 
 class Timing(msgspec.Struct, kw_only=True):
@@ -70,7 +88,9 @@ class Book:
 
     def add(self, severity: Severity, kind: str, what: str, *, where: str = "", todo: str = "") -> None:
         """Write a finding down."""
-        finding = Finding(severity=severity, kind=kind, what=what, where=where, todo=todo)
+        finding = Finding(
+            severity=severity, kind=kind, what=what, where=where, todo=todo, code=CODES.get(kind, "")
+        )
         if finding not in self.report.findings:
             self.report.findings.append(finding)
             self._write()

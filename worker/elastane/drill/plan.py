@@ -14,6 +14,8 @@ STEPS_MIN: Final = 6
 class DrillPlanError(ElastaneError):
     """The script is too short for a drill."""
 
+    code = "ELA419"
+
 
 @dataclass(frozen=True)
 class DrillPlan:

@@ -19,6 +19,8 @@ _LINES_MAX = 100_000
 class DiscoveryError(ElastaneError):
     """The script failed, did not end, or printed no list of hosts: the hosts stay as they were."""
 
+    code = "ELA421"
+
 
 def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> dict[str, int]:
     """What the script prints now. Raises DiscoveryError, or HostsFormatError.

@@ -15,6 +15,8 @@ SLOTS_MAX: Final = 1024
 class HostsFormatError(RefusedError):
     """What a discovery script printed is no list of hosts."""
 
+    code = "ELA408"
+
 
 @dataclass(frozen=True)
 class Slot:

@@ -40,6 +40,8 @@ _Samples = dict[known.Metric, list[tuple[tuple[str, ...], float | WorkerFigures]
 class MetricsPortError(ElastaneError):
     """The agent's figures cannot be served at the address."""
 
+    code = "ELA422"
+
 
 class AgentCollector(Collector):
     """The figures of one agent and its workers. folder: where those write them."""

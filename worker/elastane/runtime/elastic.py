@@ -103,7 +103,7 @@ class ElasticJob(Job):
             source.start()
             trainer = Trainer(self._environment, prepared, chosen, source, seed=self._seed)
         except ElastaneError as error:
-            sys.stderr.write(f"elastane: {error}\n")
+            sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
         intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)

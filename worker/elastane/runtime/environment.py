@@ -27,18 +27,27 @@ class WorkerEnvironment(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore")
 
-    mode: Literal["auto", "elastic", "ddp", "plain", "doctor"] = "auto"
+    mode: Literal["auto", "elastic", "ddp", "plain", "doctor"] = Field(
+        default="auto", description="auto: elastic where there is a master, plain where there is none"
+    )
     master: str = Field(
         default="",
         description="host:port of the master; several separated by commas, or a name with several addresses",
     )
-    job: str = "default"
-    worker_id: str = Field(default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}")
+    job: str = Field(default="default", description="name of the job")
+    worker_id: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}",
+        description="name of this worker; the host's and a random one by default",
+    )
     ests: int = Field(default=0, description="N; the agent passes the job's")
-    seed: int | None = None
-    torch_threads: int = Field(default=1, ge=1)
+    seed: int | None = Field(
+        default=None, description="of a script that gives none: EST r starts from it + r"
+    )
+    torch_threads: int = Field(default=1, ge=1, description="threads of torch; they decide the bits")
     determinism: Level = Field(default=DEFAULT_LEVEL, description="d0, d1 or d2; the agent passes the job's")
-    master_timeout_seconds: float = Field(default=600.0, gt=0)
+    master_timeout_seconds: float = Field(
+        default=600.0, gt=0, description="how long a master that is away is waited for"
+    )
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
     notice_file: str = Field(default="", description="where the agent writes when and why the node goes")
     capacity: Literal["", "spot", "on-demand"] = Field(
@@ -48,12 +57,14 @@ class WorkerEnvironment(BaseSettings):
     hang_seconds: float = Field(
         default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
     )
-    drain_exit_code: int = 0
+    drain_exit_code: int = Field(default=0, description="exit code of a worker that has drained")
     ddp_backend: Literal["", "gloo", "nccl"] = Field(
         default="", description="of the stock mode; only gloo's order of additions is the elastic one"
     )
     steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least level of log lines"
+    )
     log_format: Literal["console", "json"] = Field(
         default="console", description="of Elastane's own lines on stderr"
     )

@@ -75,7 +75,7 @@ class WorkerExits:
 
     def failed(self, error: ElastaneError) -> BaseException:
         """What to raise in the script's thread for an error that ended the session."""
-        sys.stderr.write(f"elastane: {error}\n")
+        sys.stderr.write(f"elastane: {error.line()}\n")
         self._closed = True  # no session to say Bye on
         exit_error = SystemExit(error.exit_code)
         exit_error.__cause__ = error

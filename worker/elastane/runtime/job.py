@@ -143,5 +143,5 @@ def open_job(seed: int | None) -> Job:
     except ElastaneError as error:
         if error.exit_code == 1:
             raise
-        sys.stderr.write(f"elastane: {error}\n")
+        sys.stderr.write(f"elastane: {error.line()}\n")
         raise SystemExit(error.exit_code) from error

@@ -75,11 +75,14 @@ class NoUsableCheckpointError(CheckpointError):
     The exit code says "do not retry" when all are damaged, and not when some could not be read.
     """
 
+    code = "ELA313"
+
 
 class CheckpointTooNewError(CheckpointError):
     """The newest checkpoint was written by a newer release. An older one in its place would give up what
     was trained since, so nothing is loaded and nothing removed."""
 
+    code = "ELA314"
     exit_code = EXIT_REFUSED
 
 

@@ -47,11 +47,14 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
 class StateNotCarriedError(ElastaneError):
     """A part of the state is of a type that cannot be carried exactly; `facts["path"]` says where."""
 
+    code = "ELA306"
     exit_code = EXIT_REFUSED
 
 
 class StateFormatError(ElastaneError):
     """A structure that this version cannot read: damaged, or written by another version."""
+
+    code = "ELA307"
 
 
 @dataclass(frozen=True)

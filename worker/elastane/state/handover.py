@@ -43,6 +43,8 @@ _CPU: Final = torch.device("cpu")
 class HandoverError(ElastaneError):
     """What a donor sent is damaged, or donors do not agree; the receiver's state is as before."""
 
+    code = "ELA315"
+
 
 class Work(Protocol):
     """A transfer in flight; `wait` raises the transport's errors (RingAborted, RingBroken)."""

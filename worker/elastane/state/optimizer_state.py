@@ -20,6 +20,7 @@ from elastane.errors import EXIT_REFUSED, ElastaneError
 class StateError(ElastaneError):
     """The state to load does not belong to these objects; nothing was changed."""
 
+    code = "ELA308"
     exit_code = EXIT_REFUSED
 
 

@@ -36,6 +36,8 @@ _HEADER_BYTES_MAX: Final = 64 << 20
 class CheckpointDamagedError(CheckpointError):
     """A checkpoint, or a file of it, is not what was written."""
 
+    code = "ELA312"
+
 
 class ShardHeader(msgspec.Struct, frozen=True):
     """What a shard says of itself.

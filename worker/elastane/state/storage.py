@@ -28,6 +28,8 @@ Chunk = bytes | memoryview
 class CheckpointError(ElastaneError):
     """A checkpoint could not be written, read or listed; training state is as before."""
 
+    code = "ELA311"
+
 
 class Folder:
     """A folder of a URL, e.g. "s3://bucket/job", "file:///data/job", "/data/job", "memory://job"."""

@@ -32,6 +32,8 @@ _EVENTS_SHOWN = 20
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
     """A run of the script did not come to its end; the text holds its last lines."""
 
+    code = "ELA411"
+
 
 @dataclass(frozen=True)
 class ElasticRun:

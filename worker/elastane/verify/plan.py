@@ -31,6 +31,8 @@ HAND_OVER: Final = "hand_over"
 class PlanError(ElastaneError):
     """No churn as asked for fits into the run."""
 
+    code = "ELA409"
+
 
 @dataclass(frozen=True, slots=True)
 class Act:

@@ -23,6 +23,8 @@ Values = dict[tuple[int, int, str], str]
 class ResultError(ElastaneError):
     """A run ended well but left no report, or one that contradicts itself."""
 
+    code = "ELA410"
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

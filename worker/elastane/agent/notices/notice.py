@@ -19,6 +19,8 @@ time that is past (a clock that is ahead, an agent that came late) still leaves 
 class NoticeFormatError(ElastaneError):
     """A source answered, but not as documented: nothing may be concluded from it."""
 
+    code = "ELA407"
+
 
 @dataclass(frozen=True)
 class Notice:

@@ -1,0 +1,111 @@
+"""The documentation site builds without a warning, has everything, and needs nothing from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from docs_site import cli_reference, pictures, proto_reference, python_reference, settings_reference
+from docs_site.assemble import relinked
+from docs_site.build import build
+from docs_site.paths import DOCS, ROOT
+
+from elastane.cli.catalogue import COMMANDS
+
+#: myst-parser's own, of what a later Sphinx will not have.
+pytestmark = pytest.mark.filterwarnings("ignore::PendingDeprecationWarning:myst_parser")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    out = tmp_path_factory.mktemp("docs") / "site"
+    assert build(out) == ""
+    yield out
+
+
+def test_every_page_is_in_the_site_and_in_its_navigation(site: Path) -> None:
+    home = (site / "index.html").read_text()
+    for page in DOCS.rglob("*.md"):
+        made = page.relative_to(DOCS).with_suffix(".html")
+        assert (site / made).is_file()
+        if made.parent.name != "decisions" and made.name != "index.html":
+            assert f'href="{made}"' in home, made
+    for kind in ("Tutorial", "How to", "Reference", "Explanation"):
+        assert f'<span class="caption-text">{kind}</span>' in home
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        loaded = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', page.read_text())
+        loaded += re.findall(r'<link[^>]* href="([^"]+)"[^>]* rel="stylesheet"', page.read_text())
+        loaded += re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="([^"]+)"', page.read_text())
+        assert loaded
+        assert [address for address in loaded if "//" in address] == [], page
+    styles = "".join(path.read_text() for path in (site / "_static").rglob("*.css"))
+    assert re.findall(r"""url\(["']?(?:https?:)?//""", styles) == []
+
+
+def test_a_code_has_its_place_in_the_site(site: Path) -> None:
+    assert 'id="ela302"' in (site / "errors.html").read_text()
+    assert 'href="../errors.html#ela105"' in (site / "howto/troubles.html").read_text()
+
+
+def test_the_reference_has_every_command_and_option() -> None:
+    text = cli_reference.render()
+    for name, entry in COMMANDS.items():
+        assert entry.hidden or f"\n## elastane {name}\n" in text
+    commands = cli_reference.commands()
+    assert "--store-password-file" in {
+        name for option in cli_reference.options(commands["master"]) for name in option.opts
+    }
+    for command in commands.values():
+        for option in cli_reference.options(command):
+            assert option.help, option.opts
+            assert all(name in text for name in option.opts)
+
+
+def test_every_setting_has_a_meaning_in_the_reference() -> None:
+    rows = re.findall(r"^\| `(ELASTANE_\w+)` \| (.*?) \|", settings_reference.render(), re.MULTILINE)
+    assert len(rows) > 50
+    assert [name for name, text in rows if not text.strip()] == []
+
+
+def test_every_rpc_and_message_is_in_the_reference_with_its_comment() -> None:
+    text = proto_reference.render()
+    sources = "".join(path.read_text() for path in (ROOT / "proto").rglob("*.proto"))
+    for name in re.findall(r"^\s*rpc (\w+)", sources, re.MULTILINE):
+        assert f"| `{name}` |" in text
+    for name in re.findall(r"^(?:message|enum) (\w+)", sources, re.MULTILINE):
+        assert f"\n### {name}\n" in text
+    assert "the generation it is in and its applied step" in text
+
+
+def test_what_a_script_uses_is_in_the_reference() -> None:
+    text = python_reference.render()
+    for words in (
+        "job.prepare(",
+        "job.tasks(",
+        "with job.isolated_rng()",
+        "`accumulation_steps`",
+        "elastane.init(",
+    ):
+        assert words in text
+
+
+def test_the_pictures_are_what_their_generator_makes() -> None:
+    made = pictures.all_pictures()
+    assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == {path.name for path in made}
+    for path, text in made.items():
+        assert path.read_text() == text, "run: make docs-pages"
+
+
+def test_links_lead_to_the_pages_as_they_lie_in_the_site() -> None:
+    text = "[a](../../SECURITY.md#x) [b](../../examples/char_gpt.py) `c` [d](../errors.md) [e](https://pytorch.org)"
+    made = relinked(text, DOCS / "howto" / "page.md", "howto/page.md")
+    assert made == (
+        "[a](../explanation/security-model.md#x) `b` `c` [d](../errors.md) [e](https://pytorch.org)"
+    )
+    fenced = "```sh\n[a](../../SECURITY.md)\n```\n"
+    assert relinked(fenced, DOCS / "howto" / "page.md", "howto/page.md") == fenced

@@ -1,0 +1,40 @@
+"""Assembles the sources of the site and has Sphinx build them; a warning is a fault."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+from docs_site.assemble import assemble
+
+CONFIGURATION = Path(__file__).parent
+
+
+def build(out: Path) -> str:
+    """Makes the site in the folder `out`, which is replaced; returns what Sphinx warned of, empty if nothing.
+
+    Called by `make docs` and by the tests. A site that has faults is not put in place.
+    """
+    with tempfile.TemporaryDirectory(prefix="elastane-site-") as folder:
+        source, made = Path(folder) / "source", Path(folder) / "html"
+        assemble(source)
+        warnings = io.StringIO()
+        Sphinx(
+            srcdir=source,
+            confdir=CONFIGURATION,
+            outdir=made,
+            doctreedir=Path(folder) / "doctrees",
+            buildername="html",
+            status=None,
+            warning=warnings,
+        ).build()
+        faults = warnings.getvalue()
+        if not faults:
+            shutil.rmtree(out, ignore_errors=True)
+            out.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(made, out)
+        return faults

@@ -24,6 +24,8 @@ from elastane.errors import ElastaneError
 class ReportFileError(ElastaneError):
     """The report cannot be written where it was to go."""
 
+    code = "ELA423"
+
 
 def register(app: typer.Typer) -> None:
     app.command("report", rich_help_panel="Look")(report)

@@ -21,6 +21,8 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
+JOBS         ?= 2
+
 CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
 SOAK_MINUTES ?= 60
@@ -34,12 +36,14 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 .PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean
 .PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
 .PHONY: demo test test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
+.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean test-images
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
+# JOBS files of tests at once; most wait for processes of their own more than they work.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # An unset variable is an error here, and not a page of skipped tests that looks like success.
 test-kube: $(VENV)/.installed

@@ -33,10 +33,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean test-images
+.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean test-kube test-images
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo

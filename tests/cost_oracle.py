@@ -80,7 +80,7 @@ class CostOracle:
         spot, on_demand_price = self._prices
         for worker, role, on_demand in self._workers if nanos > 0 else ():
             spent = nanos * (on_demand_price if on_demand else spot)
-            span = (nanos, nanos if on_demand else 0, spent, nanos * on_demand_price)
+            span = (nanos, nanos if on_demand else 0, spent, nanos * on_demand_price if spent else 0)
             works = self._running and worker in self._members
             (self.useful if works or role == "tasks" else self.idle).add([span])
             if works:

@@ -10,7 +10,7 @@ twice by a restart, and the stored events give the same sums again.
     working     members of a running ring, for steps that stand
     replayed    members of a running ring, for work that was thrown away; moved there from `working`
     useful      attended less idle and replayed: what is left
-    baseline    the on-demand price of useful time
+    baseline    the on-demand price of useful time whose own price is known
 
 What a step cost is known from what `working` was at the boundaries before and after it. Kept are the newest
 two boundaries and those at which checkpoints were taken: history goes back to no others. To a checkpoint that
@@ -79,7 +79,7 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
     """Worker time of one kind, by capacity, and its money.
 
     spot_nanos, on_demand_nanos, unpriced_nanos: worker-nanoseconds; the last are contained in the others.
-    spent: at the price of each capacity. baseline: all of it at the on-demand price.
+    spent: at the price of each capacity. baseline: what of it has a price, at the on-demand price.
     """
 
     spot_nanos: Nanos = 0
@@ -97,12 +97,14 @@ class Tally(msgspec.Struct, frozen=True, array_like=True):
         spot, on_demand = workers.spot * nanos, workers.on_demand * nanos
         spot_price, on_demand_price = settings.spot_price_micros, settings.on_demand_price_micros
         unpriced = (0 if spot_price else spot) + (0 if on_demand_price else on_demand)
+        # What is missing from the bill is missing from what it is compared with: nothing seems to be saved.
+        priced = (spot if spot_price else 0) + on_demand
         return Tally(
             self.spot_nanos + spot,
             self.on_demand_nanos + on_demand,
             self.unpriced_nanos + unpriced,
             self.spent.plus(spot_price, spot).plus(on_demand_price, on_demand),
-            self.baseline.plus(on_demand_price, spot + on_demand),
+            self.baseline.plus(on_demand_price, priced),
         )
 
     def plus(self, other: Tally, times: int = 1) -> Tally:

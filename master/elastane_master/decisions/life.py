@@ -24,6 +24,9 @@ ESTS_MAX = 65_536
 """Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
 
 
+SECONDS_MAX = 1e9
+"""Thirty years: what is longer is a mistake, and few programs can read it as a duration."""
+
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
 
@@ -46,6 +49,9 @@ def check_settings(settings: JobSettings) -> None:
     for name, bound in least.items():
         if not bound <= getattr(settings, name) < float("inf"):
             raise _out_of_range(name, getattr(settings, name), f"at least {bound}")
+    for name in (name for name in (*positive, *least) if name.endswith("_seconds")):
+        if getattr(settings, name) > SECONDS_MAX:
+            raise _out_of_range(name, getattr(settings, name), f"at most {SECONDS_MAX:g}")
     if settings.ests > ESTS_MAX:
         raise _out_of_range("ests", settings.ests, f"at most {ESTS_MAX}")
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:

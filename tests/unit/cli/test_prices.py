@@ -118,6 +118,9 @@ def test_status_says_what_it_costs_how_long_it_waits_and_how_it_recovers(master:
     assert "wanted: 1:4, fixed recovery, max wait 90 s" in text
     assert "cost 7.10 EUR, on demand 15.00 EUR, saved 52.6%" in text
     assert cost_line(priced()).endswith(prices_line(priced()))
+    lacking = priced()
+    lacking.unpriced_seconds = 1800
+    assert "; 0.50 h without a known price are not in it; " in cost_line(lacking)
 
 
 def test_price_sends_what_was_given_and_nothing_else(master: FakeMaster) -> None:

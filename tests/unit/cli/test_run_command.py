@@ -149,3 +149,10 @@ def test_a_time_limit_without_end_is_bad_usage(option: str, asked: list[AgentSet
     result = run("--ests", "2", option, "inf")
     assert result.exit_code == 2 and f"Invalid value for {option}" in result.output
     assert not asked
+
+
+@pytest.mark.parametrize("option", ["--hosts", "--price-table"])
+def test_a_file_that_is_not_there_is_bad_usage(option: str, asked: list[AgentSettings]) -> None:
+    result = run("--ests", "2", option, "nowhere")
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
+    assert not asked

@@ -52,11 +52,21 @@ def test_a_price_table_to_the_cent() -> None:
         == f"{1.5 * 1.6 + 2 * 1.5 + 0.25 * 2.02 + 1.2:.2f} USD"
         == "7.11 USD"
     )
-    assert view.on_demand_micros // 10_000 == round((1.5 + 2) * 3 * 100 + 0.25 * 360 + 360)
+    # Without the hour of two workers that has no price: it would count as saved altogether.
+    assert view.on_demand_micros // 10_000 == round((1.5 + 2) * 3 * 100 + 0.25 * 360 + 120)
     assert view.saved_micros == view.on_demand_micros - view.spent_micros
-    assert view.savings == pytest.approx(1 - 7.1051 / 15, abs=1e-4)
+    assert view.savings == pytest.approx(1 - 7.105 / 12.6, abs=1e-4)
     assert view.worker_nanos == view.spot_worker_nanos + view.on_demand_worker_nanos
     assert view.unpriced_nanos == 2 * 3600 * 10**9
+
+
+def test_workers_without_a_price_save_nothing() -> None:
+    job = JobDriver(priced(1, spot=0))
+    job.form("a")
+    job.loaded("a")
+    job.now += HOUR
+    view = seen(job)
+    assert (view.spent_micros, view.on_demand_micros, view.savings) == (0, 0, None)
 
 
 def test_what_is_thrown_away_is_replayed_and_what_waits_is_idle() -> None:

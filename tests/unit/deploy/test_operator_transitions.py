@@ -375,3 +375,13 @@ def test_pods_of_an_earlier_job_of_the_same_name_are_not_ours() -> None:
     assert cluster.pods[old.name].uid == "old", "its name is waited for"
     status = cluster.settle()
     assert cluster.indexes() == [0, 1, 2] and status.preemptions == 0
+
+
+def test_a_permanent_exit_ends_the_job_also_while_its_workers_are_sent_away() -> None:
+    cluster = Cluster(checkpoint={"url": "s3://b/d"})
+    cluster.settle()
+    cluster.set_spec(suspend=True)
+    cluster.fail(0, 1)
+    cluster.look()
+    assert cluster.read().phase == "Failed" and "exit code 1" in cluster.read().reason
+    assert cluster.said("PermanentExit")

@@ -23,12 +23,17 @@ def script(tmp_path: Path, body: str) -> Path:
 
 def test_what_it_prints(tmp_path: Path) -> None:
     assert ask_hosts(script(tmp_path, "echo a:2; echo; echo b; echo noise >&2")) == {"a": 2, "b": 1}
-    assert ask_hosts(script(tmp_path, "true")) == {}
+    assert ask_hosts(script(tmp_path, "echo a:0")) == {}
+    assert ask_hosts(script(tmp_path, "echo '# none'")) == {}
 
 
 @pytest.mark.parametrize(
     ("body", "words"),
-    [("echo the cloud is down >&2; exit 7", "exit code 7: the cloud is down"), ("kill -9 $$", "SIGKILL")],
+    [
+        ("echo the cloud is down >&2; exit 7", "exit code 7: the cloud is down"),
+        ("kill -9 $$", "SIGKILL"),
+        ("echo", "printed nothing"),
+    ],
 )
 def test_how_it_fails(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(DiscoveryError, match=words):

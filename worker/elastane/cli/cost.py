@@ -137,6 +137,8 @@ def cost_line(cost: job_pb2.Cost) -> str:
     text = f"cost {money_text(cost.spent_micros, cost.currency)}"
     if cost.HasField("savings"):
         text += f", on demand {money_text(cost.on_demand_micros, cost.currency)}, saved {cost.savings:.1%}"
+    if cost.unpriced_seconds:
+        text += f"; {cost.unpriced_seconds / 3600:.2f} h without a known price are not in it"
     return f"{text}; {prices_line(cost)}"
 
 

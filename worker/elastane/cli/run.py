@@ -290,6 +290,8 @@ def run(
             "CSV or JSON with at, spot, on_demand: prices that the master is told as each time comes "
             "(seconds since the job was created, or times of the clock). For one agent of a job.",
             show_default="none",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
     exit_codes: Annotated[

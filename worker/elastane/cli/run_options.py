@@ -61,6 +61,8 @@ HostsOption = Annotated[
         "Program that prints a line HOST or HOST:SLOTS for each host; run again and again.",
         HOSTS,
         show_default="this machine",
+        exists=True,
+        dir_okay=False,
     ),
 ]
 HostsIntervalOption = Annotated[

@@ -47,6 +47,11 @@ def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> 
     if status.returncode != 0:
         said = " ".join(lines["stderr"]).strip()[-_OUTPUT_CHARACTERS:]
         raise DiscoveryError(f"{script} {status}: {said}")
+    if not any(map(str.strip, lines["stdout"])):
+        # A pipe that broke inside the script looks just like this, and would send every worker away.
+        raise DiscoveryError(
+            f"{script} printed nothing", hint='where no host is left, print HOST:0 or "# none"'
+        )
     return parse_hosts("\n".join(lines["stdout"]))
 
 

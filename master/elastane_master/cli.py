@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import structlog
 import typer
 from pydantic import ValidationError
 
 from elastane_master.errors import CannotListen
-from elastane_master.log_limit import LogLimit
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
 from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
+from elastane_proto import log_lines
 
 EXIT_BAD_START = 2
 """Bad settings, an address in use, no store: starting it again as it is would not help."""
@@ -241,26 +238,13 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def configure_logging(settings: MasterSettings) -> None:
-    """Log lines go to stderr, for people or as JSON."""
-    level = getattr(logging, settings.log_level.upper())
-    renderer: structlog.typing.Processor
-    if settings.log_format == "json":
-        renderer = structlog.processors.JSONRenderer()
-    else:
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    structlog.configure(
-        processors=[
-            LogLimit(settings.log_lines_per_second_max),
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
+    """Log lines go to stderr, for people or as JSON; what libraries say too."""
+    log_lines.configure(
+        settings.log_level,
+        settings.log_format,
+        lines_per_second=settings.log_lines_per_second_max,
+        whole_process=True,
     )
-    logging.basicConfig(level=max(level, logging.WARNING), stream=sys.stderr)
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -136,6 +136,12 @@ class JobHost(LogListener):
     def name(self) -> str:
         return self.log.job
 
+    @property
+    def _where(self) -> dict[str, object]:
+        """What every log line about the job has."""
+        state = self.machine.state
+        return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
+
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Starts to serve, with `event` and `note` as the first; resolves when all is durable."""
         self.log.start(self.snapshot, self)
@@ -317,7 +323,12 @@ class JobHost(LogListener):
             try:
                 self._decide(StreamLost(session.worker, session.id, reason))
             except (Rejection, StoreError, MachineBroken) as error:
-                logger.warning("a lost stream could not be recorded", job=self.name, error=str(error))
+                logger.warning(
+                    "a lost stream could not be recorded",
+                    **self._where,
+                    worker=session.worker,
+                    error=str(error),
+                )
         self._forget(session)
         session.end(Rejection("evicted", reason, hint="rejoin as a newcomer"))
 
@@ -347,7 +358,7 @@ class JobHost(LogListener):
         except Rejection:
             raise
         except Exception as error:  # whatever it is, half a decision must not stay
-            logger.exception("an event could not be decided", job=self.name, kind=type(event).__name__)
+            logger.exception("an event could not be decided", **self._where, kind=type(event).__name__)
             self._rebuild()
             raise MachineBroken(f"{type(event).__name__} could not be decided: {error!r}") from error
         if isinstance(event, StepReported):
@@ -437,7 +448,15 @@ class JobHost(LogListener):
     def _show(self, notes: list[StoredNote]) -> None:
         for stored in notes:
             note = stored.note
-            logger.info(note.kind, job=self.name, reason=note.reason, worker=note.worker, facts=note.facts)
+            logger.info(
+                note.kind,
+                job=self.name,
+                worker=note.worker,
+                generation=note.generation,
+                step=note.step,
+                reason=note.reason,
+                facts=note.facts,
+            )
         self.recent_notes.extend(notes)
         self.noted.announce()
 
@@ -483,7 +502,7 @@ class JobHost(LogListener):
         except StoreError:
             return  # the job is not served any more
         except (Rejection, MachineBroken) as error:
-            logger.error("a deadline could not be decided on", job=self.name, error=str(error))
+            logger.error("a deadline could not be decided on", **self._where, error=str(error))
             self._plan(BROKEN_SECONDS)
             return
         silence = self.liveness.next_deadline(timeout_seconds)

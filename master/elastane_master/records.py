@@ -35,10 +35,38 @@ class StoredNote(msgspec.Struct, array_like=True, frozen=True):
     note: Note
 
 
+class LoggedTask(msgspec.Struct, frozen=True, gc=False):
+    """What a curve needs of a task of a step; the rest of it is passed over."""
+
+    virtual_rank: int
+    start: int
+    end: int
+    metrics: dict[str, float] = {}
+
+
+class LoggedStep(msgspec.Struct, frozen=True, tag="Commit"):
+    """What a curve needs of a `Commit`."""
+
+    step: int
+    epoch: int
+    generation: int
+    tasks: tuple[tuple[str, LoggedTask], ...]
+
+
+class _LoggedTasks(msgspec.Struct, frozen=True, tag="TaskCommit"):
+    """A `TaskCommit`, in which nothing is logged."""
+
+
+class _Logged(msgspec.Struct, array_like=True, frozen=True):
+    now: float
+    commit: LoggedStep | _LoggedTasks
+
+
 _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(StoredEvent)
 _commits = msgspec.msgpack.Decoder(StoredCommit)
 _notes = msgspec.msgpack.Decoder(StoredNote)
+_logged = msgspec.msgpack.Decoder(_Logged)
 
 
 def encode(value: StoredEvent | StoredCommit | StoredNote) -> bytes:
@@ -52,6 +80,15 @@ def decode_event(payload: bytes) -> StoredEvent:
 
 def decode_commit(payload: bytes) -> StoredCommit:
     return _decoded(_commits, payload, "commit")
+
+
+def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
+    """When a commit was made, and what was logged in it; None for tasks of a dynamic dataset.
+
+    Reads no sample, which is most of a commit. Raises as `decode_commit`.
+    """
+    stored = _decoded(_logged, payload, "commit")
+    return stored.now, stored.commit if isinstance(stored.commit, LoggedStep) else None
 
 
 def decode_note(payload: bytes) -> StoredNote:

@@ -48,6 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     "RingService.WatchEvents": _ALL,
     "ContextService.Get": _LOOK,
     "ContextService.List": _LOOK,
+    "MetricService.GetSeries": _LOOK,
+    "MetricService.WatchSeries": _LOOK,
+    "MetricService.WatchSteps": {"worker", "reader", "operator"},
 }
 ROLES = ("worker", "operator", "reader")
 

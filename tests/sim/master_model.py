@@ -21,6 +21,7 @@ from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.following import stopping
 from elastane_master.servers.job_service import JobServicer
+from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.store.connection import Store
@@ -80,6 +81,7 @@ class MasterModel:
             ShardServicer(self.hosts),
             RingServicer(self.hosts),
             ContextServicer(self.hosts),
+            MetricServicer(self.hosts),
         )
         described = services()
         self._handlers = [

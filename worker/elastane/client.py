@@ -58,6 +58,9 @@ _CHANNEL_OPTIONS = [
 ]
 #: Which protocol this client speaks, with every call.
 _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
+#: A watch that stood for longer than a connection takes to be made or refused had a master, which may have
+#: had nothing to say: of a quiet job no event comes for hours.
+STOOD_SECONDS = 5.0
 #: A master that stands by answers at once; another one leads, or will in a moment.
 STANDBY_SECONDS_MAX = 0.5
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
@@ -350,6 +353,23 @@ class MasterClient:
         for page in self._pages("GetAuditLog", request):
             yield from page.entries
 
+    # ------------------------------------------------------------------ any service
+
+    def call(self, stub: Callable[[grpc.Channel], Any], method: str, request: Any) -> Any:
+        """One call of a unary method, as those above; for `elastane.logged`. Raises as they do."""
+        return self._unary(stub, method, request)
+
+    def subscribe(
+        self,
+        stub: Callable[[grpc.Channel], Any],
+        method: str,
+        request: Callable[[], Any],
+        *,
+        endless: bool = True,
+    ) -> Iterator[Any]:
+        """A watch, subscribed again with a new `request()` after a break; `endless`, or until it is told."""
+        return self._watch(stub, method, request, endless=endless)
+
     # ------------------------------------------------------------------ inside
 
     def _pages(self, method: str, request: Any) -> Iterator[Any]:
@@ -411,7 +431,7 @@ class MasterClient:
         last_contact = time.monotonic()
         failures = 0
         while not self._closing.is_set():
-            served = False
+            served, began = False, time.monotonic()
             address = self._book.current()
             try:
                 call: _Call = getattr(stub(self._channel(address)), method)
@@ -427,7 +447,7 @@ class MasterClient:
                     return
                 if not isinstance(translated, _TransientError):
                     raise translated from None
-                if served:
+                if served or time.monotonic() - began > STOOD_SECONDS:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:
                     raise self._unreachable(self._timeout_seconds, translated) from None

@@ -9,6 +9,7 @@ somebody asked for it, it is asked for again. Weights never pass the master: it 
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -212,12 +213,15 @@ def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
     book.saved_step = flight.step
     book.in_flight = None
     size = sum(entry.bytes for entry in flight.files.values())
+    shards = [f"{entry.file} {entry.sha256}\n" for _, entry in sorted(flight.files.items())]
     turn.note(
         "checkpoint_saved",
         f"all {len(flight.workers)} shards and the manifest are written",
         checkpoint=flight.checkpoint,
         at_step=flight.step,
         bytes=size,
+        # As `sha256sum` of the lines "FILE SHA256" of all shards, in their order.
+        sha256=hashlib.sha256("".join(shards).encode()).hexdigest(),
     )
 
 

@@ -39,7 +39,9 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force."""
+    """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force.
+    environment: what the script's workers have in common.
+    """
 
     name: str
     settings: JobSettings
@@ -56,6 +58,7 @@ class JobView(msgspec.Struct, frozen=True):
     workers: tuple[WorkerView, ...]
     revision: int
     cost: cost.CostView
+    environment: dict[str, str]
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -119,6 +122,7 @@ def job_view(machine: JobMachine, now: float | None = None) -> JobView:
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),
         revision=state.revision,
         cost=cost.view(state, state.decided_at if now is None else now),
+        environment=signature.environment if signature else {},
     )
 
 

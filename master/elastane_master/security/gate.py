@@ -274,7 +274,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._log_refusal(call.rpc, error, context.peer())
             raise
         if call.rule.writes:
-            logger.info("operator asks", rpc=call.rpc, token=caller.name, job=call.job, peer=context.peer())
+            logger.info("operator asks", rpc=call.rpc, caller=caller.name, job=call.job, peer=context.peer())
         return request
 
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:

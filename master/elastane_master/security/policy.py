@@ -14,8 +14,8 @@ from typing import Any, Literal
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.tokens import Principal, Role
 
-_JOB, _SHARD, _RING, _CONTEXT = (
-    f"/elastane.v1.{noun}Service/" for noun in ("Job", "Shard", "Ring", "Context")
+_JOB, _SHARD, _RING, _CONTEXT, _METRIC = (
+    f"/elastane.v1.{noun}Service/" for noun in ("Job", "Shard", "Ring", "Context", "Metric")
 )
 _HEALTH = "/grpc.health.v1.Health/"
 
@@ -81,6 +81,9 @@ RULES: dict[str, Rule] = {
     _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_LOOK, "job"),
     _CONTEXT + "List": Rule(_LOOK, "job"),
+    _METRIC + "GetSeries": Rule(_LOOK, "job"),
+    _METRIC + "WatchSeries": Rule(_LOOK, "job"),
+    _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
     # Probes of an orchestrator bear no token. A watch would be held open, so it needs one.
     _HEALTH + "Check": Rule(),
     _HEALTH + "Watch": Rule(_ALL),

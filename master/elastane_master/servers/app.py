@@ -35,6 +35,7 @@ from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
 from elastane_master.servers.following import not_leading, stopping
 from elastane_master.servers.job_service import JobServicer
+from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
@@ -44,7 +45,7 @@ from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, Store
 from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_master.succession import Follower, SuccessionKeeper
-from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2, shard_pb2
+from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 if TYPE_CHECKING:
     from elastane_master.http.port import HttpPort
@@ -63,6 +64,7 @@ def services() -> list[ServiceDescriptor]:
             (shard_pb2, "ShardService"),
             (ring_pb2, "RingService"),
             (context_pb2, "ContextService"),
+            (metric_pb2, "MetricService"),
         )
     ]
 
@@ -289,7 +291,13 @@ class Master(Follower):
 
     def _add_services(self, server: grpc.aio.Server, hosts: JobHosts) -> list[str]:
         """Registers every service; returns the names of ours."""
-        servicers = (JobServicer(hosts), ShardServicer(hosts), RingServicer(hosts), ContextServicer(hosts))
+        servicers = (
+            JobServicer(hosts),
+            ShardServicer(hosts),
+            RingServicer(hosts),
+            ContextServicer(hosts),
+            MetricServicer(hosts),
+        )
         described = services()
         server.add_generic_rpc_handlers(
             [

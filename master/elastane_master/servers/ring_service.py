@@ -130,7 +130,12 @@ async def _read(host: JobHost, session: Session, requests: Requests) -> None:
     except REFUSALS as error:
         rejection = as_rejection(error)
         logger.warning(
-            "a worker's message was refused", job=host.name, worker=session.worker, reason=str(rejection)
+            "a worker's message was refused",
+            job=host.name,
+            worker=session.worker,
+            generation=host.machine.state.ring.generation,
+            step=host.machine.state.steps.committed,
+            reason=str(rejection),
         )
         # The refusal goes down the stream before the worker is counted as lost.
         try:

@@ -8,7 +8,7 @@ import re
 from redis.asyncio import Redis
 
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.streams import read_stream
+from elastane_master.store.streams import Entry, read_stream
 
 _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
@@ -32,11 +32,18 @@ class JobHistory:
     async def commits(self, after: str, count: int) -> tuple[list[bytes], str]:
         """Up to `count` commits after the token (empty: from the first), and the token of the next
         page (empty: that was the last)."""
-        start = f"({after}" if after else "-"
-        async with self._gate:
-            entries = await read_stream(self._redis, self._keys.history, start, count)
+        entries = await self._after(after, count)
         token = entries[-1].id if len(entries) == count else ""
         return [entry.payload for entry in entries], token
+
+    async def news(self, after: str, count: int) -> tuple[list[bytes], str]:
+        """Up to `count` commits after the token, and the token to ask for later ones with."""
+        entries = await self._after(after, count)
+        return [entry.payload for entry in entries], entries[-1].id if entries else after
+
+    async def _after(self, token: str, count: int) -> list[Entry]:
+        async with self._gate:
+            return await read_stream(self._redis, self._keys.history, f"({token}" if token else "-", count)
 
     async def events(self, since: int, count: int) -> list[tuple[int, bytes]]:
         """Up to `count` events, (number, payload), from number `since` on."""

@@ -173,7 +173,14 @@ class WorkerInfo(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., applied_step: _Optional[int] = ..., joined: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "saved_step", "created", "workers", "revision", "cost")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "saved_step", "created", "workers", "revision", "cost", "environment")
+    class EnvironmentEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +195,7 @@ class Job(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -202,7 +210,8 @@ class Job(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     revision: int
     cost: Cost
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    environment: _containers.ScalarMap[str, str]
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -17,6 +18,8 @@ from elastane_proto.v1 import (
     errors_pb2,
     job_pb2,
     job_pb2_grpc,
+    metric_pb2,
+    metric_pb2_grpc,
     ring_pb2,
     ring_pb2_grpc,
     shard_pb2,
@@ -71,7 +74,10 @@ def running_job(name: str = "train") -> job_pb2.Job:
 
 
 class FakeMaster(
-    job_pb2_grpc.JobServiceServicer, ring_pb2_grpc.RingServiceServicer, shard_pb2_grpc.ShardServiceServicer
+    job_pb2_grpc.JobServiceServicer,
+    ring_pb2_grpc.RingServiceServicer,
+    shard_pb2_grpc.ShardServiceServicer,
+    metric_pb2_grpc.MetricServiceServicer,
 ):
     """Canned state, and a record of every request."""
 
@@ -92,11 +98,23 @@ class FakeMaster(
             for number in range(1, 4)
         ]
         self.event_streams_broken = 0
+        #: Of each stream that follows: set, it breaks.
+        self.following: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self.progress: list[list[shard_pb2.Progress]] = [
             [_progress(done=2, todo=1, doing=1)],
             [_progress(done=4, todo=0, doing=0, complete=True)],
         ]
         self.history: list[shard_pb2.AuditEntry] = []
+        self.series = [
+            metric_pb2.Series(
+                name="loss",
+                points=[
+                    metric_pb2.Point(step=step, steps=1, mean=2.0 / (step + 1), last=2.0 / (step + 1))
+                    for step in range(12)
+                ],
+            )
+        ]
+        self.steps: list[metric_pb2.StepValues] = []
         self.address = ""
         self.page_entries = 3
         self._changed = threading.Condition()
@@ -208,9 +226,12 @@ class FakeMaster(
                     self.event_streams_broken -= 1
                     context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
         if request.follow:
-            gone = threading.Event()
-            context.add_callback(gone.set)
-            gone.wait()
+            over = threading.Event()
+            context.add_callback(over.set)
+            self.following.put(over)
+            over.wait()
+            if context.is_active():
+                context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
 
     # ------------------------------------------------------------------ ShardService
 
@@ -230,6 +251,26 @@ class FakeMaster(
         token = str(end) if end < len(self.history) else ""
         return shard_pb2.GetAuditLogResponse(entries=self.history[start:end], next_page_token=token)
 
+    # ------------------------------------------------------------------ MetricService
+
+    def GetSeries(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        found = [one for one in self.series if one.name in request.names or not request.names]
+        return metric_pb2.GetSeriesResponse(series=found, step=12)
+
+    def WatchSeries(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._seen(request, context)
+        yield metric_pb2.WatchSeriesResponse(series=self.series, step=12)
+        gone = threading.Event()
+        context.add_callback(gone.set)
+        gone.wait()
+
+    def WatchSteps(self, request: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self._seen(request, context)
+        created = self.jobs[request.job].created
+        yield metric_pb2.WatchStepsResponse(token=request.after, job_created=created)
+        yield metric_pb2.WatchStepsResponse(steps=self.steps, token="9-0", job_created=created)
+
 
 def _progress(*, done: int, todo: int, doing: int, complete: bool = False) -> shard_pb2.Progress:
     progress = shard_pb2.Progress(
@@ -243,10 +284,11 @@ def _progress(*, done: int, todo: int, doing: int, complete: bool = False) -> sh
 @contextmanager
 def serving(master: FakeMaster, address: str = "127.0.0.1:0") -> Iterator[str]:
     """The master on a port of this machine; gives its address."""
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
     job_pb2_grpc.add_JobServiceServicer_to_server(master, server)
     ring_pb2_grpc.add_RingServiceServicer_to_server(master, server)
     shard_pb2_grpc.add_ShardServiceServicer_to_server(master, server)
+    metric_pb2_grpc.add_MetricServiceServicer_to_server(master, server)
     port = server.add_insecure_port(address)
     server.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import socket
 import threading
 import time
@@ -13,7 +14,7 @@ from google.rpc import code_pb2
 
 from elastane.client import ClientClosedError, MasterClient, RequestRefusedError
 from elastane.errors import MasterUnreachableError, RefusedError
-from elastane_proto.v1 import errors_pb2, job_pb2, shard_pb2
+from elastane_proto.v1 import errors_pb2, job_pb2, ring_pb2, shard_pb2
 from unit.cli.fake_master import FakeMaster, refuse, serving
 
 
@@ -145,6 +146,33 @@ def test_events_go_on_after_a_break_without_repeating() -> None:
     with serving(master) as address, MasterClient(address) as client:
         events = list(itertools.islice(client.events("train", follow=True), 3))
     assert [event.sequence for event in events] == [1, 2, 3]
+
+
+def test_a_quiet_job_is_followed_through_a_restart_long_after_its_last_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was said for longer than a master may be away: that is no absence."""
+    monkeypatch.setattr("elastane.client.STOOD_SECONDS", 0.3)
+    master = FakeMaster()
+    heard: queue.SimpleQueue[int | str] = queue.SimpleQueue()
+
+    def follow(client: MasterClient) -> None:
+        try:
+            for event in client.events("train", since=4, follow=True):
+                heard.put(event.sequence)
+        except MasterUnreachableError as error:
+            heard.put(str(error))
+
+    with serving(master) as address, MasterClient(address, timeout_seconds=0.2) as client:
+        threading.Thread(target=follow, args=(client,), daemon=True).start()
+        for _ in range(2):
+            stream = master.following.get(timeout=30)
+            with pytest.raises(queue.Empty):
+                heard.get(timeout=0.5)  # the time in which nothing is said is what matters here
+            stream.set()
+        master.events.append(ring_pb2.Event(sequence=4, kind="worker_joined"))
+        master.following.get(timeout=30).set()
+        assert heard.get(timeout=30) == 4
 
 
 def test_past_events_end() -> None:

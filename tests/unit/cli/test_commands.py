@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import signal
@@ -14,15 +13,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
-from elastane.cli.top import follow, picture
-from elastane.client import MasterClient
-from elastane_proto.v1 import job_pb2, shard_pb2
+from elastane_proto.v1 import job_pb2, metric_pb2, shard_pb2
+from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
 
 SOURCES = Path(__file__).parents[3]
@@ -332,19 +329,38 @@ def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert checkpoint_url("") == ""
 
 
-def test_top_draws_the_newest_of_everything(master: FakeMaster) -> None:
-    with MasterClient(master.address) as client:
-        news = follow(client, "train")
-        while news.job is None or not news.datasets or len(news.events) < 3:
-            assert news.changed.wait(30) and news.error is None
-            news.changed.clear()
-        out = Console(width=120, file=io.StringIO(), force_terminal=True, no_color=True)
-        out.print(picture(news, 1_700_000_000.0))
-    drawn = out.file.getvalue()  # type: ignore[attr-defined]
-    for text in ("train", "running", "w1", "digits", "worker_lost"):
-        assert text in drawn
-
-
 def test_top_needs_a_terminal(master: FakeMaster) -> None:
     result = invoke(master, "top")
     assert result.exit_code == 2 and "status" in result.stderr
+
+
+def test_curve(master: FakeMaster) -> None:
+    drawn = invoke(master, "curve").stdout.splitlines()
+    assert drawn[0] == "loss: 0.166667 at the last of 12 steps" and len(drawn) == 12
+    assert drawn[1].strip().startswith("2│") and drawn[-1].strip().endswith("11")
+    rows = invoke(master, "curve", "train", "-n", "loss", "--csv", "--points", "20").stdout.splitlines()
+    assert rows[0] == "name,step,steps,mean,min,max,last" and len(rows) == 13
+    assert rows[2].split(",")[:4] == ["loss", "1", "1", "1.0"]
+    assert (master.requests[-1].names, master.requests[-1].points_max) == (["loss"], 20)
+    told = document(invoke(master, "curve", "--json"))
+    assert isinstance(told, dict) and told["series"][0]["points"][1]["step"] == 1
+    refused = invoke(master, "curve", "-n", "nonsense")
+    assert refused.exit_code == 3 and "nothing was logged as nonsense" in refused.stderr
+    master.series = []
+    assert "nothing logged yet" in invoke(master, "curve").stdout
+
+
+def test_track_writes_each_step_once(master: FakeMaster, tmp_path: Path) -> None:
+    for step, generation in ((0, 1), (1, 1), (2, 1), (1, 2), (2, 2)):
+        master.steps.append(
+            metric_pb2.StepValues(step=step, generation=generation, values={"loss": generation})
+        )
+    for _ in range(2):  # the second time nothing is left to do
+        result = invoke(master, "track", "--to", f"tensorboard:{tmp_path}")
+        assert result.exit_code == 0 and "train: 3 steps are in tensorboard" in result.stdout
+        master.steps.clear()
+    (folder,) = tmp_path.iterdir()
+    assert shown(folder)["loss"] == [(0, 1.0), (1, 2.0), (2, 2.0)]
+    assert master.requests[-1].after == "9-0"
+    assert invoke(master, "track", "--to", "nonsense").exit_code == 3
+    assert invoke(master, "track", "--to", "tensorboard:a,tensorboard:b").exit_code == 2

@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from elastane_master.limits import Limits, clip
-from elastane_master.log_limit import LogLimit
 from elastane_master.settings import MasterSettings
+from elastane_proto.log_lines import LogLimit
 
 TABLE = Path(__file__).parents[3] / "docs" / "limits.md"
 

@@ -203,6 +203,7 @@ class LocalCluster:
             "ELASTANE_TORCH_THREADS": str(settings.torch_threads or 1),
             "ELASTANE_MASTER_TIMEOUT_SECONDS": "60",
             "ELASTANE_REPORT_DIR": str(self.reports),
+            "ELASTANE_LOG_TO": "",  # a run that only shows something, unless it is asked for below
             **({"ELASTANE_SEED": str(settings.seed)} if settings.HasField("seed") else {}),
             **self._extra,
         }

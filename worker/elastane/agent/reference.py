@@ -90,6 +90,7 @@ def _run(
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(processes),
             "ELASTANE_MODE": "ddp",
+            "ELASTANE_LOG_TO": "",  # a run that is only compared with
             "ELASTANE_REPORT_DIR": str(reports),
             **(environment or {}),
         }

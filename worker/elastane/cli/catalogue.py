@@ -78,9 +78,27 @@ COMMANDS: Final = {
         "Look",
         "Show how far the data is: tasks to do, doing, done, re-queued; samples/s and what is left.",
     ),
-    "top": Entry("top", "Look", "Show a job live: phase, workers, data, the last events. Ctrl-C leaves."),
+    "top": Entry(
+        "top",
+        "Look",
+        "Show jobs live: their workers, logical workers, tasks, events, curves. Keys: ? shows them.",
+    ),
     "events": Entry(
         "events", "Look", "Show what happened to a job and why: joins, deaths, ring changes, checkpoints."
+    ),
+    "explain": Entry(
+        "explain",
+        "Look",
+        "Say why a worker is in the ring, stands by, or is out: the events that led there.",
+    ),
+    "curve": Entry("curve", "Look", "Draw what the script logged (job.log), each committed step once."),
+    "track": Entry(
+        "track", "Look", "Write what the script logged to TensorBoard, MLflow or W&B, each step once."
+    ),
+    "report": Entry(
+        "report",
+        "Look",
+        "Write a report of a job into one file: its ring over time, throughput, faults and what they cost.",
     ),
     "audit": Entry(
         "audit",

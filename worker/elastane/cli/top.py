@@ -1,18 +1,9 @@
-"""`elastane top`: a job live on one screen: phase, workers, data, the last events.
-
-Three watches run in threads of their own and leave their newest news in one place; the screen is drawn
-from there when something is new.
-"""
+"""`elastane top`: jobs on the terminal, live, from the list of all down to one worker (`elastane.screen`)."""
 
 from __future__ import annotations
 
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,30 +17,13 @@ from elastane.cli.common import (
     connect,
     console,
 )
-from elastane.errors import ElastaneError
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from elastane.client import MasterClient
-    from elastane_proto.v1 import job_pb2, shard_pb2
-
-_OVER = ("succeeded", "failed", "cancelled")
 
 
 def register(app: typer.Typer) -> None:
     app.command("top", rich_help_panel="Look")(top)
-
-
-@dataclass
-class News:
-    """The newest of everything. `changed` is set whenever something is."""
-
-    job: job_pb2.Job | None = None
-    datasets: list[shard_pb2.Progress] = field(default_factory=list)
-    events: deque[Any] = field(default_factory=lambda: deque(maxlen=8))
-    error: ElastaneError | None = None
-    changed: threading.Event = field(default_factory=threading.Event)
 
 
 @command
@@ -61,67 +35,38 @@ def top(
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
 ) -> None:
-    """Show a job live: phase, workers, data, the last events. Ctrl-C leaves.
+    """Show jobs live: their workers, logical workers, tasks, events, curves. Keys: ? shows them.
 
+    Without JOB it begins with the list of jobs, or with the only job there is.
     Examples: elastane top; elastane top train
     """
-    from rich.live import Live
-
-    if not sys.stdout.isatty():
+    if not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise typer.BadParameter("top draws on a terminal; use status, progress --watch or events --follow")
+    from elastane.client import MasterClient
+    from elastane.screen.news import Watching
+    from elastane.screen.terminal import Inbox, show
+    from elastane.screen.view import View
+
     with connect(master, timeout) as client:
-        news = follow(client, client.only_job(job))
-        with Live(console=console(), auto_refresh=False, transient=False) as live:
-            while True:
-                news.changed.wait()
-                news.changed.clear()
-                if news.error is not None:
-                    raise news.error
-                live.update(picture(news, time.time()), refresh=True)
-                if news.job is not None and _is_over(news.job):
-                    return
-                time.sleep(interval)  # bounds the rate of drawing; the news wait meanwhile
+        names = sorted(one.name for one in client.list_jobs())
+    if job is not None:
+        view = View(page="job", job=job, pinned=True)
+    elif len(names) == 1:
+        view = View(page="job", job=names[0])
+    else:
+        view = View()
 
+    def connected() -> MasterClient:
+        return MasterClient(master, timeout_seconds=timeout)
 
-def follow(client: MasterClient, job: str) -> News:
-    """Start the watches; they end when the client is closed."""
-    news = News()
+    inbox = Inbox()
+    watching = Watching(connected, inbox.news)
+    try:
+        view = show(watching, inbox, view, interval)
+    finally:
+        watching.close()
+    detail = watching.news.detail
+    if detail is not None and detail.job is not None:
+        from elastane.cli.jobs import headline
 
-    def watch(items: Callable[[], Iterable[Any]], take: Callable[[Any], None]) -> None:
-        def run() -> None:
-            try:
-                for item in items():
-                    take(item)
-                    news.changed.set()
-            except ElastaneError as error:
-                news.error = error
-                news.changed.set()
-
-        threading.Thread(target=run, daemon=True).start()
-
-    watch(lambda: client.watch_job(job), lambda item: setattr(news, "job", item))
-    watch(lambda: client.watch_progress(job), lambda item: setattr(news, "datasets", item))
-    watch(lambda: client.events(job, follow=True), news.events.append)
-    return news
-
-
-def picture(news: News, now: float) -> RenderableType:
-    """What is drawn. now: seconds since the Unix epoch, for ages."""
-    from rich.console import Group
-
-    from elastane.cli.events import event_line
-    from elastane.cli.jobs import headline, worker_table
-    from elastane.cli.progress import progress_line
-
-    parts: list[RenderableType] = []
-    if news.job is not None:
-        parts += [headline(news.job), "", worker_table(news.job, now), ""]
-    parts += [progress_line(item) for item in news.datasets]
-    parts += ["", *(event_line(event) for event in news.events)]
-    return Group(*parts)
-
-
-def _is_over(job: job_pb2.Job) -> bool:
-    from elastane.cli.jobs import phase_name
-
-    return phase_name(job) in _OVER
+        console().print(headline(detail.job))

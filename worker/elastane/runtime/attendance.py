@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import structlog
 
+from elastane import logs
 from elastane.collective import warming
 from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
 from elastane.errors import ElastaneError
@@ -82,6 +83,7 @@ class Attendance:
             evicted=self._evicted,
         )
         self.exits.install()
+        logs.say_where(self._where)
         self._session.start()
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
@@ -104,6 +106,15 @@ class Attendance:
             self.protocol.leaving = message
         if self._session is not None:
             self._session.send(ring_pb2.AttendRequest(leaving=message))
+
+    def _where(self) -> dict[str, object]:
+        """What every log line has. Takes no lock: lines are written under this one too."""
+        return {
+            "job": self._environment.job,
+            "worker": self._environment.worker_id,
+            "generation": self.protocol.generation,
+            "step": self.protocol.applied_step,
+        }
 
     # ------------------------------------------------------------------ the script's thread
 

@@ -20,6 +20,7 @@ from elastane.runtime.report import write_elastic_report
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
+from elastane.tracking.process import TrackerProcesses
 
 
 class ElasticLoader:
@@ -110,16 +111,26 @@ class ElasticJob(Job):
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
         if self._trainer is None:
             raise StepError("job.epochs was called before job.prepare")
         trainer = self._trainer
+        trackers = TrackerProcesses(
+            self._trackers,
+            job=self._environment.job,
+            master=self._environment.master,
+            worker_id=self._environment.worker_id,
+            timeout_seconds=self._environment.master_timeout_seconds,
+        )
+        trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
+        trainer.shows_progress = self._shows_progress(progress)
         trainer.join(count)
         while trainer.applied_step < trainer.total_steps:
             trainer.epoch = trainer.current_epoch
             yield trainer.epoch
             trainer.close_epoch(trainer.epoch)
         trainer.finish()
+        trackers.finish(trainer.applied_step, meanwhile=trainer.finish)
         if self._environment.report_dir:
             write_elastic_report(
                 self._environment, trainer.state, step=trainer.applied_step, is_leader=self.is_leader

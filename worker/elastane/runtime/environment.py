@@ -54,6 +54,15 @@ class WorkerEnvironment(BaseSettings):
     )
     steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = Field(
+        default="console", description="of Elastane's own lines on stderr"
+    )
+    log_to: str = Field(
+        default="", description="trackers that get the logged values: KIND[:WHERE], several with commas"
+    )
+    progress: bool | None = Field(
+        default=None, description="of the epochs, on the leader's stderr; default: as job.epochs says"
+    )
     store_host: str = Field(
         default="", description="address other workers reach this one at; default: this host's"
     )

@@ -12,10 +12,11 @@ import torch
 
 from elastane import determinism
 from elastane.errors import ElastaneError
-from elastane.logs import configure_logs
+from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment, read_environment
+from elastane.tracking.tracker import parse_specs
 
 
 class Job(abc.ABC):
@@ -37,6 +38,7 @@ class Job(abc.ABC):
         self._environment = environment
         self._seed = seed if seed is not None else environment.seed
         self._registry = Registry()
+        self._trackers = parse_specs(environment.log_to)
         torch.set_num_threads(environment.torch_threads)
         determinism.apply(environment.determinism)
         if self._seed is not None:
@@ -65,8 +67,12 @@ class Job(abc.ABC):
         self._registry.register(name, value)
 
     @abc.abstractmethod
-    def epochs(self, count: int) -> Iterator[int]:
-        """The epochs that are still to be trained, out of `count`; a worker may join at any of them."""
+    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
+        """The epochs that are still to be trained, out of `count`; a worker may join at any of them.
+
+        progress: how far they are goes to the leader's stderr, a bar on a terminal, else a line an epoch.
+        ELASTANE_PROGRESS=0 or 1 stands over it.
+        """
 
     @abc.abstractmethod
     def log(self, **values: Any) -> None:
@@ -75,6 +81,20 @@ class Job(abc.ABC):
         Call it inside the loader loop and before `loss.backward()`: hooks that run in backward are too late.
         Replays count once.
         """
+
+    def log_to(self, *trackers: str) -> None:
+        """Have what `log` stores written to trackers too; before `epochs`. ELASTANE_LOG_TO does the same.
+
+        trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". The leader writes, in a process
+        of its own, the mean over all logical workers of each committed step: once, whoever leads and however
+        often it was replayed. Raises RefusedError for one that is unknown or not installed.
+        """
+        self._trackers += parse_specs(",".join(trackers))
+
+    def _shows_progress(self, asked: bool) -> bool:
+        """Whether the leader says how far the epochs are."""
+        told = self._environment.progress
+        return asked if told is None else told
 
     @abc.abstractmethod
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[Any]:
@@ -103,9 +123,10 @@ def open_job(seed: int | None) -> Job:
     """The job of the environment's mode (see `elastane.init`)."""
     try:
         environment = read_environment()
-        configure_logs(environment.log_level)
+        configure_logs(environment.log_level, environment.log_format)
         mode = environment.resolved_mode()
         if mode == "elastic":
+            say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
             from elastane.collective import warming
 
             warming.begin()

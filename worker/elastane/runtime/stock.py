@@ -10,6 +10,7 @@ import ctypes
 import dataclasses
 import itertools
 import os
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,13 @@ from elastane.errors import StepError, UnsupportedError
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
 from elastane.runtime.tracing import open_trace
+from elastane.tracking.process import TrackerProcesses
 
 if TYPE_CHECKING:
     from elastane.verify.trace import StepTrace
@@ -70,6 +73,9 @@ class LocalJob(Job):
         self._trace: StepTrace | None = None
         self._logged: list[dict[str, float]] = []
         self._pending: dict[str, Any] = {}
+        self._writers: TrackerProcesses | None = None
+        self._progress: ProgressLine | None = None
+        self._steps_per_epoch = 0
         self.step = 0
 
     @property
@@ -104,11 +110,43 @@ class LocalJob(Job):
                 continue
             if trace is not None:
                 trace.step_applied(self.step)
-            self._logged.append({name: _number(value) for name, value in self._pending.items()})
+            values = {name: _number(value) for name, value in self._pending.items()}
+            self._logged.append(values)
             self._pending = {}
+            if self._writers is not None:
+                self._writers.write({"step": self.step, "committed": time.time(), "values": values})
             self.step += 1
+            if self._progress is not None:
+                self._progress.reach(self.step, self._last_values)
             if self._over:
-                return
+                break
+        if self._progress is not None:
+            self._progress.end(self._last_values())
+
+    def _last_values(self) -> dict[str, float]:
+        return self._logged[-1] if self._logged else {}
+
+    def _tell_of(self, count: int, progress: bool) -> Iterator[int]:
+        """The epochs, told of on stderr and to the trackers by the leader. Its values are its own rank's."""
+        if self._shows_progress(progress) and self.is_leader:
+            total = count * self._steps_per_epoch
+            total = min(total, self._environment.steps_max) if self._environment.steps_max else total
+            self._progress = ProgressLine(EpochProgress(self._steps_per_epoch, total, count))
+        if self._trackers and self.is_leader:
+            self._writers = TrackerProcesses(self._trackers, job=self._environment.job, created=time.time())
+            self._writers.lead(True)
+        try:
+            for epoch in range(count):
+                if self._over:
+                    break
+                if self._progress is not None:
+                    self._progress.begin(epoch, self.step)
+                yield epoch
+            if self._writers is not None:
+                self._writers.finish(self.step)
+        finally:
+            if self._writers is not None:
+                self._writers.close()
 
     def _control(
         self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
@@ -122,6 +160,7 @@ class LocalJob(Job):
                 hint="pass steps_per_epoch to prepare, or give the dataset __len__",
             ) from error
         self._model = model
+        self._steps_per_epoch = -(-batches // options.accumulation_steps)
         self._calls = LocalCalls(model, options.accumulation_steps, batches)
         intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
         if model is not prepared.model and options.accumulation_steps > 1:
@@ -145,11 +184,8 @@ class PlainJob(LocalJob):
             seed_all(self._seed)
         return _replaced(objects, {id(prepared.loader): loader})
 
-    def epochs(self, count: int) -> Iterator[int]:
-        for epoch in range(count):
-            if self._over:
-                break
-            yield epoch
+    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
+        yield from self._tell_of(count, progress)
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         if size < 1 or task_size < 1:
@@ -190,12 +226,10 @@ class DdpJob(LocalJob):
             seed_all(self._seed + self.rank)
         return _replaced(objects, {id(prepared.model): model, id(prepared.loader): loader})
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
         if self._prepared is None or self._loader is None:
             raise StepError("job.epochs was called before job.prepare")
-        for epoch in range(count):
-            if self._over:
-                break
+        for epoch in self._tell_of(count, progress):
             set_epoch(self._loader, epoch)
             yield epoch
         if self._environment.report_dir:

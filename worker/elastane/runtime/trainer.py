@@ -14,7 +14,7 @@ Everything here runs in the script's thread; what comes from the master waits in
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -33,6 +33,7 @@ from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
@@ -146,6 +147,11 @@ class Trainer:
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
+        #: Told at each ring that is entered whether this worker leads it.
+        self.on_ring: Callable[[bool], None] = lambda leads: None
+        self.on_close: Callable[[], None] = lambda: None
+        self.shows_progress = False
+        self._progress: ProgressLine | None = None
 
     # ------------------------------------------------------------------ what the job asks
 
@@ -175,6 +181,9 @@ class Trainer:
         if self._attendance.started:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
         self.epochs = epochs
+        if self.shows_progress:
+            parts = EpochProgress(self._source.steps_per_epoch, self.total_steps, epochs)
+            self._progress = ProgressLine(parts)
         self._attendance.start()
         self._figure_report.start()
         self._boundary.settle(self._contexts)
@@ -196,10 +205,15 @@ class Trainer:
         self._attendance.set_between(False)
         try:
             self._buffers_shown = False
+            self._begin_progress()
             while self._in_epoch():
                 self._boundary.settle(self._contexts)
                 if self._in_epoch():
                     yield from self._run_step(self._protocol.applied_step)
+                    if self._progress is not None and self.is_leader:
+                        self._progress.reach(self.applied_step, self._last_values)
+            if self._progress is not None and self.is_leader:
+                self._progress.end(self._last_values())
         finally:
             self.turn = None
             self._generators.restore(script_rng)
@@ -233,6 +247,7 @@ class Trainer:
         self._attendance.close(bye)
         self._source.close()
         self._figure_report.close()
+        self.on_close()
 
     def log(self, values: dict[str, Any]) -> None:
         """Values of the EST and step now running; they become part of the committed history.
@@ -254,6 +269,18 @@ class Trainer:
         for name, value in values.items():
             # A tensor is kept as it is until the step is reported: asking for its number would wait for it.
             turn.metrics[name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
+
+    def _begin_progress(self) -> None:
+        if self._progress is not None:
+            self._progress.begin(self.epoch, self.applied_step)
+
+    def _last_values(self) -> dict[str, float]:
+        """What was logged in the step before: means over this worker's own ESTs."""
+        values: dict[str, list[float]] = {}
+        for task in self._tasks:
+            for name, value in task.metrics.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in values.items()}
 
     # ------------------------------------------------------------------ the step
 
@@ -506,6 +533,7 @@ class Trainer:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
         self._contexts = contexts
         self._source.position(contexts, step)
+        self.on_ring(self.is_leader)
 
     def _take_buffers(self) -> None:
         """The module's buffers are EST 0's at the start of a step: as built, or as received."""

@@ -1,0 +1,161 @@
+"""The curves of what a job's scripts log, in bounded memory: each committed step counts once, as it stands.
+
+    history (order of commits) --> add(step) --> per name: buckets of `stride` steps --> points
+
+Pure. A curve has at most `POINTS_MAX` buckets: when there would be more, neighbours are joined and the stride
+doubles. Buckets are aligned to it, so a curve does not depend on when it was read.
+
+History can go back (all workers lost, a checkpoint loaded): the step of a commit is then one seen before, in
+a newer generation. Buckets behind it are dropped. Where it lies inside a bucket, the values of the steps
+before it cannot be told from those that do not stand any more; `add` then asks for the history from its
+beginning, in which the superseded commits are passed over: their generation is older than that of the commit
+that went back. Where it is not (a store that lost writes got some of them twice) the bucket is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from elastane_master.records import LoggedStep
+
+POINTS_MAX = 512
+"""Of one curve."""
+
+NAMES_MAX = 64
+"""Curves of one job; later names are counted and left out."""
+
+
+class Bucket(msgspec.Struct, gc=False):
+    """Steps [start, start + stride) of one curve. end: the step after the last one in it."""
+
+    start: int
+    end: int
+    count: int
+    total: float
+    low: float
+    high: float
+    last: float
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def take(self, other: Bucket) -> None:
+        """Joins the bucket that follows."""
+        self.end, self.last = other.end, other.last
+        self.count += other.count
+        self.total += other.total
+        self.low, self.high = _least(self.low, other.low), _most(self.high, other.high)
+
+
+class Rewind(msgspec.Struct, frozen=True):
+    """The history went back to `step`; commits of it and later ones count from `generation` on."""
+
+    step: int
+    generation: int
+
+
+class Curves:
+    """The curves of one job. step: the next to be committed. left_out: names beyond `NAMES_MAX`."""
+
+    def __init__(self, rewinds: Sequence[Rewind] = ()) -> None:
+        self.step = 0
+        self.stride = 1
+        self.series: dict[str, list[Bucket]] = {}
+        self.rewinds = list(rewinds)
+        self._left_out: set[str] = set()
+
+    @property
+    def left_out(self) -> int:
+        return len(self._left_out)
+
+    def stands(self, step: int, generation: int) -> bool:
+        """Whether no later commit supersedes this one, as far as is known."""
+        return all(step < back.step or generation >= back.generation for back in self.rewinds)
+
+    def add(self, logged: LoggedStep) -> bool:
+        """Counts a committed step. False: start again with `Curves(self.rewinds)` from the first commit."""
+        if not self.stands(logged.step, logged.generation):
+            return True
+        if logged.step < self.step:
+            back = Rewind(logged.step, logged.generation)
+            known = back in self.rewinds
+            if not known:
+                self.rewinds.append(back)
+            if not self._drop(logged.step) and not known:
+                return False
+        self.step = logged.step + 1
+        for name, value in step_values(logged).items():
+            self._count(name, logged.step, value)
+        return True
+
+    def points(self, name: str, points_max: int = POINTS_MAX) -> list[Bucket]:
+        """The curve of a name in at most `points_max` buckets; empty for one that is not known."""
+        buckets, stride = self.series.get(name, []), self.stride
+        while len(buckets) > points_max:
+            stride *= 2
+            buckets = _joined(buckets, stride)
+        return buckets
+
+    def _drop(self, step: int) -> bool:
+        """Forgets `step` and what comes after it; False where steps before it went with them."""
+        exact = True
+        for name, buckets in list(self.series.items()):
+            while buckets and buckets[-1].end > step:
+                exact = exact and buckets[-1].start >= step
+                buckets.pop()
+            if not buckets:
+                del self.series[name]
+        return exact
+
+    def _count(self, name: str, step: int, value: float) -> None:
+        buckets = self.series.get(name)
+        if buckets is None:
+            if len(self.series) >= NAMES_MAX:
+                if len(self._left_out) < NAMES_MAX:  # how many more there are, nobody needs to know
+                    self._left_out.add(name)
+                return
+            buckets = self.series[name] = []
+        bucket = Bucket(step, step + 1, 1, value, value, value, value)
+        if buckets and buckets[-1].start // self.stride == step // self.stride:
+            buckets[-1].take(bucket)
+            return
+        buckets.append(bucket)
+        if len(buckets) > POINTS_MAX:
+            self.stride *= 2
+            for known, parts in self.series.items():
+                self.series[known] = _joined(parts, self.stride)
+
+
+def step_values(logged: LoggedStep) -> dict[str, float]:
+    """The mean of each value over the ESTs that logged it, added in the order of virtual ranks."""
+    totals: dict[str, float] = {}
+    counts: dict[str, int] = {}
+    for _, task in logged.tasks:
+        for name, value in task.metrics.items():
+            totals[name] = totals.get(name, 0.0) + value
+            counts[name] = counts.get(name, 0) + 1
+    return {name: total / counts[name] for name, total in totals.items()}
+
+
+def _joined(buckets: Iterable[Bucket], stride: int) -> list[Bucket]:
+    """Copies of the buckets, those of the same `stride` steps made one."""
+    joined: list[Bucket] = []
+    for bucket in buckets:
+        if joined and joined[-1].start // stride == bucket.start // stride:
+            joined[-1].take(bucket)
+        else:
+            joined.append(msgspec.structs.replace(bucket))
+    return joined
+
+
+def _least(one: float, other: float) -> float:
+    """The less of two; a number where one of them is none."""
+    return other if math.isnan(one) else one if math.isnan(other) else min(one, other)
+
+
+def _most(one: float, other: float) -> float:
+    return other if math.isnan(one) else one if math.isnan(other) else max(one, other)

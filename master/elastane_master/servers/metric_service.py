@@ -1,0 +1,214 @@
+"""MetricService: what scripts logged, read out of the committed history when somebody asks.
+
+A curve is caught up with at each question: the commits since the last one are read and counted. Nothing is
+done when a step is committed, and nothing has to be stored; after a restart the first question reads all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable
+
+from elastane_master import records
+from elastane_master.curves import POINTS_MAX, Curves, step_values
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.views import ring_view
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.limits import clip
+from elastane_master.servers import translate_shard
+from elastane_master.servers.binding import Context
+from elastane_master.servers.following import require_serving
+from elastane_master.servers.translate import seconds, timestamp
+from elastane_master.store.history import is_history_token
+from elastane_proto.v1 import metric_pb2
+
+TASKS_AT_ONCE = 20_000
+"""Read from the store in one go; then others have their turn."""
+
+COMMITS_AT_ONCE = 500
+JOBS_KEPT = 16
+"""Jobs whose curves are kept between questions: those asked for last."""
+
+WATCH_SECONDS = 1.0
+WATCH_SECONDS_MIN = 0.05
+
+
+class _Followed:
+    """The curves of one job as far as they were read. token: of the last commit in them."""
+
+    def __init__(self, host: JobHost) -> None:
+        self.host = host
+        self.curves = Curves()
+        self.token = ""
+        self.lock = asyncio.Lock()
+
+
+class MetricServicer:
+    """Serves elastane.v1.MetricService."""
+
+    def __init__(self, hosts: JobHosts) -> None:
+        self._hosts = hosts
+        self._followed: OrderedDict[str, _Followed] = OrderedDict()
+
+    async def GetSeries(
+        self, request: metric_pb2.GetSeriesRequest, context: Context
+    ) -> metric_pb2.GetSeriesResponse:
+        host = self._hosts.get(request.job)
+        points_max = _points_max(request.points_max)
+        await host.log.settled()
+        curves = (await self._caught_up(host)).curves
+        return metric_pb2.GetSeriesResponse(
+            series=_series(curves, request.names, points_max),
+            step=curves.step,
+            names_left_out=curves.left_out,
+        )
+
+    async def WatchSeries(
+        self, request: metric_pb2.WatchSeriesRequest, context: Context
+    ) -> AsyncGenerator[metric_pb2.WatchSeriesResponse]:
+        host = self._hosts.get(request.job)
+        points_max = _points_max(request.points_max)
+        interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
+        told: str | None = None
+        with host.watching():
+            while True:
+                seen = host.changed.count
+                require_serving(host)
+                followed = await self._caught_up(host)
+                if followed.token != told:
+                    told, curves = followed.token, followed.curves
+                    yield metric_pb2.WatchSeriesResponse(
+                        series=_series(curves, request.names, points_max),
+                        step=curves.step,
+                        names_left_out=curves.left_out,
+                    )
+                await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
+                await host.changed.beyond(seen)
+
+    async def WatchSteps(
+        self, request: metric_pb2.WatchStepsRequest, context: Context
+    ) -> AsyncGenerator[metric_pb2.WatchStepsResponse]:
+        host = self._hosts.get(request.job)
+        if not is_history_token(request.after):
+            raise translate_shard.bad_token(request.after)
+        token, highest = request.after, -1
+        created = timestamp(host.machine.state.created_at)
+        with host.watching():
+            _require_leading(host, request.worker_id)
+            # At once: whose curves these are is known before any of them is asked for.
+            yield metric_pb2.WatchStepsResponse(token=token, job_created=created)
+            while True:
+                seen = host.changed.count
+                require_serving(host)
+                _require_leading(host, request.worker_id)
+                if not request.follow:
+                    await host.log.settled()
+                payloads, newest = await self._hosts.history(host).news(token, _at_once(host))
+                steps = []
+                for payload in payloads:
+                    now, logged = records.decode_logged(payload)
+                    if logged is None:
+                        continue
+                    rewound, highest = logged.step <= highest, logged.step
+                    if logged.step >= request.since_step:
+                        steps.append(_step(now, logged, rewound=rewound))
+                _require_leading(host, request.worker_id)  # the lead may be lost while the store answers
+                if steps:
+                    yield metric_pb2.WatchStepsResponse(steps=steps, token=newest, job_created=created)
+                token = newest
+                if payloads:
+                    continue
+                if not request.follow:
+                    return
+                await host.changed.beyond(seen)
+
+    async def _caught_up(self, host: JobHost) -> _Followed:
+        """The curves with all that is stored in them."""
+        followed = self._followed.get(host.name)
+        if followed is None or followed.host is not host:
+            followed = self._followed[host.name] = _Followed(host)
+        self._followed.move_to_end(host.name)
+        while len(self._followed) > JOBS_KEPT:
+            self._followed.popitem(last=False)
+        async with followed.lock:
+            history = self._hosts.history(host)
+            while True:
+                payloads, newest = await history.news(followed.token, _at_once(host))
+                if not payloads:
+                    return followed
+                if self._count(followed.curves, payloads):
+                    followed.token = newest
+                else:
+                    followed.curves, followed.token = Curves(followed.curves.rewinds), ""
+
+    @staticmethod
+    def _count(curves: Curves, payloads: Iterable[bytes]) -> bool:
+        for payload in payloads:
+            _, logged = records.decode_logged(payload)
+            if logged is not None and not curves.add(logged):
+                return False
+        return True
+
+
+def _at_once(host: JobHost) -> int:
+    """How many commits are read in one go."""
+    return max(1, min(COMMITS_AT_ONCE, TASKS_AT_ONCE // host.machine.state.settings.ests))
+
+
+def _step(now: float, logged: records.LoggedStep, *, rewound: bool) -> metric_pb2.StepValues:
+    return metric_pb2.StepValues(
+        step=logged.step,
+        epoch=logged.epoch,
+        generation=logged.generation,
+        committed=timestamp(now),
+        values=step_values(logged),
+        samples=sum(task.end - task.start for _, task in logged.tasks),
+        rewound=rewound,
+    )
+
+
+def _series(curves: Curves, names: Iterable[str], points_max: int) -> list[metric_pb2.Series]:
+    wanted = set(names)
+    return [
+        metric_pb2.Series(
+            name=name,
+            points=[
+                metric_pb2.Point(
+                    step=bucket.start,
+                    steps=bucket.count,
+                    mean=bucket.mean,
+                    min=bucket.low,
+                    max=bucket.high,
+                    last=bucket.last,
+                )
+                for bucket in curves.points(name, points_max)
+            ],
+        )
+        for name in sorted(curves.series)
+        if not wanted or name in wanted
+    ]
+
+
+def _points_max(asked: int) -> int:
+    if asked > POINTS_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"a curve of {asked} points",
+            hint=f"ask for at most {POINTS_MAX}",
+            field="points_max",
+        )
+    return asked or POINTS_MAX
+
+
+def _require_leading(host: JobHost, worker: str) -> None:
+    """Raises Rejection when `worker`, if one is named, does not lead the ring that there is."""
+    members = ring_view(host.machine).members
+    if worker and members and members[0].worker != worker:
+        raise Rejection(
+            "stale",
+            f"{clip(worker, 100)!r} does not lead the ring: {members[0].worker} does",
+            hint="the leader's tracker writes; this one must stop",
+            leader=members[0].worker,
+        )

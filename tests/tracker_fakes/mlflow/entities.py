@@ -1,0 +1,10 @@
+"""Part of the fake of MLflow."""
+
+from typing import NamedTuple
+
+
+class Metric(NamedTuple):
+    key: str
+    value: float
+    timestamp: int
+    step: int

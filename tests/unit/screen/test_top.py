@@ -1,0 +1,258 @@
+"""`elastane top` through a real pseudo-terminal of 80 columns, and its pure parts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyte
+import pytest
+
+from elastane.screen.keys import decode
+from elastane.screen.news import JobNews, News, held_key
+from elastane.screen.pages import age, picture, plain, rows_of
+from elastane.screen.view import Row, View, press
+from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
+from unit.cli.fake_master import FakeMaster, running_job, serving
+
+SOURCES = Path(__file__).parents[3]
+PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker"))
+WAIT_SECONDS = 60.0
+
+
+class Terminal:
+    """A process on a pseudo-terminal, and what stands on its screen."""
+
+    def __init__(self, *arguments: str, columns: int = 80, rows: int = 24) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self._stream = pyte.ByteStream(self.screen)
+        self._ours, theirs = pty.openpty()
+        self.raw = b""
+        self.resize(columns, rows)
+        self.before = termios.tcgetattr(theirs)
+        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "elastane.cli", "top", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "PYTHONPATH": PATH, "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        self._theirs = theirs
+
+    def resize(self, columns: int, rows: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    def until(self, *texts: str, gone: str = "") -> str:
+        """Reads until all texts stand on the screen, and `gone` does not."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not all(text in self.text for text in texts) or (gone and gone in self.text):
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._ours], [], [], max(left, 0))
+            if not ready:
+                pytest.fail(f"no {texts} on:\n{self.text}")
+            data = os.read(self._ours, 65536)
+            self.raw += data
+            self._stream.feed(data)
+        return self.text
+
+    def press(self, keys: str) -> None:
+        os.write(self._ours, keys.encode())
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
+        os.close(self._theirs)
+
+
+@pytest.fixture
+def master() -> Iterator[FakeMaster]:
+    fake = FakeMaster()
+    fake.jobs["other"] = running_job("other")
+    fake.jobs["other"].phase = job_pb2.JOB_PHASE_SUSPENDED
+    fake.progress[0][0].dataset = "train"
+    holder = fake.progress[0][0].holders.add(index=12, worker_id="w1", attempt=1)
+    holder.range.start, holder.range.end = 96, 128
+    fake.progress = fake.progress[:1]
+    with serving(fake) as address:
+        fake.address = address
+        yield fake
+
+
+@pytest.fixture
+def start(master: FakeMaster) -> Iterator[Callable[..., Terminal]]:
+    started: list[Terminal] = []
+
+    def begin(*arguments: str, **size: int) -> Terminal:
+        started.append(Terminal("--master", master.address, "--interval", "0.05", *arguments, **size))
+        return started[-1]
+
+    yield begin
+    for terminal in started:
+        terminal.close()
+
+
+def test_from_the_list_of_jobs_down_to_a_worker_and_back(
+    master: FakeMaster, start: Callable[..., Terminal]
+) -> None:
+    top = start()
+    top.until("JOB ", "train", "running", "suspended")
+    top.press("\x1b[B\r")  # down, enter
+    top.until("train  running: 2 workers", "step 12/30", "w0", "member", "0-1", "2-3", "Workers")
+    top.press("e")
+    top.until("DOES STEP", "12")
+    top.press("t")
+    top.until("train            todo 1  doing 1  done 2/4", "96-127", "w1")
+    top.press("v")
+    top.until("worker_lost", "reason 2")
+    top.press("c")
+    top.until("loss: 0.166667 at the last of 12 steps", "│")
+    top.press("w\x1b[B\r")  # the second worker
+    top.until("w1  in the ring, hosts ESTs 2-3", "worker_joined")
+    top.press("\x1b")
+    top.until("WORKER", "Curves")
+    master.change("train", step=13)
+    top.until("step 13/30")
+    top.press("\x1b")
+    top.until("2 jobs")
+    top.press("?")
+    top.until("who holds what")
+    top.press("xq")
+    assert top.process.wait(WAIT_SECONDS) == 0
+    assert termios.tcgetattr(top._theirs) == top.before  # echo and lines are back
+
+
+def test_each_page_fits_and_follows_the_size(start: Callable[..., Terminal]) -> None:
+    top = start("train")
+    top.until("step 12/30")
+    top.resize(60, 12)
+    os.kill(top.process.pid, signal.SIGWINCH)
+    text = top.until("leave", "epoch 2/3")
+    assert all(len(line) <= 60 for line in text.splitlines())
+    top.press("q")
+    assert top.process.wait(WAIT_SECONDS) == 0
+    assert b"\x1b[?1049l" in top.raw or top.until("running")  # the screen of before is back
+
+
+def test_ctrl_c_leaves_and_restores(start: Callable[..., Terminal]) -> None:
+    top = start("train")
+    top.until("step 12/30")
+    top.press("\x03")
+    assert top.process.wait(WAIT_SECONDS) == 130
+    assert termios.tcgetattr(top._theirs) == top.before
+
+
+def test_a_job_that_is_not_there_says_so_on_a_usable_terminal(start: Callable[..., Terminal]) -> None:
+    top = start("nonsense")
+    top.until("no job 'nonsense'")
+    assert top.process.wait(WAIT_SECONDS) == 3
+    assert termios.tcgetattr(top._theirs) == top.before
+
+
+# ---------------------------------------------------------------- pure
+
+
+def test_keys() -> None:
+    assert decode(b"\x1b[Aj\x1b[6~\r\x1b") == ["up", "down", "page_down", "enter", "escape"]
+    assert decode(b"\x1b[<0;10;5Mq") == ["q"]  # a click of the mouse
+    assert decode("é".encode() + b"\x00\xff\xfe") == ["é"]
+
+
+def test_what_keys_do_to_the_view() -> None:
+    rows = [Row("a", "a"), Row("b", "b"), Row("c", "c")]
+    view = View()
+    for key, selected in (("down", "b"), ("down", "c"), ("down", "c"), ("up", "b"), ("home", "a")):
+        after = press(view, key, rows)
+        assert after is not None and after.selected == selected
+        view = after
+    opened = press(view, "enter", rows)
+    assert opened is not None and (opened.page, opened.job) == ("job", "a")
+    assert press(opened, "escape", []) == View(selected="a")
+    pinned = View(page="job", job="a", pinned=True)
+    assert press(pinned, "escape", []) == pinned and press(pinned, "q", []) is None
+    tabs = pinned
+    for tab in ("ests", "tasks", "events", "curves", "workers"):
+        after = press(tabs, "tab", [])
+        assert after is not None and after.tab == tab
+        tabs = after
+
+
+def test_what_is_selected_stays_selected_while_rows_come_and_go() -> None:
+    view = View(selected="b", cursor=1)
+    assert view.position([Row("x"), Row("a"), Row("b")]) == 2
+    assert view.position([Row("x"), Row("y"), Row("z")]) == 1  # it is gone: where it was
+    assert view.position([]) == 0
+    assert View(page="job", tab="events").position([Row("1"), Row("2")]) == 1  # the newest
+
+
+def news_of(workers: int, events: int = 0) -> News:
+    job = running_job()
+    job.settings.ests = workers
+    del job.workers[:]
+    for number in range(workers):
+        worker = job.workers.add(worker_id=f"node-with-a-very-long-name-{number}", reason="x" * 300)
+        worker.ests.start, worker.ests.end = number, number + 1
+    detail = JobNews("train", job)
+    for number in range(events):
+        detail.events.append(ring_pb2.Event(sequence=number + 1, kind="worker_joined", reason="why " * 100))
+    return News(detail=detail)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("tab", ["workers", "ests", "tasks", "events", "curves"])
+def test_pages_are_as_large_as_the_terminal(tab: str, columns: int) -> None:
+    news = news_of(100, 50)
+    for rows in (3, 10, 24):
+        view = View(page="job", job="train", tab=tab)  # type: ignore[arg-type]
+        lines = picture(view, news, columns, rows, 0.0)
+        assert len(lines) == rows and all(line.cell_len <= columns for line in lines)
+
+
+def test_the_selected_row_is_in_the_window() -> None:
+    news = news_of(100)
+    for selected in ("0", "50", "99"):
+        text = plain(picture(View(page="job", tab="ests", selected=selected), news, 80, 24, 0.0))
+        assert f"\n{selected:>5}  " in text
+
+
+def test_who_holds_what_and_for_how_long() -> None:
+    task = shard_pb2.TaskInfo(index=3, attempt=2, worker_id="w1")
+    task.range.start, task.range.end = 30, 40
+    task.deadline.seconds = 160
+    progress = shard_pb2.Progress(dataset="images", doing=1, total=9, holders=[task])
+    detail = JobNews("train", running_job())
+    detail.take_progress([progress], 100.0)
+    detail.take_progress([progress], 130.0)
+    assert detail.held_since == {held_key("images", task): 100.0}
+    view = View(page="job", tab="tasks")
+    text = plain(picture(view, News(detail=detail), 80, 24, 145.0))
+    row = next(line for line in text.splitlines() if "30-39" in line)
+    assert row.split() == ["3", "2", "30-39", "45s", "15s", "w1"]
+    assert rows_of(view, News(detail=detail), 0.0)[1].opens == "w1"
+    task.attempt = 3  # another attempt is held from now on
+    detail.take_progress([shard_pb2.Progress(dataset="images", holders=[task])], 150.0)
+    assert list(detail.held_since.values()) == [150.0]
+
+
+def test_ages() -> None:
+    shown = [age(seconds) for seconds in (-1, 0.44, 59.4, 61, 3700, 300_000)]
+    assert shown == ["0.0s", "0.4s", "59s", "1m01s", "1h01m", "3d"]

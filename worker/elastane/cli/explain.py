@@ -1,0 +1,107 @@
+"""`elastane explain`: why a worker is in, stands by, or is out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    console,
+    print_json,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from elastane.explain import Explanation
+
+_NAMES_SHOWN = 20
+
+
+def register(app: typer.Typer) -> None:
+    app.command("explain", rich_help_panel="Look")(explain)
+
+
+@command
+def explain(
+    worker: Annotated[str, typer.Argument(help="The worker, also one that is gone.", show_default=False)],
+    job: Annotated[
+        str | None,
+        typer.Option("--job", "-j", help="The job.", show_default="the only one there is"),
+    ] = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a worker is in the ring, stands by, or is out: the events that led there.
+
+    Examples: elastane explain w1; elastane explain node7-0 --job train --json
+    """
+    from dataclasses import asdict
+
+    from elastane.client import RequestRefusedError
+    from elastane.explain import explain as explained
+    from elastane.explain import known_workers
+
+    with connect(master, timeout) as client:
+        found = client.get_job(client.only_job(job))
+        events = list(client.events(found.name))
+    told = explained(worker, found, events)
+    if told is None:
+        names = known_workers(found, events)
+        shown = ", ".join(names[-_NAMES_SHOWN:]) + (" and more" if len(names) > _NAMES_SHOWN else "")
+        raise RequestRefusedError(
+            f"job {found.name!r} has had no worker {worker!r}",
+            reason="not_found",
+            hint=f"known are: {shown}" if names else "no worker has joined it yet",
+            job=found.name,
+            worker=worker,
+        )
+    if as_json:
+        print_json({"job": found.name, **asdict(told)})
+        return
+    out = console()
+    for line in explanation_lines(told):
+        out.print(line, soft_wrap=True)
+
+
+def explanation_lines(told: Explanation) -> list[RenderableType]:
+    """What is printed, and shown by `elastane top`."""
+    from rich.text import Text
+
+    style = {"member": "green", "out": "red"}.get(told.place, "yellow")
+    since = f" (since {local_time(told.since)})" if told.since is not None else ""
+    lines: list[RenderableType] = [
+        Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim"))
+    ]
+    for link in told.chain:
+        line = Text()
+        line.append(f"{link.sequence:>5} ", style="dim")
+        line.append(f"{local_time(link.time)} ", style="cyan")
+        line.append(f"{link.kind:<20} ", style="bold")
+        line.append(f"g{link.generation} s{link.step} ", style="dim")
+        if link.meaning:
+            line.append(f"{link.meaning}: ", style="green")
+        line.append(link.reason)
+        lines.append(line)
+    if not told.complete:
+        lines.append(Text("earlier events are not kept any more", style="dim"))
+    return lines
+
+
+def local_time(seconds: float) -> str:
+    """Local time of day with milliseconds; the date too, unless it is today."""
+    import datetime
+
+    moment = datetime.datetime.fromtimestamp(seconds).astimezone()
+    today = datetime.datetime.now().astimezone().date()
+    text = moment.strftime("%H:%M:%S.%f")[:-3]
+    return text if moment.date() == today else f"{moment:%Y-%m-%d} {text}"

@@ -1,0 +1,75 @@
+"""`elastane track`: a job's logged values into trackers, from any host, while it runs or afterwards."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+)
+
+if TYPE_CHECKING:
+    from elastane.client import MasterClient
+    from elastane.tracking.follow import Following
+
+_OVER = ("succeeded", "failed", "cancelled")
+
+
+def register(app: typer.Typer) -> None:
+    app.command("track", rich_help_panel="Look")(track)
+
+
+@command
+def track(
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="KIND[:WHERE]",
+            help="tensorboard:FOLDER, mlflow:EXPERIMENT or wandb:PROJECT.",
+            show_default=False,
+        ),
+    ],
+    job: JobArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+) -> None:
+    """Write what the script logged to TensorBoard, MLflow or W&B, each step once.
+
+    Called again it goes on where it was. The leader does this itself where the script says job.log_to(...).
+    Examples: elastane track --to tensorboard:runs; elastane track train --to mlflow:digits --follow
+    """
+    from elastane.tracking.follow import Following
+    from elastane.tracking.tracker import parse_specs
+
+    specs = parse_specs(to)
+    if len(specs) != 1:
+        raise typer.BadParameter("one tracker, please", param_hint="--to")
+    with connect(master, timeout) as watcher:
+        found = watcher.only_job(job)
+        with connect(master, timeout) as client:
+            following = Following(client, found, specs[0])
+            if follow:
+                threading.Thread(target=_end_with, args=(watcher, found, following), daemon=True).start()
+            steps = following.run(follow=follow)
+    typer.echo(f"{found}: {steps} steps are in {specs[0]}")
+
+
+def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
+    """Lets the tracker end when the job is over and all its steps are written."""
+    from elastane.cli.jobs import phase_name
+
+    for seen in watcher.watch_job(job):
+        if phase_name(seen) in _OVER:
+            following.finish_at(seen.step)
+            return

@@ -1,0 +1,170 @@
+"""How far the epochs are, on the leader's stderr: a line that is drawn over on a terminal, else one an epoch.
+
+    terminal   epoch 3/10  ████████▌          212/480 steps  41.3 steps/s  loss 0.4127  left 0:06, of all 0:57
+    else       epoch 3/10: 480 steps in 11.6 s, 41.4 steps/s, loss 0.4127, left of all 1:21
+
+Replays do not count: steps are those that are in the weights.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+#: A terminal is drawn over at most so often.
+DRAW_SECONDS = 0.1
+#: And lines that stay are written at most so often.
+SAY_SECONDS = 1.0
+NAMES_SHOWN = 3
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_BAR_COLUMNS = 20
+
+
+@dataclass(slots=True)
+class EpochProgress:
+    """Where the training is, and what is said of it. Pure: the time is an argument, seconds of any clock."""
+
+    steps_per_epoch: int
+    total_steps: int
+    epochs: int
+    #: This worker's part of the last step that logged: its own ESTs only.
+    values: dict[str, float] = field(default_factory=dict)
+    epoch: int = 0
+    step: int = 0
+    began_at: float = 0.0
+    began_step: int = 0
+
+    def begin(self, epoch: int, step: int, now: float) -> None:
+        """An epoch begins, or goes on at `step` where another worker or an earlier run left it."""
+        self.epoch, self.step, self.began_step, self.began_at = epoch, step, step, now
+
+    def reach(self, step: int, values: Mapping[str, float]) -> None:
+        """Steps before this one are applied."""
+        self.step = step
+        if values:
+            self.values = dict(values)
+        if step < self.began_step:  # the history went back
+            self.began_step = step
+
+    def steps_per_second(self, now: float) -> float:
+        seconds = now - self.began_at
+        return (self.step - self.began_step) / seconds if seconds > 0 else 0.0
+
+    @property
+    def _end(self) -> int:
+        return min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
+
+    def line(self, now: float, columns: int) -> str:
+        """For a terminal of so many columns."""
+        first = self.epoch * self.steps_per_epoch
+        done, of = self.step - first, self._end - first
+        rate = self.steps_per_second(now)
+        parts = [f"epoch {self.epoch + 1}/{self.epochs}", "", f"{done}/{of} steps"]
+        if rate:
+            parts += [_per_second(rate), *self._values()]
+            left, left_of_all = (self._end - self.step) / rate, (self.total_steps - self.step) / rate
+            parts.append(f"left {clock(left)}, of all {clock(left_of_all)}")
+        length = sum(len(part) + 2 for part in parts)
+        while len(parts) > 3 and length > columns:
+            length -= len(parts.pop(3)) + 2
+        bar = min(_BAR_COLUMNS, columns - length)
+        if bar > 4:
+            parts[1] = _bar(done / of if of else 1.0, bar)
+        return "  ".join(filter(None, parts))[:columns]
+
+    def summary(self, now: float) -> str:
+        """What is said of an epoch that is over."""
+        steps = self.step - self.began_step
+        rate = self.steps_per_second(now)
+        parts = [f"{steps} steps in {now - self.began_at:.3g} s"]
+        if rate:
+            parts.append(_per_second(rate))
+        parts += self._values()
+        if rate and self.step < self.total_steps:
+            parts.append(f"left of all {clock((self.total_steps - self.step) / rate)}")
+        return f"epoch {self.epoch + 1}/{self.epochs}: {', '.join(parts)}"
+
+    def _values(self) -> list[str]:
+        return [f"{name} {value:.4g}" for name, value in list(self.values.items())[:NAMES_SHOWN]]
+
+
+class ProgressLine:
+    """Draws it. stream: stderr; clock: of seconds."""
+
+    def __init__(
+        self,
+        progress: EpochProgress,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        columns: Callable[[], int] | None = None,
+    ) -> None:
+        self.progress = progress
+        self._stream = stream or sys.stderr
+        self._live = self._stream.isatty()
+        self._clock = clock
+        self._columns = columns or _terminal_columns
+        self._drawn_at = self._said_at = -math.inf
+        self._drawn = False
+
+    def begin(self, epoch: int, step: int) -> None:
+        """An epoch begins here."""
+        self.progress.begin(epoch, step, self._clock())
+
+    def reach(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
+        """Steps before this one are applied. values: asked for where something is drawn; it may cost."""
+        now = self._clock()
+        if not self._live or now - self._drawn_at < DRAW_SECONDS:
+            self.progress.reach(step, {})
+            return
+        self.progress.reach(step, values())
+        self._drawn_at, self._drawn = now, True
+        self._write("\r" + self.progress.line(now, self._columns() - 1) + "\x1b[K")
+
+    def end(self, values: Mapping[str, float]) -> None:
+        """The epoch is over: a line that stays. Of short epochs one a second is told of, and the last."""
+        progress, now = self.progress, self._clock()
+        progress.reach(progress.step, values)
+        self.clear()
+        if now - self._said_at >= SAY_SECONDS or progress.step >= progress.total_steps:
+            self._said_at = now
+            self._write(progress.summary(now) + "\n")
+
+    def clear(self) -> None:
+        """Nothing of it is left on a terminal's line: somebody else writes there."""
+        if self._drawn:
+            self._drawn = False
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError):  # nobody reads it, or the script has closed it
+            self._live = False
+
+
+def clock(seconds: float) -> str:
+    """ "1:02:03" or "0:42"."""
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"
+
+
+def _per_second(rate: float) -> str:
+    return f"{rate:,.0f} steps/s" if rate >= 100 else f"{rate:.3g} steps/s"
+
+
+def _bar(share: float, columns: int) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * columns * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(columns)
+
+
+def _terminal_columns() -> int:
+    import shutil
+
+    return shutil.get_terminal_size().columns

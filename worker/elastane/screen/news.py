@@ -1,0 +1,152 @@
+"""What the screen shows, kept up to date by threads that watch the master.
+
+A page's threads have a client of their own: closing it ends them. A master that is away is waited for, and
+said on the screen; an answer that nothing can be shown of (no such job, no right) ends the command.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from elastane.errors import ElastaneError, MasterUnreachableError
+
+if TYPE_CHECKING:
+    from elastane.client import MasterClient
+    from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
+
+EVENTS_MAX = 2000
+LIST_SECONDS = 1.0
+CURVE_SECONDS = 1.0
+
+HeldKey = tuple[str, int, int, int, int, str]
+
+
+@dataclass
+class JobNews:
+    """The newest of one job. held_since: when each task in DOING was first seen there, by its holder."""
+
+    name: str
+    job: job_pb2.Job | None = None
+    datasets: list[shard_pb2.Progress] = field(default_factory=list)
+    events: deque[ring_pb2.Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    series: list[metric_pb2.Series] = field(default_factory=list)
+    held_since: dict[HeldKey, float] = field(default_factory=dict)
+
+    def take_progress(self, datasets: list[shard_pb2.Progress], now: float) -> None:
+        """New progress; now: seconds since the Unix epoch."""
+        before = self.held_since
+        keys = [held_key(item.dataset, task) for item in datasets for task in item.holders]
+        self.held_since = {key: before.get(key, now) for key in keys}
+        self.datasets = datasets
+
+
+@dataclass
+class News:
+    """All that is known. trouble: why it may be old; error: what ends the command."""
+
+    jobs: list[job_pb2.Job] | None = None
+    detail: JobNews | None = None
+    trouble: str = ""
+    error: ElastaneError | None = None
+
+
+def held_key(dataset: str, task: shard_pb2.TaskInfo) -> HeldKey:
+    """Tells a task in hand from another attempt at it, and the N tasks of a step from one another."""
+    return dataset, task.epoch, task.index, task.range.start, task.attempt, task.worker_id
+
+
+class Watching:
+    """Keeps the news of the page that is shown. connect: makes a client. changed: called at each news."""
+
+    def __init__(self, connect: Callable[[], MasterClient], changed: Callable[[], None]) -> None:
+        self.news = News()
+        self._connect = connect
+        self._changed = changed
+        self._client: MasterClient | None = None
+        self._ended = threading.Event()
+        self._shown: str | None = None
+
+    def show(self, job: str) -> None:
+        """Watch this job; empty: the list of all. Idempotent."""
+        if job == self._shown:
+            return
+        self.close()
+        self._shown, self._ended, self._client = job, threading.Event(), self._connect()
+        client, ended, news = self._client, self._ended, self.news
+        news.detail = detail = JobNews(job) if job else None
+        if detail is None:
+            self._start(ended, lambda: self._lists(client, ended), lambda jobs: setattr(news, "jobs", jobs))
+            return
+        from elastane.logged import watch_series
+
+        self._start(ended, lambda: client.watch_job(job), lambda item: setattr(detail, "job", item))
+        self._start(
+            ended, lambda: client.watch_progress(job), lambda item: detail.take_progress(item, time.time())
+        )
+        since = [0]
+
+        def take_event(event: ring_pb2.Event) -> None:
+            if event.sequence >= since[0]:  # after a break all are told again
+                since[0] = event.sequence + 1
+                detail.events.append(event)
+
+        self._start(ended, lambda: client.events(job, since=since[0], follow=True), take_event)
+        self._start(
+            ended,
+            lambda: watch_series(client, job, interval_seconds=CURVE_SECONDS),
+            lambda answer: setattr(detail, "series", list(answer.series)),
+        )
+
+    def close(self) -> None:
+        """End the page's threads."""
+        self._ended.set()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        self._shown = None
+
+    @staticmethod
+    def _lists(client: MasterClient, ended: threading.Event) -> Iterable[list[job_pb2.Job]]:
+        while not ended.is_set():
+            yield sorted(client.list_jobs(), key=lambda job: job.name)
+            ended.wait(LIST_SECONDS)
+
+    def _start(
+        self, ended: threading.Event, items: Callable[[], Iterable[Any]], take: Callable[[Any], None]
+    ) -> None:
+        def run() -> None:
+            heard = False
+            while not ended.is_set():
+                try:
+                    for item in items():
+                        if ended.is_set():
+                            return
+                        take(item)
+                        heard, self.news.trouble = True, ""
+                        self._changed()
+                    return
+                except MasterUnreachableError as error:
+                    if not heard:
+                        self._fail(ended, error)
+                        return
+                    self.news.trouble = f"no news: {error.args[0]}"
+                    self._changed()
+                    ended.wait(LIST_SECONDS)
+                except ElastaneError as error:
+                    if (
+                        getattr(error, "reason", "") != "unimplemented"
+                    ):  # a master from before there were curves
+                        self._fail(ended, error)
+                    return
+
+        threading.Thread(target=run, name="elastane-top", daemon=True).start()
+
+    def _fail(self, ended: threading.Event, error: ElastaneError) -> None:
+        if not ended.is_set():
+            self.news.error = error
+            self._changed()

@@ -1,0 +1,79 @@
+"""Values as scalars of TensorBoard, by tensorboardX or torch's writer, whichever is installed.
+
+Each process that writes makes an event file of its own, which begins with "steps from here on replace what
+earlier files have of them" (purge_step): so a step that was written, but not noted in the cursor before the
+leader died, shows once.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from elastane.errors import RefusedError
+from elastane.logged import LoggedStep
+from elastane.tracking.tracker import Cursor, TrackedRun
+
+CURSOR_FILE = "elastane.json"
+
+
+class TensorBoard:
+    """The event files of one run, in WHERE/RUN."""
+
+    replaces = True
+
+    def __init__(self, where: str, run: TrackedRun) -> None:
+        if "://" in where:
+            raise RefusedError(
+                f"tensorboard: {where} is not a folder",
+                hint="name one that all hosts share, or run `elastane track` on one host",
+            )
+        self.folder = Path(where) / run.name
+        self._writer: Any = None
+
+    def open(self) -> Cursor:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        cursor = self._read_cursor()
+        self._begin(cursor.next_step)
+        return cursor
+
+    def write(self, step: LoggedStep) -> None:
+        for name, value in step.values.items():
+            self._writer.add_scalar(name, value, step.step, walltime=step.committed)
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._begin(step)
+
+    def flush(self, cursor: Cursor) -> None:
+        self._writer.flush()
+        file = self.folder / CURSOR_FILE
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps({"next_step": cursor.next_step, "token": cursor.token}))
+        partial.replace(file)
+
+    def close(self, *, finished: bool) -> None:
+        self._writer.close()
+
+    def _begin(self, step: int) -> None:
+        # Files are read in the order of their names, which have seconds only, and must never be the same.
+        suffix = f".{time.time_ns()}"
+        self._writer = _writer_class()(str(self.folder), purge_step=step, filename_suffix=suffix)
+
+    def _read_cursor(self) -> Cursor:
+        """Where the last writer was; from the beginning if that is not known, which replaces all there is."""
+        try:
+            kept = json.loads((self.folder / CURSOR_FILE).read_text())
+            return Cursor(int(kept["next_step"]), str(kept["token"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return Cursor()
+
+
+def _writer_class() -> Any:
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        from torch.utils.tensorboard import SummaryWriter
+    return SummaryWriter

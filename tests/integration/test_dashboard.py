@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import pytest
 
-from elastane_master.security.tokens import TokenTable
+from elastane_master.decisions.events import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train
 from integration.master_support import Worker
@@ -100,7 +99,8 @@ async def test_a_job_without_javascript(tmp_path: Path) -> None:
         assert "ESTs 0-1, generation 1" in page and '<polyline class="curve"' in page
         assert re.search(r'<rect class="h0"', page)
         # No script or style but the files; no page needs them to be read.
-        assert re.findall(r"<script[^>]*>(.)", page) == ["<"] and "style=" not in page and "<style" not in page
+        assert re.findall(r"<script[^>]*>(.)", page) == ["<"]
+        assert "style=" not in page and "<style" not in page
         assert not re.search(r"https?://", page.replace("http://www.w3.org", ""))
         # A death is seen, and its step is told to be run again.
         worker.call.cancel()
@@ -270,7 +270,8 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
                 base + "/login", data={"token": token_of("reader")}, allow_redirects=False
             ) as response:
                 cookie = response.headers["Set-Cookie"]
-                assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and token_of("reader") not in cookie
+                assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+                assert token_of("reader") not in cookie
             status, page = await reader.get("/")
             assert "mine" in text_of(page) and "yours" not in text_of(page)
             status, page = await reader.get("/jobs/mine")
@@ -332,31 +333,25 @@ async def test_without_tokens_only_names_that_lead_here(tmp_path: Path) -> None:
             assert (await browser.get("/", headers={"Host": host}))[0] == status
 
 
-async def test_actions_pass_the_gate_its_quotas_and_its_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_actions_pass_the_gate_its_quotas_and_its_measures(tmp_path: Path) -> None:
     tokens = entry("root", ["operator"], ["*"], requests_per_second=8.0)
-    async with dashboard_master(tmp_path, tokens) as (master, channel, base), Browser(base) as browser:
-        await master.hosts.create("j", TokenTable and _settings())
+    async with dashboard_master(tmp_path, tokens) as (master, _, base), Browser(base) as browser:
+        await master.hosts.create("j", JobSettings(ests=1))
         await browser.log_in("root")
-        await browser.post("/jobs/j/suspend")
-        assert 'elastane_rpc_requests' and master.measures.rpcs.method("JobService.Suspend").by_code
+        _, page = await browser.post("/jobs/j/suspend")
+        assert "The job is suspended" in text_of(page)
+        assert master.measures.rpcs.method("JobService.Suspend", streaming=False).by_code["OK"].count == 1
+        # One quota for looking and acting, over HTTP and gRPC.
         refused = [await browser.get("/") for _ in range(12)]
-        assert any(status == 429 for status, _ in refused)
+        assert any(status == 429 and "requests a second" in page for status, page in refused)
         assert master.gate.refusals["rate_limited"] >= 1
-
-
-def _settings() -> Any:
-    from elastane_master.decisions.events import JobSettings
-
-    return JobSettings(ests=1)
 
 
 async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
     async with dashboard_master(tmp_path) as (_, channel, base), Browser(base) as browser:
         await create_job(channel)
         status, page = await browser.post("/jobs/j/drain", worker="x" * 100_000)
-        assert status in (200, 413) and "a form of" in page
+        assert status in (200, 413) and "A form of" in page
         async with browser._session.post(f"{base}/jobs/j/drain", json={"worker": "a"}) as response:
-            assert "a form is wanted" in await response.text()
+            assert "A form is wanted" in await response.text()
         assert (await browser.post("/jobs/j"))[0] == 413

@@ -10,7 +10,7 @@ from playwright.async_api import Page, expect
 
 from browser.chromium import MISSING, chromium, chromium_path, watched_page
 from elastane_master.decisions.events import JobSettings
-from elastane_proto.v1 import job_pb2, ring_pb2
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train
 from integration.master_support import Worker
 from integration.security_support import entry, token_of
@@ -74,19 +74,24 @@ async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) ->
         await Worker(channel, "c").hello(RING, signature=SIGNATURE)
         await expect(page.locator("#drain-c")).to_be_visible()
         assert await page.evaluate("document.activeElement.id") == "drain-b"
+        # What somebody types is kept as well, and what makes no sense any more is not offered.
+        await page.get_by_label("to", exact=True).fill("1")
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        await stub.Scale(job_pb2.JobServiceScaleRequest(name="j", workers_min=2, workers_max=2))
+        await expect(page.get_by_label("Workers from")).to_have_value("2")
+        await expect(page.get_by_label("to", exact=True)).to_have_value("1")
         # By keyboard alone: from section to section, to a button, and what it did is read out.
+        await page.locator("h1").focus()
         await page.keyboard.press("j")
         assert await page.evaluate("document.activeElement.tagName") in ("H1", "H2")
         for _ in range(12):
             await page.keyboard.press("k")
         await page.keyboard.press("j")
         assert await page.evaluate("document.activeElement.id") == "actions-title"
-        await page.keyboard.press("Tab")
-        await page.keyboard.press("Tab")
-        await page.keyboard.press("ArrowUp")
-        await page.keyboard.type("1")
-        await page.keyboard.press("Control+A")
-        await page.keyboard.type("1")
+        for _ in range(2):
+            await page.keyboard.press("Tab")
+            await page.keyboard.press("Control+A")
+            await page.keyboard.type("1")
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("status").and_(page.locator("#notice"))).to_contain_text(
             "Scaled to 1 to 1"

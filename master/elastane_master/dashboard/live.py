@@ -31,7 +31,6 @@ CLOCK_SECONDS: Final = 2.0
 SILENT_SECONDS: Final = 10.0
 """A comment is sent when nothing else was for so long: else nobody finds out that the other side is gone."""
 
-CLIENTS_MAX: Final = 64
 JOBS_KEPT: Final = 16
 
 Parts = dict[str, str]
@@ -76,10 +75,15 @@ class Kitchen:
 
 
 class Live:
-    """All streams of server-sent events of one master's HTTP port. write_seconds: to read one event."""
+    """All streams of server-sent events of one master's HTTP port.
 
-    def __init__(self, kitchen: Kitchen, write_seconds: float = 30.0) -> None:
+    connections_max: of the port; live pages take up to half of them, so that there is room for others.
+    write_seconds: to read one event.
+    """
+
+    def __init__(self, kitchen: Kitchen, connections_max: int, write_seconds: float = 30.0) -> None:
         self._kitchen = kitchen
+        self._clients_max = connections_max // 2
         self._write_seconds = write_seconds
         self._clients = 0
         self._closing = asyncio.Event()
@@ -182,7 +186,7 @@ class Live:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        require_room("http_connections_max", self._clients, CLIENTS_MAX, "live pages")
+        require_room("http_connections_max", self._clients, self._clients_max, "live pages")
         self._clients += 1
         try:
             yield

@@ -19,7 +19,7 @@ from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
 from elastane_master.security.tokens import Principal
 
-PARTS: Final = ("summary", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
+PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
 """Of a job's page; each is a template of its own and sent anew when it changed."""
 
 ASSETS: Final = {
@@ -89,16 +89,14 @@ def job_page(facts: JobFacts, visitor: Visitor, notice: Notice | None = None) ->
         notice=notice,
         live=f"{_quoted(view.name)}/live",
         parts=job_parts(facts, visitor),
-        actions=_offered(view) if visitor.acts else (),
     )
 
 
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
     """What of the page changes, by the part's name. The same for all who may act, and for all others."""
-    return {
-        part: _render(f"part_{part}.html", root="../", facts=facts, view=facts.view, acts=visitor.acts)
-        for part in PARTS
-    }
+    actions = _offered(facts.view) if visitor.acts else ()
+    shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
+    return {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS}
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:

@@ -103,8 +103,9 @@ class Dashboard(Protocol):
 class DashboardRoutes:
     """The handlers of one master's dashboard. certificate: callers must have shown one."""
 
-    def __init__(self, master: Dashboard, *, certificate: bool = False) -> None:
+    def __init__(self, master: Dashboard, connections_max: int, *, certificate: bool = False) -> None:
         self._master = master
+        self._connections_max = connections_max
         self._certificate = certificate
         self._own_names = frozenset(name.lower() for name in (socket.gethostname(), socket.getfqdn()))
         self._kitchen: tuple[JobHosts, Gatherer, Live] | None = None
@@ -307,7 +308,7 @@ class DashboardRoutes:
             raise Rejection("store_unavailable", f"this master {self._state()}")
         if self._kitchen is None or self._kitchen[0] is not hosts:
             gatherer = Gatherer(hosts)
-            self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer)))
+            self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer), self._connections_max))
         return self._kitchen[1], self._kitchen[2]
 
     def _listed(self, caller: Principal) -> list[JobView]:

@@ -48,10 +48,10 @@ class Access:
 class Routes:
     """The handlers of one master's HTTP port."""
 
-    def __init__(self, master: Served, access: Access) -> None:
+    def __init__(self, master: Served, access: Access, connections_max: int) -> None:
         self._master = master
         self._access = access
-        self._dashboard = DashboardRoutes(master, certificate=access.certificate)
+        self._dashboard = DashboardRoutes(master, connections_max, certificate=access.certificate)
         self._process = ProcessFigures()
         self._scraping = asyncio.Semaphore(1)
 

@@ -108,7 +108,7 @@ def test_where_a_timeline_is_drawn() -> None:
     assert seen is not None
     picture = draw_timeline(seen)
     forming = [bar for bar in picture.bars if bar.style == "forming"]
-    assert len(forming) == 4, "each ring is formed before it trains"
+    assert len(forming) == 5, "each ring is formed before it trains"
     trained = [bar for bar in picture.bars if bar.style != "forming"]
     assert [bar.label for bar in trained] == ["0-1", "0-3", "0-1", "2-3", "2-3"]
     assert trained[0].style != trained[3].style, "a range has its colour"

@@ -13,7 +13,13 @@
     if (!part) return;
     // What had the focus is another element afterwards: found again by its id.
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    // So is what somebody is typing.
+    const typed = [...part.querySelectorAll("input[id]")].filter((one) => one.value !== one.defaultValue);
     part.innerHTML = html;
+    for (const old of typed) {
+      const input = document.getElementById(old.id);
+      if (input) input.value = old.value;
+    }
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
 

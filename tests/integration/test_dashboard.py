@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import ssl
+from collections import deque
 from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
+from elastane_master.dashboard import facts, routes
 from elastane_master.decisions.events import JobSettings
+from elastane_master.decisions.succession import Leader
+from elastane_master.security.settings import SecuritySettings
+from elastane_master.servers.following import not_leading
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train
-from integration.master_support import Worker
-from integration.security_support import entry, standard_tokens, token_of
+from integration.master_support import Worker, serving_master, store_down
+from integration.security_support import Certificates, entry, standard_tokens, token_of
 from integration.test_master_sessions import RING, SIGNATURE, get_job
 
 STRICT = ("default-src 'none'", "script-src 'self'", "style-src 'self'", "form-action 'self'")
@@ -333,7 +340,9 @@ async def test_without_tokens_only_names_that_lead_here(tmp_path: Path) -> None:
             assert (await browser.get("/", headers={"Host": host}))[0] == status
 
 
-async def test_actions_pass_the_gate_its_quotas_and_its_measures(tmp_path: Path) -> None:
+async def test_actions_pass_the_gate_its_quotas_and_its_measures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokens = entry("root", ["operator"], ["*"], requests_per_second=8.0)
     async with dashboard_master(tmp_path, tokens) as (master, _, base), Browser(base) as browser:
         await master.hosts.create("j", JobSettings(ests=1))
@@ -341,6 +350,8 @@ async def test_actions_pass_the_gate_its_quotas_and_its_measures(tmp_path: Path)
         _, page = await browser.post("/jobs/j/suspend")
         assert "The job is suspended" in text_of(page)
         assert master.measures.rpcs.method("JobService.Suspend", streaming=False).by_code["OK"].count == 1
+        said = next(line for line in capsys.readouterr().out.splitlines() if "operator asks" in line)
+        assert "caller=root" in said and "job=j" in said and "peer=http:127.0.0.1" in said
         # One quota for looking and acting, over HTTP and gRPC.
         refused = [await browser.get("/") for _ in range(12)]
         assert any(status == 429 and "requests a second" in page for status, page in refused)
@@ -358,3 +369,94 @@ async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
         ) as response:
             assert "A form is wanted" in await response.text()
         assert (await browser.post("/jobs/j"))[0] == 405
+
+
+async def test_with_client_certificates(tmp_path: Path) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    options = {**certificates.master_options(), "token_file": tmp_path / "tokens.toml"}
+    options["token_file"].write_text(entry("root", ["operator"], ["*"]))
+    settings = {"http": "127.0.0.1:0", "http_port_file": tmp_path / "http"}
+    async with serving_master(tmp_path, **settings, security=SecuritySettings(**options)):
+        base = f"https://{(tmp_path / 'http').read_text().strip()}"
+        tls = ssl.create_default_context(cafile=str(certificates.ca))
+        sent = {"Authorization": f"Bearer {token_of('root')}"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(base, ssl=tls, headers=sent) as response,
+        ):
+            assert response.status == 401 and "client certificate" in await response.text()
+        tls.load_cert_chain(certificates.client_cert, certificates.client_key)
+        async with aiohttp.ClientSession() as session:
+            async with session.post(
+                f"{base}/login", data={"token": token_of("root")}, ssl=tls, allow_redirects=False
+            ) as response:
+                cookie = response.headers["Set-Cookie"]
+                assert (
+                    cookie.startswith("__Host-elastane_token=") and "Secure" in cookie and "Path=/" in cookie
+                )
+            async with session.get(base, ssl=tls, headers={"Cookie": cookie.split(";")[0]}) as response:
+                assert response.status == 200
+
+
+# ---------------------------------------------------------------- when not all is well
+
+
+async def test_a_store_that_is_away_leaves_out_what_only_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "STORE_SECONDS", 0.2)
+    monkeypatch.setattr(routes, "ACTION_SECONDS", 0.2)
+    async with dashboard_master(tmp_path) as (master, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        async with store_down(master):
+            _, page = await browser.post("/jobs/j/suspend")
+            assert "There was no answer within 0.2 s." in text_of(page)
+            status, page = await browser.get("/jobs/j")
+            assert status == 200 and "what is shown may not be stored yet: the store did" in page
+        async with asyncio.timeout(20):
+            while "may not be" in page or "job suspended" not in text_of(page):
+                _, page = await browser.get("/jobs/j")
+
+
+async def test_a_master_that_stands_by_says_who_leads(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (master, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        events = browser.live("/jobs/j/live")
+        await anext(events)
+        leader = Leader(address="10.0.0.9:50051", master="other:1")
+        master.hosts.pause(not_leading(leader))
+        await asyncio.wait_for(_drained(events), 10)
+        for path in ("/", "/jobs/j", "/jobs/j/live"):
+            status, page = await browser.get(path)
+            assert status == 503 and "10.0.0.9:50051 leads" in page
+        _, page = await browser.post("/jobs/j/suspend")
+        assert "10.0.0.9:50051 leads" in page
+
+
+async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (master, channel, base), Browser(base) as browser:
+        await create_job(channel)
+        host = master.hosts.get("j")
+        host.recent_notes = deque(host.recent_notes, maxlen=2)
+        for workers in (1, 2, 1, 2):
+            await browser.post("/jobs/j/scale", workers_min="1", workers_max=str(workers))
+        assert len(host.recent_notes) == 2
+        _, page = await browser.get("/jobs/j")
+        numbers = [int(number) for number in re.findall(r'data-sequence="(\d+)"', page)]
+        assert numbers == list(range(max(numbers), 0, -1)) and "job created" in page
+
+
+async def test_live_pages_leave_room_for_others(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path, http_connections_max=6) as (_, channel, base),
+        Browser(base) as browser,
+    ):
+        await create_job(channel)
+        streams = [browser.live(path) for path in ("/live", "/jobs/j/live", "/jobs/j/live")]
+        for events in streams:
+            await anext(events)
+        status, text = await browser.get("/jobs/j/live")
+        assert status == 503 and "ELASTANE_HTTP_CONNECTIONS_MAX" in text
+        assert (await browser.get("/jobs/j"))[0] == 200
+        for events in streams:
+            await events.aclose()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from elastane_master import records
+from elastane_master.curves import Curves
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
@@ -25,6 +26,8 @@ from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts
 from elastane_shards.tasks import TaskState
+
+T = TypeVar("T")
 
 EVENTS_MAX: Final = 2000
 EVENTS_SHOWN: Final = 150
@@ -60,8 +63,9 @@ class Queue:
     view: ProgressView
     held: tuple[Held, ...]
     failed: tuple[Held, ...]
-    #: Tasks in DOING that `held` leaves out.
+    #: Tasks in DOING that `held` leaves out, and those of a ring's steps that are reported and not committed.
     more: int
+    reported: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +112,13 @@ class Gatherer:
     async def facts(self, host: JobHost) -> JobFacts:
         """The facts of a job as of now. Raises nothing of the store's."""
         missing: list[str] = []
-        notes = await self._notes(host, missing)
-        curves, curves_left_out = await self._curves(host, missing)
+        kept = self._kept_notes(host)
+        drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
+        if await self._read(host.log.settled(), "what is shown may not be stored yet", missing):
+            await self._read(kept.catch_up(self._hosts), "older events are left out", missing)
+            if curves := await self._read(self._metrics.curves(host), "no logged values", missing):
+                drawn_curves = _drawn(curves[0])
+        notes = kept.all()
         machine, now = host.machine, host.clock()
         view = job_view(machine, now)
         workers = {worker.worker: worker.session for worker in view.workers[:WORKERS_SHOWN]}
@@ -127,35 +136,31 @@ class Gatherer:
             contexts_left_out=left_out,
             notes=tuple(reversed(notes[-EVENTS_SHOWN:])),
             picture=draw_timeline(drawn) if drawn is not None else None,
-            curves=curves,
-            curves_left_out=curves_left_out,
+            curves=drawn_curves[0],
+            curves_left_out=drawn_curves[1],
             missing=tuple(missing),
         )
 
-    async def _notes(self, host: JobHost, missing: list[str]) -> list[StoredNote]:
+    def _kept_notes(self, host: JobHost) -> _Notes:
         kept = self._kept.get(host.name)
         if kept is None or kept.host is not host:
             kept = self._kept[host.name] = _Notes(host)
         self._kept.move_to_end(host.name)
         while len(self._kept) > JOBS_KEPT:
             self._kept.popitem(last=False)
-        try:
-            async with asyncio.timeout(STORE_SECONDS), kept.lock:
-                await kept.catch_up(self._hosts)
-        except (*REFUSALS, TimeoutError) as error:
-            missing.append(f"older events: {_why(error)}")
-        return kept.all()
+        return kept
 
-    async def _curves(self, host: JobHost, missing: list[str]) -> tuple[tuple[CurvePicture, ...], int]:
+    async def _read(self, reading: Awaitable[T], without: str, missing: list[str]) -> tuple[T] | None:
+        """What the store says; None where it does not, with what the page has to say of that."""
         try:
             async with asyncio.timeout(STORE_SECONDS):
-                curves = await self._metrics.curves(host)
-        except (*REFUSALS, TimeoutError) as error:
-            missing.append(f"logged values: {_why(error)}")
-            return (), 0
-        names = sorted(curves.series)
-        drawn = tuple(draw_curve(name, curves.points(name)) for name in names[:CURVES_SHOWN])
-        return drawn, max(len(names) - CURVES_SHOWN, 0) + curves.left_out
+                return (await reading,)
+        except TimeoutError:
+            why = f"the store did not answer within {STORE_SECONDS:g} s"
+        except REFUSALS as error:
+            why = str(as_rejection(error))
+        missing.append(f"{without}: {why}")
+        return None
 
 
 class _Notes:
@@ -173,6 +178,10 @@ class _Notes:
 
     async def catch_up(self, hosts: JobHosts) -> None:
         """Raises REFUSALS."""
+        async with self.lock:
+            await self._catch_up(hosts)
+
+    async def _catch_up(self, hosts: JobHosts) -> None:
         recent = self.host.recent_notes
         if not recent:
             return
@@ -191,7 +200,8 @@ def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
     machine = host.machine
     failed: Sequence[Any] = ()
     lease_seconds = 0.0
-    if view.dataset != LOCKSTEP_DATASET:
+    lockstep = view.dataset == LOCKSTEP_DATASET
+    if not lockstep:
         lease_seconds = machine.queues.dynamic[view.dataset].settings.lease_seconds
         if view.progress.failed:
             failed = list_tasks(machine, view.dataset, TaskState.FAILED, limit=FAILED_SHOWN)
@@ -224,7 +234,8 @@ def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:
         view,
         tuple(held(task) for task in shown),
         tuple(held(task) for task in failed),
-        max(view.progress.doing - len(shown), 0),
+        len(view.holders) - len(shown) if lockstep else max(view.progress.doing - len(shown), 0),
+        max(view.progress.doing - len(view.holders), 0) if lockstep else 0,
     )
 
 
@@ -253,7 +264,8 @@ def _contexts(host: JobHost) -> tuple[tuple[ContextRow, ...], int, int]:
     return tuple(rows), total, max(len(kept[step]) - CONTEXTS_SHOWN, 0)
 
 
-def _why(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return f"the store did not answer within {STORE_SECONDS:g} s"
-    return str(as_rejection(error)) if isinstance(error, Exception) else str(error)
+def _drawn(curves: Curves) -> tuple[tuple[CurvePicture, ...], int]:
+    """The first curves by name, and how many are left out."""
+    names = sorted(curves.series)
+    drawn = tuple(draw_curve(name, curves.points(name)) for name in names[:CURVES_SHOWN])
+    return drawn, max(len(names) - CURVES_SHOWN, 0) + curves.left_out

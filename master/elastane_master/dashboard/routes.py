@@ -51,6 +51,8 @@ ACTION_SECONDS: Final = 10.0
 """How long the answer to a button is waited for; a checkpoint may take longer, and is saved all the same."""
 
 NOTICES_MAX: Final = 256
+LIST_SECONDS: Final = 0.9
+LISTS_KEPT: Final = 16
 JOBS_SHOWN: Final = 500
 
 _STATUS: Final = {
@@ -107,7 +109,8 @@ class DashboardRoutes:
         self._master = master
         self._connections_max = connections_max
         self._certificate = certificate
-        self._own_names = frozenset(name.lower() for name in (socket.gethostname(), socket.getfqdn()))
+        self._own_names = frozenset({socket.gethostname().lower()})
+        self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
         self._kitchen: tuple[JobHosts, Gatherer, Live] | None = None
         self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
 
@@ -146,7 +149,7 @@ class DashboardRoutes:
         with self._master.gate.following("/live", self._authorization(request)) as call:
 
             def made() -> Parts:
-                return {"jobs": pages.jobs_part(self._listed(call.caller))}
+                return {"jobs": self._list(call.caller)}
 
             return await self._lives()[1].jobs(request, made, call)
 
@@ -178,6 +181,8 @@ class DashboardRoutes:
     # ---------------------------------------------------------------- who it is
 
     async def _login_form(self, request: web.Request) -> web.Response:
+        if not self._master.gate.asks_for_tokens:
+            return _see_other("./")
         return _html(pages.login_page("", "", _local(request.query.get("then", "")), root=""))
 
     async def _login(self, request: web.Request) -> web.Response:
@@ -318,6 +323,16 @@ class DashboardRoutes:
             return []
         seen = [host for host in hosts.all() if caller.covers(host.name)]
         return [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
+
+    def _list(self, caller: Principal) -> str:
+        """The list as HTML, made once a second for all of the same rights. Raises Rejection."""
+        now = asyncio.get_running_loop().time()
+        made = self._lists.get(caller.jobs)
+        if made is None or now - made[0] > LIST_SECONDS:
+            if len(self._lists) >= LISTS_KEPT:
+                self._lists.clear()
+            made = self._lists[caller.jobs] = (now, pages.jobs_part(self._listed(caller)))
+        return made[1]
 
     def _state(self) -> str:
         why = self._master.not_ready()

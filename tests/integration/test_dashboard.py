@@ -412,7 +412,7 @@ async def test_a_store_that_is_away_leaves_out_what_only_it_knows(
             _, page = await browser.post("/jobs/j/suspend")
             assert "There was no answer within 0.2 s." in text_of(page)
             status, page = await browser.get("/jobs/j")
-            assert status == 200 and "what is shown may not be stored yet: the store did" in page
+            assert status == 200 and "what is shown may not be stored yet: the store d" in page
         async with asyncio.timeout(20):
             while "may not be" in page or "job suspended" not in text_of(page):
                 _, page = await browser.get("/jobs/j")

@@ -18,6 +18,7 @@ from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, dra
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
@@ -114,7 +115,7 @@ class Gatherer:
         missing: list[str] = []
         kept = self._kept_notes(host)
         drawn_curves: tuple[tuple[CurvePicture, ...], int] = ((), 0)
-        if await self._read(host.log.settled(), "what is shown may not be stored yet", missing):
+        if await self._read(_settled(host), "what is shown may not be stored yet", missing):
             await self._read(kept.catch_up(self._hosts), "older events are left out", missing)
             if curves := await self._read(self._metrics.curves(host), "no logged values", missing):
                 drawn_curves = _drawn(curves[0])
@@ -161,6 +162,13 @@ class Gatherer:
             why = str(as_rejection(error))
         missing.append(f"{without}: {why}")
         return None
+
+
+async def _settled(host: JobHost) -> None:
+    """Returns once what was decided is stored. Raises Rejection when the store does not answer."""
+    await host.log.settled()
+    if not host.log.reachable:
+        raise Rejection("store_unavailable", "the store does not answer")
 
 
 class _Notes:

@@ -50,8 +50,8 @@ class Watched:
             self.faults.append(f"{kind}: {text}")
 
     def _failed(self, url: str, why: str) -> None:
-        # A stream of events that a page leaves is broken off by the browser itself.
-        if not (url.endswith("/live") and "ERR_ABORTED" in why):
+        # What a page that is left was still reading is broken off by the browser itself.
+        if "ERR_ABORTED" not in why:
             self.faults.append(f"{url}: {why}")
 
     def _asked(self, url: str) -> None:

@@ -439,7 +439,8 @@ async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path:
         host = master.hosts.get("j")
         host.recent_notes = deque(host.recent_notes, maxlen=2)
         for workers in (1, 2, 1, 2):
-            await browser.post("/jobs/j/scale", workers_min="1", workers_max=str(workers))
+            wanted = job_pb2.JobServiceScaleRequest(name="j", workers_min=1, workers_max=workers)
+            await job_pb2_grpc.JobServiceStub(channel).Scale(wanted)
         assert len(host.recent_notes) == 2
         _, page = await browser.get("/jobs/j")
         numbers = [int(number) for number in re.findall(r'data-sequence="(\d+)"', page)]

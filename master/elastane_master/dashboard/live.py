@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,11 +86,6 @@ class Live:
         self._clients_max = connections_max // 2
         self._write_seconds = write_seconds
         self._clients = 0
-        self._closing = asyncio.Event()
-
-    def close(self) -> None:
-        """Ends all streams: the master stops."""
-        self._closing.set()
 
     async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
         """Follows a job until the client leaves. Raises Rejection before anything was sent."""
@@ -102,10 +97,10 @@ class Live:
                     seen = host.changed.count
                     require_serving(host)
                     yield await self._kitchen.parts(host, visitor)
-                    await self._pause(PART_SECONDS_MIN)
+                    await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):
-                            await self._unless_closing(host.changed.beyond(seen))
+                            await host.changed.beyond(seen)
 
         return await self._serve(request, pages, call)
 
@@ -117,7 +112,7 @@ class Live:
         async def pages() -> AsyncIterator[Parts]:
             while True:
                 yield made()
-                await self._pause(1.0)
+                await asyncio.sleep(1.0)
 
         return await self._serve(request, pages, call)
 
@@ -137,8 +132,8 @@ class Live:
                 await self._refuse(response, refusal)
             except REFUSALS as error:
                 await self._refuse(response, as_rejection(error), again=True)
-            except (_Closing, ConnectionError, TimeoutError):
-                pass  # the master stops; or the client is gone, or does not read
+            except (ConnectionError, TimeoutError):
+                pass  # the client is gone, or does not read
             return response
 
     async def _follow(self, response: web.StreamResponse, pages: AsyncIterator[Parts]) -> None:
@@ -166,24 +161,6 @@ class Live:
         async with asyncio.timeout(self._write_seconds):
             await response.write(data)
 
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
-        if self._closing.is_set():
-            raise _Closing
-
-    async def _unless_closing(self, waiting: Awaitable[object]) -> None:
-        """Awaits it; raises _Closing when the master stops meanwhile."""
-        tasks = {asyncio.ensure_future(waiting), asyncio.ensure_future(self._closing.wait())}
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-        if self._closing.is_set():
-            raise _Closing
-
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         require_room("http_connections_max", self._clients, self._clients_max, "live pages")
@@ -192,10 +169,6 @@ class Live:
             yield
         finally:
             self._clients -= 1
-
-
-class _Closing(Exception):  # noqa: N818 - it is no error
-    """The master stops."""
 
 
 def _event(name: str, data: dict[str, str]) -> bytes:

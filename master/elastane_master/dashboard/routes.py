@@ -127,11 +127,6 @@ class DashboardRoutes:
         router.add_get("/jobs/{job}/live", self._job_live, allow_head=False)
         router.add_get("/jobs/{job}/{action}", self._confirm)
         router.add_post("/jobs/{job}/{action}", self._act)
-        app.on_shutdown.append(self._close)
-
-    async def _close(self, app: web.Application) -> None:
-        if self._kitchen is not None:
-            self._kitchen[2].close()
 
     # ---------------------------------------------------------------- looking
 

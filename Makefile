@@ -3,6 +3,7 @@
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make test-browser    the dashboard in a real Chromium (Debian: chromium); make screenshots: its pictures in docs/images
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
@@ -34,6 +35,8 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
 .PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean test-kube test-images
+.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
+.PHONY: demo test test-browser screenshots test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -52,6 +55,14 @@ test-kube: $(VENV)/.installed
 # The worker's torch is PyPI's; TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes a tenth of the download.
 test-images: $(VENV)/.installed
 	ELASTANE_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images -s --timeout 3600
+
+test-browser: $(VENV)/.installed
+	@PYTHONPATH=tests $(BIN)/python -c "from browser import chromium as c; raise SystemExit(c.MISSING if c.chromium_path() is None else 0)"
+	$(BIN)/python -m pytest tests/browser --durations 5 -rs
+
+# A master, workers, one of them killed, and the page that shows it: about a minute.
+screenshots: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/images
 
 # SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
 chaos: $(VENV)/.installed

@@ -71,7 +71,7 @@ def main(
     http: Annotated[
         str | None,
         typer.Option(
-            help="HOST:PORT for /metrics, /healthz and /readyz over HTTP; 0.0.0.0:8080 in a container. [none]"
+            help="HOST:PORT for the dashboard, /metrics and probes; 0.0.0.0:8080 in a container. [none]"
         ),
     ] = None,
     http_port_file: Annotated[
@@ -121,7 +121,7 @@ def main(
         Path | None, _protection("File with the password of the user in --store.")
     ] = None,
 ) -> None:
-    """Serves the jobs of one store over gRPC, and with --http figures and probes over HTTP.
+    """Serves the jobs of one store over gRPC, and with --http a dashboard, figures and probes.
 
     Every option also is a variable, ELASTANE_LISTEN and so on; those that protect have a longer prefix,
     ELASTANE_MASTER_TOKEN_FILE and so on. Changed files of tokens and certificates are taken up at once.

@@ -25,7 +25,8 @@ class MasterSettings(Limits):
     standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
     advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
     leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
-    http: HOST:PORT of metrics and probes; empty: none. http_port_file: gets the address, once it is served.
+    http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: gets the address, once
+    it is served.
     The limits (limits.py) are settings too.
     """
 

@@ -20,8 +20,12 @@ HEADERS: Final = {
     "Server": "elastane",
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    # Not no-referrer: browsers would hide, too, from which page a form comes.
+    "Referrer-Policy": "same-origin",
 }
 """Of every answer."""
 

@@ -7,6 +7,7 @@ import platform
 from importlib import metadata
 from typing import Protocol
 
+from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
@@ -29,6 +30,10 @@ class Served(Protocol):
 
     @property
     def gate(self) -> Gate: ...
+
+    @property
+    def calls(self) -> LocalCalls | None:
+        """The master's rpcs, from within; None before the services are there."""
 
     @property
     def store_reachable(self) -> bool: ...

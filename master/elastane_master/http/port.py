@@ -37,7 +37,7 @@ class HttpPort:
         self._connections_max = connections_max
         self._tls = tls
         self._idle_seconds = idle_seconds
-        application = Routes(master, access).application()
+        application = Routes(master, access, connections_max).application()
         self._runner = web.AppRunner(
             application, handle_signals=False, access_log=None, shutdown_timeout=grace_seconds
         )

@@ -1,6 +1,6 @@
 """What the HTTP port serves. Translates requests and refusals; who may see what is the gate's to say.
 
-/         a page that names the routes; the dashboard's place
+/         the dashboard, and all below /jobs (elastane_master.dashboard)
 /metrics  Prometheus' text format, or OpenMetrics for who asks for it; a reader's right
 /healthz  200 while the process serves its event loop
 /readyz   200 while requests are served, else 503 with the reason
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from html import escape
 from typing import Final
 
 import structlog
 from aiohttp import hdrs, web
 
+from elastane_master.dashboard.routes import FORM_BYTES_MAX, DashboardRoutes, is_form
 from elastane_master.decisions.events import Rejection
 from elastane_master.http.connections import HEADERS, Connection
 from elastane_master.http.gather import Served, gather
@@ -35,20 +35,6 @@ _STATUS: Final = {
     "quota_exceeded": 429,
     "limit_exceeded": 413,
 }
-_PAGE: Final = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>Elastane master</title>
-<style>:root{{color-scheme:light dark}}body{{font:1rem/1.5 system-ui;margin:2rem;max-width:40rem}}</style>
-<h1>Elastane master</h1>
-<p>This master {state}.</p>
-<ul>
-<li><a href="metrics">/metrics</a>: figures for Prometheus</li>
-<li><a href="healthz">/healthz</a>: whether the process lives</li>
-<li><a href="readyz">/readyz</a>: whether it serves requests</li>
-</ul>
-<p>Jobs are seen and steered over gRPC: <code>elastane status --master HOST:PORT</code>.</p>
-</html>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,28 +48,24 @@ class Access:
 class Routes:
     """The handlers of one master's HTTP port."""
 
-    def __init__(self, master: Served, access: Access) -> None:
+    def __init__(self, master: Served, access: Access, connections_max: int) -> None:
         self._master = master
         self._access = access
+        self._dashboard = DashboardRoutes(master, connections_max, certificate=access.certificate)
         self._process = ProcessFigures()
         self._scraping = asyncio.Semaphore(1)
 
     def application(self) -> web.Application:
         """An application with all routes."""
-        app = web.Application(middlewares=[self._serve])
+        app = web.Application(middlewares=[self._serve], client_max_size=FORM_BYTES_MAX)
         app.on_response_prepare.append(_add_headers)
-        app.router.add_get("/", self._index)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
+        self._dashboard.add(app)
         return app
 
     # ---------------------------------------------------------------- handlers
-
-    async def _index(self, request: web.Request) -> web.Response:
-        why = self._master.not_ready()
-        state = f"does not serve requests now: {why}" if why else "serves requests"
-        return web.Response(text=_PAGE.format(state=escape(state)), content_type="text/html")
 
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -130,7 +112,7 @@ class Routes:
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            if request.body_exists:  # nothing here takes one, and it is not waited for
+            if request.body_exists and not is_form(request):  # it is not waited for
                 raise Rejection("limit_exceeded", "requests have no body here")
             return await handler(request)
         except Rejection as error:
@@ -159,4 +141,4 @@ def _text(error: Rejection) -> str:
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
-        response.headers[name] = value
+        response.headers.setdefault(name, value)

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -29,6 +29,7 @@ from elastane_master.security.policy import (
     Rule,
     hide_others,
     http_rule_of,
+    require_covers,
     require_job,
     require_role,
     rule_of,
@@ -140,6 +141,20 @@ class _Call:
         self.refusal: Rejection | None = None
 
 
+class HttpCall:
+    """An HTTP answer that goes on. caller: whose it was when it began."""
+
+    def __init__(self, caller: Principal, call: _Call) -> None:
+        self.caller = caller
+        self._call = call
+
+    def refusal(self) -> Rejection | None:
+        """Why it was ended; None when it was not the gate that did. The task goes on then."""
+        if self._call.refusal is not None and self._call.task is not None:
+            self._call.task.uncancel()
+        return self._call.refusal
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets calls in or refuses them. Used from one event loop.
 
@@ -177,17 +192,41 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             return _refusing(handler, error)
         return self._guarded(handler, rpc, rule, digest)
 
-    def let_in(self, route: str, authorization: Sequence[str]) -> Principal:
-        """Who asks for an HTTP route, with these Authorization headers. Raises Rejection."""
+    @property
+    def asks_for_tokens(self) -> bool:
+        """Whether there is a table of tokens; without one everybody may do everything."""
+        return self._tokens.path is not None
+
+    def let_in(self, route: str, authorization: Sequence[str], job: str = "") -> Principal:
+        """Who asks for an HTTP route (of `job`), with these Authorization headers. Raises Rejection."""
+        return self._let_in_http(route, authorization, job)[2]
+
+    @contextmanager
+    def following(self, route: str, authorization: Sequence[str], job: str = "") -> Iterator[HttpCall]:
+        """As `let_in`, for an answer that goes on: the task inside is cancelled when the right to it ends."""
+        rule, digest, caller = self._let_in_http(route, authorization, job)
+        call = _Call(route, rule, digest)
+        call.job = job
+        self._calls.add(call)
+        try:
+            yield HttpCall(caller, call)
+        finally:
+            self._calls.discard(call)
+
+    def _let_in_http(
+        self, route: str, authorization: Sequence[str], job: str
+    ) -> tuple[Rule, bytes, Principal]:
         try:
             rule = http_rule_of(route)
-            _, caller = self._tokens.find(_bearer(list(authorization)))
+            digest, caller = self._tokens.find(_bearer(list(authorization)))
             require_role(rule, route, caller)
             self._quotas.take_request(caller, asyncio.get_running_loop().time())
+            if rule.job:
+                require_covers(caller, job)
         except Rejection as error:
             self._log_refusal(route, error)
             raise
-        return caller
+        return rule, digest, caller
 
     async def keep_tokens(self) -> None:
         """Takes up changes of the file, once they have settled, until it is cancelled."""

@@ -94,10 +94,15 @@ RULES: dict[str, Rule] = {
 
 HTTP_RULES: dict[str, Rule] = {
     "/metrics": Rule(_LOOK, lists="job_name"),
+    # The dashboard. Its actions are rpcs, with their own rules.
+    "/": Rule(_LOOK, lists="jobs"),
+    "/live": Rule(_LOOK, lists="jobs"),
+    "/jobs/{job}": Rule(_LOOK, "job"),
+    "/jobs/{job}/live": Rule(_LOOK, "job"),
 }
 """Routes of the HTTP port that need a right. What they list is left out for jobs that a token is not for.
 
-Probes and the page that names the routes say nothing of jobs, and are open."""
+Probes, assets and the form that asks for a token say nothing of jobs, and are open."""
 
 
 def rule_of(rpc: str) -> Rule:
@@ -156,6 +161,12 @@ def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]
     if not job and rule.only_job:
         job = _only(caller, jobs)
         setattr(holder, field, job)
+    require_covers(caller, job)
+    return job
+
+
+def require_covers(caller: Principal, job: str) -> None:
+    """Raises Rejection unless the token is for this job, whether it exists or not."""
     if not caller.covers(job):
         raise Rejection(
             "permission_denied",
@@ -164,7 +175,6 @@ def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]
             job=job[:80],
             token=caller.name,
         )
-    return job
 
 
 def hide_others(rule: Rule, caller: Principal, response: Any) -> None:

@@ -48,6 +48,7 @@ from elastane_master.succession import Follower, SuccessionKeeper
 from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 if TYPE_CHECKING:
+    from elastane_master.dashboard.local_calls import LocalCalls
     from elastane_master.http.port import HttpPort
 
 logger = structlog.get_logger(__name__)
@@ -93,6 +94,7 @@ class Master(Follower):
         self._reachable = True
         self._stopping = False
         self._http: HttpPort | None = None
+        self._calls: LocalCalls | None = None
         self.measures = MasterMeasures()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -299,12 +301,15 @@ class Master(Follower):
             MetricServicer(hosts),
         )
         described = services()
-        server.add_generic_rpc_handlers(
-            [
-                service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)
-                for service, servicer in zip(described, servicers, strict=True)
-            ]
-        )
+        handlers = [
+            service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)
+            for service, servicer in zip(described, servicers, strict=True)
+        ]
+        server.add_generic_rpc_handlers(handlers)
+        if self._http is not None:
+            from elastane_master.dashboard.local_calls import LocalCalls
+
+            self._calls = LocalCalls(self.gate, handlers)
         names = [service.full_name for service in described]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.settings.security.reflection:
@@ -388,6 +393,11 @@ class Master(Follower):
         """Who is let in; there is one from the start on."""
         assert self._gate is not None
         return self._gate
+
+    @property
+    def calls(self) -> LocalCalls | None:
+        """The rpcs as the dashboard calls them; None before they are there, or without an HTTP port."""
+        return self._calls
 
     @property
     def store_reachable(self) -> bool:

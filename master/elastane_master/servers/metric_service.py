@@ -57,8 +57,7 @@ class MetricServicer:
     ) -> metric_pb2.GetSeriesResponse:
         host = self._hosts.get(request.job)
         points_max = _points_max(request.points_max)
-        await host.log.settled()
-        curves = (await self._caught_up(host)).curves
+        curves = await self.curves(host)
         return metric_pb2.GetSeriesResponse(
             series=_series(curves, request.names, points_max),
             step=curves.step,
@@ -123,6 +122,11 @@ class MetricServicer:
                 if not request.follow:
                     return
                 await host.changed.beyond(seen)
+
+    async def curves(self, host: JobHost) -> Curves:
+        """All curves of a job, with every commit that was decided before this call."""
+        await host.log.settled()
+        return (await self._caught_up(host)).curves
 
     async def _caught_up(self, host: JobHost) -> _Followed:
         """The curves with all that is stored in them."""

@@ -316,7 +316,7 @@ def run(
         _agent(
             "--http",
             "HOST:PORT",
-            "Metrics and probes of the embedded master over HTTP.",
+            "Dashboard, metrics and probes of the embedded master.",
             show_default="none",
         ),
     ] = "",

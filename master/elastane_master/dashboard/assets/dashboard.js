@@ -1,0 +1,70 @@
+"use strict";
+// Parts of the page are replaced as the master sends them; without this file the page is as of its loading.
+(() => {
+  const shown = document.getElementById("live");
+  const say = (text, state) => {
+    shown.hidden = false;
+    if (shown.textContent !== text) shown.textContent = text;
+    shown.dataset.state = state;
+  };
+
+  const replace = (name, html) => {
+    const part = document.querySelector(`[data-part="${name}"]`);
+    if (!part) return;
+    // What had the focus is another element afterwards: found again by its id.
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    // So is what somebody is typing.
+    const typed = [...part.querySelectorAll("input[id]")].filter((one) => one.value !== one.defaultValue);
+    part.innerHTML = html;
+    for (const old of typed) {
+      const input = document.getElementById(old.id);
+      if (input) input.value = old.value;
+    }
+    if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  };
+
+  const follow = () => {
+    const source = new EventSource(document.body.dataset.live);
+    source.addEventListener("parts", (event) => {
+      for (const [name, html] of Object.entries(JSON.parse(event.data))) replace(name, html);
+      say("live", "live");
+    });
+    source.addEventListener("refused", (event) => {
+      source.close();
+      say(`not live: ${JSON.parse(event.data).text}`, "over");
+    });
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) {
+        // The browser asks again by itself after a broken connection, but not after an answer it did not like.
+        say("not live: asking again", "away");
+        setTimeout(follow, 3000);
+      } else {
+        say("not live: connecting", "away");
+      }
+    };
+    addEventListener("pagehide", () => source.close(), { once: true });
+  };
+
+  const sections = () => [...document.querySelectorAll("main h1, main h2")];
+  const step = (by) => {
+    const all = sections();
+    const at = all.indexOf(document.activeElement);
+    const next = all[Math.min(Math.max(at + by, 0), all.length - 1)];
+    next?.setAttribute("tabindex", "-1");
+    next?.focus();
+    next?.scrollIntoView({ block: "start" });
+  };
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input, textarea, select")) return;
+    if (event.key === "j") step(1);
+    else if (event.key === "k") step(-1);
+    else if (event.key === "u") location.href = document.body.dataset.up;
+    else return;
+    event.preventDefault();
+  });
+
+  for (const one of document.querySelectorAll(".js")) one.hidden = false;
+  document.getElementById("notice")?.focus();
+  follow();
+})();

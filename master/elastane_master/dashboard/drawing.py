@@ -1,0 +1,166 @@
+"""Pictures as numbers: where the shapes of a timeline or curve are. Templates write them down. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from elastane_master.curves import Bucket
+from elastane_master.dashboard.timeline import Lane, Timeline
+from elastane_master.dashboard.words import age, clock, number, ranks, short
+
+WIDTH: Final = 900
+LEFT: Final = 150
+ROW: Final = 26
+HUES: Final = 8
+CURVE_HEIGHT: Final = 170
+_LABEL_WIDTH_MIN = 34
+_GLYPHS: Final = {
+    "join": "▲",
+    "death": "✕",
+    "leave": "◇",
+    "drain": "▽",
+    "replay": "↻",
+    "checkpoint": "●",
+    "master": "◆",
+    "end": "■",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    style: str
+    label: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Glyph:
+    x: float
+    y: float
+    style: str
+    sign: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePicture:
+    """lines: x of what concerns the whole ring, from top to bottom."""
+
+    height: int
+    bars: tuple[Bar, ...]
+    glyphs: tuple[Glyph, ...]
+    labels: tuple[Label, ...]
+    lines: tuple[Glyph, ...]
+    left_out: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePicture:
+    """line, band: points as SVG wants them; empty where no two values are finite."""
+
+    name: str
+    last: str
+    line: str
+    band: str
+    dot: tuple[float, float] | None
+    labels: tuple[Label, ...]
+    bottom: int
+
+
+def draw_timeline(timeline: Timeline) -> TimelinePicture:
+    """Workers down, time across."""
+    span = max(timeline.ended - timeline.began, 1e-9)
+    scale = (WIDTH - LEFT - 8) / span
+
+    def across(at: float) -> float:
+        return round(LEFT + (min(max(at, timeline.began), timeline.ended) - timeline.began) * scale, 1)
+
+    bars: list[Bar] = []
+    glyphs: list[Glyph] = []
+    labels: list[Label] = []
+    for row, lane in enumerate(timeline.lanes):
+        y = row * ROW + ROW
+        labels.append(Label(0, y + 17, short(lane.worker, 20)))
+        bars += _bars(lane, y, across)
+        for mark in lane.marks:
+            title = f"{clock(mark.at)} {mark.text}"
+            glyphs.append(Glyph(across(mark.at), y + 18, mark.kind, _GLYPHS[mark.kind], title))
+    height = ROW * len(timeline.lanes) + ROW + 22
+    lines = tuple(
+        Glyph(across(mark.at), 15, mark.kind, _GLYPHS[mark.kind], f"{clock(mark.at)} {mark.text}")
+        for mark in timeline.marks
+    )
+    labels.append(Label(LEFT, height - 5, clock(timeline.began)))
+    labels.append(Label(WIDTH - 8, height - 5, f"{clock(timeline.ended)} ({age(span)})", "end"))
+    return TimelinePicture(
+        height, tuple(bars), tuple(glyphs), tuple(labels), lines, timeline.left_out, timeline.complete
+    )
+
+
+def _bars(lane: Lane, y: int, across: object) -> list[Bar]:
+    assert callable(across)
+    bars = []
+    for stay in lane.stays:
+        formed = stay.formed if stay.formed is not None else stay.ended
+        told = f"{lane.worker}: {ranks(stay.first, stay.after)}, generation {stay.generation}"
+        title = f"{told}, {age(stay.ended - stay.began)} from {clock(stay.began)}"
+        hue = f"h{stay.first % HUES}"
+        start, ready, end = across(stay.began), across(formed), across(stay.ended)
+        if ready - start >= 1:
+            why = f"{told}: the ring is being formed, {age(formed - stay.began)}"
+            bars.append(Bar(start, y + 3, round(ready - start, 1), ROW - 6, "forming", "", why))
+        width = round(max(end - ready, 1.0), 1)
+        label = ranks(stay.first, stay.after, bare=True) if width >= _LABEL_WIDTH_MIN else ""
+        if stay.formed is not None:
+            bars.append(Bar(ready, y + 3, width, ROW - 6, hue, label, title))
+    return bars
+
+
+def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
+    """A curve with the band from its least to its greatest values; steps across."""
+    points = [(bucket.start, bucket.mean) for bucket in buckets if math.isfinite(bucket.mean)]
+    last = number(buckets[-1].last) if buckets else "none"
+    bottom = CURVE_HEIGHT - 26
+    if not points:
+        return CurvePicture(name, last, "", "", None, (), bottom)
+    inside = [one for one in buckets if math.isfinite(one.low) and math.isfinite(one.high)]
+    edges = [edge for one in inside for edge in (one.low, one.high)]
+    left, right = points[0][0], points[-1][0]
+    low, high = min([y for _, y in points] + edges), max([y for _, y in points] + edges)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        sideways = (x - left) / (right - left) if right > left else 0.5
+        # Halves: the difference of two large numbers may not be finite.
+        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
+
+    def path(places: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{x},{y}" for x, y in (place(*one) for one in places))
+
+    band = [(float(one.start), one.high) for one in inside]
+    band += [(float(one.start), one.low) for one in reversed(inside)]
+    labels = (
+        Label(LEFT - 8, 14, number(high), "end"),
+        Label(LEFT - 8, bottom, number(low), "end"),
+        Label(LEFT, CURVE_HEIGHT - 8, f"step {left}"),
+        Label(WIDTH - 8, CURVE_HEIGHT - 8, f"step {right}", "end"),
+    )
+    line = path([(float(x), y) for x, y in points]) if len(points) > 1 else ""
+    dot = place(*points[0]) if len(points) == 1 else None
+    return CurvePicture(name, last, line, path(band) if len(inside) > 1 else "", dot, labels, bottom)

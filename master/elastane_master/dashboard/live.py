@@ -1,0 +1,176 @@
+"""Server-sent events: the parts of a page that changed, as often as they do but not oftener than people see.
+
+All who watch a job share what is made for them: a job is gathered and rendered once for a change, however
+many look. A client that does not read, or is no longer allowed to, is ended; a master that stops ends all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from aiohttp import web
+
+from elastane_master.dashboard.facts import Gatherer, JobFacts
+from elastane_master.dashboard.pages import Visitor, job_parts
+from elastane_master.decisions.events import Rejection
+from elastane_master.host import JobHost
+from elastane_master.limits import require_room
+from elastane_master.security.gate import HttpCall
+from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.servers.following import require_serving
+
+PART_SECONDS_MIN: Final = 0.4
+CLOCK_SECONDS: Final = 2.0
+"""How often a page is made anew where nothing happened: times since, and what they cost, go on."""
+
+SILENT_SECONDS: Final = 10.0
+"""A comment is sent when nothing else was for so long: else nobody finds out that the other side is gone."""
+
+JOBS_KEPT: Final = 16
+
+Parts = dict[str, str]
+
+
+@dataclass(slots=True)
+class _Made:
+    """Parts of a job's page, for those who may act and those who may not, as of `seen` changes and `at`."""
+
+    seen: tuple[int, int]
+    at: float
+    facts: JobFacts
+    parts: dict[bool, Parts]
+
+
+class Kitchen:
+    """Makes the parts of jobs' pages, once for all who watch."""
+
+    def __init__(self, gatherer: Gatherer) -> None:
+        self._gatherer = gatherer
+        self._made: dict[JobHost, _Made] = {}
+        self._locks: dict[JobHost, asyncio.Lock] = {}
+
+    async def parts(self, host: JobHost, visitor: Visitor) -> Parts:
+        """The parts of a job's page as of now, or nearly."""
+        lock = self._locks.setdefault(host, asyncio.Lock())
+        async with lock:
+            made = self._made.get(host)
+            clock = asyncio.get_running_loop().time
+            if made is not None and (early := made.at + PART_SECONDS_MIN / 2 - clock()) > 0:
+                await asyncio.sleep(early)  # others asked just before; what changed since is worth the wait
+            seen = (host.changed.count, host.noted.count)
+            if made is None or made.seen != seen or clock() - made.at > CLOCK_SECONDS / 2:
+                made = self._made[host] = _Made(seen, clock(), await self._gatherer.facts(host), {})
+            if visitor.acts not in made.parts:
+                made.parts[visitor.acts] = job_parts(made.facts, visitor)
+        while len(self._made) > JOBS_KEPT:
+            oldest = min(self._made, key=lambda one: self._made[one].at)
+            del self._made[oldest]
+            self._locks.pop(oldest, None)
+        return made.parts[visitor.acts]
+
+
+class Live:
+    """All streams of server-sent events of one master's HTTP port.
+
+    connections_max: of the port; live pages take up to half of them, so that there is room for others.
+    write_seconds: to read one event.
+    """
+
+    def __init__(self, kitchen: Kitchen, connections_max: int, write_seconds: float = 30.0) -> None:
+        self._kitchen = kitchen
+        self._clients_max = connections_max // 2
+        self._write_seconds = write_seconds
+        self._clients = 0
+
+    async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
+        """Follows a job until the client leaves. Raises Rejection before anything was sent."""
+        visitor = Visitor.of(call.caller, known=True)
+
+        async def pages() -> AsyncIterator[Parts]:
+            with host.watching():
+                while True:
+                    seen = host.changed.count
+                    require_serving(host)
+                    yield await self._kitchen.parts(host, visitor)
+                    await asyncio.sleep(PART_SECONDS_MIN)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(CLOCK_SECONDS):
+                            await host.changed.beyond(seen)
+
+        return await self._serve(request, pages, call)
+
+    async def jobs(
+        self, request: web.Request, made: Callable[[], Parts], call: HttpCall
+    ) -> web.StreamResponse:
+        """Follows the list of jobs. Looked at once a second: there is no one event for all of them."""
+
+        async def pages() -> AsyncIterator[Parts]:
+            while True:
+                yield made()
+                await asyncio.sleep(1.0)
+
+        return await self._serve(request, pages, call)
+
+    async def _serve(
+        self, request: web.Request, pages: Callable[[], AsyncIterator[Parts]], call: HttpCall
+    ) -> web.StreamResponse:
+        with self._counted():
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+            response.headers["X-Accel-Buffering"] = "no"  # proxies that collect answers would hold it back
+            try:
+                await response.prepare(request)
+                await self._write(response, b"retry: 1000\n\n")
+                await self._follow(response, pages())
+            except asyncio.CancelledError:
+                if (refusal := call.refusal()) is None:
+                    raise
+                await self._refuse(response, refusal)
+            except REFUSALS as error:
+                await self._refuse(response, as_rejection(error), again=True)
+            except (ConnectionError, TimeoutError):
+                pass  # the client is gone, or does not read
+            return response
+
+    async def _follow(self, response: web.StreamResponse, pages: AsyncIterator[Parts]) -> None:
+        told: Parts = {}
+        clock = asyncio.get_running_loop().time
+        wrote = clock()
+        async with contextlib.aclosing(pages) as following:  # type: ignore[type-var]
+            async for parts in following:
+                news = {name: html for name, html in parts.items() if told.get(name) != html}
+                if news:
+                    told.update(news)
+                    await self._write(response, _event("parts", news))
+                    wrote = clock()
+                elif clock() - wrote > SILENT_SECONDS:
+                    await self._write(response, b":\n\n")
+                    wrote = clock()
+
+    async def _refuse(self, response: web.StreamResponse, error: Rejection, *, again: bool = False) -> None:
+        """Says why it ends. again: the browser may ask again, and finds out what there is then."""
+        if not again:
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                await self._write(response, _event("refused", {"text": str(error)}))
+
+    async def _write(self, response: web.StreamResponse, data: bytes) -> None:
+        async with asyncio.timeout(self._write_seconds):
+            await response.write(data)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        require_room("http_connections_max", self._clients, self._clients_max, "live pages")
+        self._clients += 1
+        try:
+            yield
+        finally:
+            self._clients -= 1
+
+
+def _event(name: str, data: dict[str, str]) -> bytes:
+    """An event; JSON has no line breaks that would end it early."""
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,79 @@
+"""Rpcs called from within the master's process, by the way that calls from outside take.
+
+    gate (token, role, quota, job, log) -> binding (measures, typed refusals) -> servicer
+
+Only the transport is missing, so that nothing can be done here which a caller of the same token could not do
+over gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
+
+import grpc
+from google.rpc import status_pb2
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.security.gate import HEADER, Gate
+from elastane_proto.v1 import errors_pb2
+
+_DETAILS = "grpc-status-details-bin"
+
+
+@dataclass(frozen=True, slots=True)
+class _Details:
+    method: str
+    invocation_metadata: tuple[tuple[str, str], ...]
+
+
+class LocalCalls:
+    """The unary rpcs of one master's services. handlers: as given to its server."""
+
+    def __init__(self, gate: Gate, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]) -> None:
+        self._gate = gate
+        self._handlers = handlers
+
+    async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any:
+        """The answer of "/package.Service/Method". authorization: values of the header. Raises Rejection."""
+        metadata = tuple((HEADER, value) for value in authorization)
+        details = cast(grpc.HandlerCallDetails, _Details(rpc, metadata))
+        handler = await self._gate.intercept_service(self._find, details)
+        if handler is None or handler.unary_unary is None:
+            raise Rejection("not_found", f"this master has no rpc {rpc}")
+        return await handler.unary_unary(request, _Context(metadata, peer))
+
+    async def _find(self, details: grpc.HandlerCallDetails) -> Any:
+        found = (handler.service(details) for handler in self._handlers)
+        return next((one for one in found if one is not None), None)
+
+
+class _Context:
+    """What servicers, binding and gate use of a call's context."""
+
+    def __init__(self, metadata: tuple[tuple[str, str], ...], peer: str) -> None:
+        self._metadata = metadata
+        self._peer = peer
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def set_trailing_metadata(self, metadata: object) -> None:
+        """There is no wire to tell it on."""
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def abort(self, code: grpc.StatusCode, details: str, trailing: Sequence[Any] = ()) -> NoReturn:
+        """Raises the Rejection that the status was made of."""
+        status, detail = status_pb2.Status(), errors_pb2.ErrorDetail()
+        for key, value in trailing:
+            if key == _DETAILS:
+                status.ParseFromString(value)
+        for packed in status.details:
+            packed.Unpack(detail)
+        reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
+        rejection = Rejection(reason, details, hint=detail.hint)
+        rejection.facts = dict(detail.facts)
+        raise rejection

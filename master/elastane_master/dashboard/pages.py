@@ -1,0 +1,163 @@
+"""Facts as HTML. Every value is escaped by the templates; nothing here asks or decides anything."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from elastane_master.dashboard import drawing, words
+from elastane_master.dashboard.actions import ACTIONS, Action
+from elastane_master.dashboard.facts import JobFacts
+from elastane_master.decisions import cost
+from elastane_master.decisions.state import HALTED, OVER
+from elastane_master.decisions.views import JobView
+from elastane_master.security.tokens import Principal
+
+PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
+"""Of a job's page; each is a template of its own and sent anew when it changed."""
+
+ASSETS: Final = {
+    "dashboard.css": "text/css",
+    "dashboard.js": "text/javascript",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks. known: there are tokens, and the caller presented one. acts: may press the buttons."""
+
+    name: str
+    known: bool
+    acts: bool
+
+    @classmethod
+    def of(cls, caller: Principal, *, known: bool) -> Visitor:
+        return cls(caller.name, known, "operator" in caller.roles)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What became of an action, or why it was refused."""
+
+    text: str
+    hint: str = ""
+    refused: bool = False
+
+
+@cache
+def asset(name: str) -> bytes:
+    """One of ASSETS."""
+    return resources.files("elastane_master.dashboard").joinpath("assets", name).read_bytes()
+
+
+@cache
+def asset_version() -> str:
+    """Changes with what is in the assets, so that browsers may keep them."""
+    digest = hashlib.sha256()
+    for name in ASSETS:
+        digest.update(asset(name))
+    return digest.hexdigest()[:12]
+
+
+def jobs_page(jobs: Sequence[JobView], visitor: Visitor, *, state: str) -> str:
+    """The list of jobs. state: what the master says of itself."""
+    return _render(
+        "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(jobs)}
+    )
+
+
+def jobs_part(jobs: Sequence[JobView]) -> str:
+    """The table of jobs alone."""
+    return _render("part_jobs.html", root="", jobs=jobs)
+
+
+def job_page(facts: JobFacts, visitor: Visitor, notice: Notice | None = None) -> str:
+    """The page of a job."""
+    view = facts.view
+    return _render(
+        "job.html",
+        root="../",
+        visitor=visitor,
+        view=view,
+        notice=notice,
+        live=f"{_quoted(view.name)}/live",
+        parts=job_parts(facts, visitor),
+    )
+
+
+def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
+    """What of the page changes, by the part's name. The same for all who may act, and for all others."""
+    actions = _offered(facts.view) if visitor.acts else ()
+    shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
+    return {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS}
+
+
+def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:
+    """Asks whether it is meant."""
+    return _render("confirm.html", root="../../", visitor=visitor, view=view, action=action, live="")
+
+
+def login_page(why: str, hint: str, then: str, root: str) -> str:
+    """Asks for a token. why: what is wrong with the last; empty: there was none."""
+    visitor = Visitor("", known=False, acts=False)
+    return _render("login.html", root=root, visitor=visitor, why=why, hint=hint, then=then, live="")
+
+
+def problem_page(title: str, notice: Notice, visitor: Visitor | None, root: str) -> str:
+    """Says why there is nothing to see."""
+    visitor = visitor or Visitor("", known=False, acts=False)
+    return _render("problem.html", root=root, visitor=visitor, title=title, notice=notice, live="")
+
+
+def _offered(view: JobView) -> tuple[str, ...]:
+    """The buttons that make sense in the job's phase; those that do not would only be refused."""
+    if view.phase in OVER:
+        return ("resume",) if view.phase == "failed" else ()
+    if view.phase in HALTED:
+        return ("resume", "scale", "cancel")
+    saves = ("checkpoint", "suspend") if view.settings.checkpoint_url else ("suspend",)
+    return ("scale", *saves, "cancel")
+
+
+def _quoted(text: str) -> str:
+    from urllib.parse import quote
+
+    return quote(text, safe="")
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("elastane_master.dashboard"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in ("age", "clock", "moment", "number", "size", "ranks", "short"):
+        environment.filters[name] = getattr(words, name)
+    environment.filters["quoted"] = _quoted
+    environment.filters["phase"] = lambda phase: phase.replace("_", " ")
+    environment.globals.update(
+        width=drawing.WIDTH,
+        left=drawing.LEFT,
+        curve_height=drawing.CURVE_HEIGHT,
+        row=drawing.ROW,
+        ACTIONS=ACTIONS,
+        money=cost.money,
+        price=cost.price,
+        nanos=cost.NANOS,
+        version=asset_version(),
+    )
+    return environment
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(**values)

@@ -1,0 +1,401 @@
+"""The dashboard's routes. Translates requests, refusals and forms; who may see or do what says the gate.
+
+/                   the jobs            /jobs/JOB            one of them
+/live               the same, followed  /jobs/JOB/live       the same, followed (server-sent events)
+/login, /logout     the cookie          /jobs/JOB/ACTION     GET: asks again; POST: does it
+/assets/NAME        style, script, icon
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import quote
+
+import structlog
+from aiohttp import hdrs, web
+
+from elastane_master.dashboard import pages
+from elastane_master.dashboard.actions import action_of, request_of, result_of
+from elastane_master.dashboard.browser import (
+    checked_token,
+    cookie_name,
+    cookie_value,
+    require_own_name,
+    require_same_site,
+    token_of_cookie,
+)
+from elastane_master.dashboard.facts import Gatherer
+from elastane_master.dashboard.live import Kitchen, Live, Parts
+from elastane_master.dashboard.pages import Notice, Visitor
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.views import JobView, job_view
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.security.gate import Gate
+from elastane_master.security.policy import unauthenticated
+from elastane_master.security.tokens import Principal
+from elastane_master.servers.errors import REFUSALS, as_rejection
+
+logger = structlog.get_logger(__name__)
+
+FORM_BYTES_MAX: Final = 16 * 1024
+FORM_SECONDS: Final = 10.0
+"""What a form may be, and take to arrive."""
+
+ACTION_SECONDS: Final = 10.0
+"""How long the answer to a button is waited for; a checkpoint may take longer, and is saved all the same."""
+
+NOTICES_MAX: Final = 256
+LIST_SECONDS: Final = 0.9
+LISTS_KEPT: Final = 16
+JOBS_SHOWN: Final = 500
+
+_STATUS: Final = {
+    "invalid_argument": 400,
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "not_found": 404,
+    "already_exists": 409,
+    "stale": 409,
+    "mismatch": 409,
+    "wrong_phase": 409,
+    "limit_exceeded": 413,
+    "rate_limited": 429,
+    "quota_exceeded": 429,
+    "internal": 500,
+}
+_FORMS: Final = frozenset({"/login", "/logout", "/jobs/{job}/{action}"})
+_TITLES: Final = {
+    400: "This cannot be done",
+    401: "Log in",
+    403: "Not allowed",
+    404: "Not found",
+    409: "This cannot be done now",
+    429: "Too much at once",
+}
+
+
+class Calls(Protocol):
+    """The rpcs of the master, called from within (`local_calls.LocalCalls`)."""
+
+    async def call(self, rpc: str, request: Any, authorization: Sequence[str], peer: str) -> Any: ...
+
+
+class Dashboard(Protocol):
+    """What the dashboard has to know of the master it belongs to."""
+
+    @property
+    def hosts(self) -> JobHosts | None: ...
+
+    @property
+    def gate(self) -> Gate: ...
+
+    @property
+    def calls(self) -> Calls | None:
+        """None before the services are there."""
+
+    def not_ready(self) -> str: ...
+
+
+class DashboardRoutes:
+    """The handlers of one master's dashboard. certificate: callers must have shown one."""
+
+    def __init__(self, master: Dashboard, connections_max: int, *, certificate: bool = False) -> None:
+        self._master = master
+        self._connections_max = connections_max
+        self._certificate = certificate
+        self._own_names = frozenset({socket.gethostname().lower()})
+        self._lists: dict[tuple[str, ...], tuple[float, str]] = {}
+        self._kitchen: tuple[JobHosts, Gatherer, Live] | None = None
+        self._notices: OrderedDict[str, tuple[str, Notice]] = OrderedDict()
+
+    def add(self, app: web.Application) -> None:
+        """Adds all routes."""
+        router = app.router
+        router.add_get("/", self._jobs)
+        router.add_get("/live", self._jobs_live, allow_head=False)
+        router.add_get("/login", self._login_form)
+        router.add_post("/login", self._login)
+        router.add_post("/logout", self._logout)
+        router.add_get("/assets/{name}", self._asset)
+        router.add_get("/jobs/{job}", self._job)
+        router.add_get("/jobs/{job}/live", self._job_live, allow_head=False)
+        router.add_get("/jobs/{job}/{action}", self._confirm)
+        router.add_post("/jobs/{job}/{action}", self._act)
+
+    # ---------------------------------------------------------------- looking
+
+    async def _jobs(self, request: web.Request) -> web.Response:
+        try:
+            caller = self._caller(request, "/")
+            visitor = Visitor.of(caller, known=self._master.gate.asks_for_tokens)
+            page = pages.jobs_page(self._listed(caller), visitor, state=self._state())
+        except REFUSALS as error:
+            return self._problem(request, as_rejection(error), root="")
+        return _html(page)
+
+    async def _jobs_live(self, request: web.Request) -> web.StreamResponse:
+        self._require_right_place(request)
+        with self._master.gate.following("/live", self._authorization(request)) as call:
+
+            def made() -> Parts:
+                return {"jobs": self._list(call.caller)}
+
+            return await self._lives()[1].jobs(request, made, call)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        try:
+            visitor = self._visitor(request, "/jobs/{job}", job)
+            host = self._host(job)
+            notice = self._notice(job, request.query.get("notice", ""))
+            return _html(pages.job_page(await self._lives()[0].facts(host), visitor, notice))
+        except REFUSALS as error:
+            return self._problem(request, as_rejection(error), root="../")
+
+    async def _job_live(self, request: web.Request) -> web.StreamResponse:
+        job = request.match_info["job"]
+        self._require_right_place(request)
+        with self._master.gate.following("/jobs/{job}/live", self._authorization(request), job) as call:
+            return await self._lives()[1].job(request, self._host(job), call)
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in pages.ASSETS:
+            raise web.HTTPNotFound
+        response = web.Response(body=pages.asset(name), content_type=pages.ASSETS[name], charset="utf-8")
+        if request.query.get("v") == pages.asset_version():
+            response.headers[hdrs.CACHE_CONTROL] = "public, max-age=86400, immutable"
+        return response
+
+    # ---------------------------------------------------------------- who it is
+
+    async def _login_form(self, request: web.Request) -> web.Response:
+        if not self._master.gate.asks_for_tokens:
+            return _see_other("./")
+        return _html(pages.login_page("", "", _local(request.query.get("then", "")), root=""))
+
+    async def _login(self, request: web.Request) -> web.Response:
+        try:
+            require_same_site(request.headers, by_cookie=False)
+            fields = await _fields(request)
+            token = checked_token(fields.get("token", ""))
+            self._require_certificate(request)
+            caller = self._master.gate.let_in("/", [f"Bearer {token}"])
+        except REFUSALS as error:
+            return self._problem(request, as_rejection(error), root="", asked=True)
+        response = _see_other(_local(fields.get("then", "")) or "./")
+        tls = request.secure
+        response.set_cookie(
+            cookie_name(tls=tls), cookie_value(token), path="/", secure=tls, httponly=True, samesite="Strict"
+        )
+        logger.info("somebody logged in to the dashboard", caller=caller.name, peer=request.remote)
+        return response
+
+    async def _logout(self, request: web.Request) -> web.Response:
+        require_same_site(request.headers, by_cookie=True)
+        response = _see_other("login")
+        tls = request.secure
+        response.del_cookie(cookie_name(tls=tls), path="/", secure=tls, httponly=True, samesite="Strict")
+        return response
+
+    def _authorization(self, request: web.Request) -> list[str]:
+        """Values of the Authorization header; without one what the cookie stands for."""
+        told = request.headers.getall(hdrs.AUTHORIZATION, [])
+        cookie = request.cookies.get(cookie_name(tls=request.secure))
+        if told or cookie is None or (token := token_of_cookie(cookie)) is None:
+            return list(told)
+        return [f"Bearer {token}"]
+
+    def _caller(self, request: web.Request, route: str, job: str = "") -> Principal:
+        """Who looks. Raises Rejection."""
+        self._require_right_place(request)
+        return self._master.gate.let_in(route, self._authorization(request), job)
+
+    def _visitor(self, request: web.Request, route: str, job: str = "") -> Visitor:
+        """Who looks, as pages want to know it. Raises Rejection."""
+        caller = self._caller(request, route, job)
+        return Visitor.of(caller, known=self._master.gate.asks_for_tokens)
+
+    def _require_right_place(self, request: web.Request) -> None:
+        self._require_certificate(request)
+        if not self._master.gate.asks_for_tokens:
+            require_own_name(request.host, self._own_names)
+
+    def _require_certificate(self, request: web.Request) -> None:
+        transport = request.transport
+        if self._certificate and not (transport and transport.get_extra_info("peercert")):
+            raise unauthenticated("this master lets nobody in without a client certificate")
+
+    # ---------------------------------------------------------------- acting
+
+    async def _confirm(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        try:
+            action = action_of(request.match_info["action"])
+            visitor = self._visitor(request, "/jobs/{job}", job)
+            host = self._host(job)
+            if not action.confirmed:
+                raise Rejection("not_found", f"{action.label}: press its button on the job's page")
+            return _html(pages.confirm_page(job_view(host.machine, host.clock()), action, visitor))
+        except REFUSALS as error:
+            return self._problem(request, as_rejection(error), root="../../")
+
+    async def _act(self, request: web.Request) -> web.Response:
+        job = request.match_info["job"]
+        authorization = self._authorization(request)
+        try:
+            self._require_right_place(request)
+            require_same_site(request.headers, by_cookie=hdrs.AUTHORIZATION not in request.headers)
+            action = action_of(request.match_info["action"])
+            fields = await _fields(request)
+            calls = self._master.calls
+            if calls is None:
+                raise Rejection("store_unavailable", f"this master {self._state()}")
+            message = request_of(action, job, fields)
+            answer = None
+            try:
+                async with asyncio.timeout(ACTION_SECONDS):
+                    answer = await calls.call(action.rpc, message, authorization, f"http:{request.remote}")
+            except TimeoutError:
+                if action.name != "checkpoint":
+                    raise Rejection(
+                        "store_unavailable",
+                        f"there was no answer within {ACTION_SECONDS:g} s",
+                        hint="the job's page shows whether it was done",
+                    ) from None
+        except REFUSALS as error:
+            return self._refused(request, as_rejection(error), job)
+        return self._told(job, Notice(result_of(action, fields, answer)))
+
+    def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
+        """Back to the job's page, which says why; who may not see that gets the refusal alone."""
+        try:
+            self._master.gate.let_in("/jobs/{job}", self._authorization(request), job)
+            self._host(job)
+        except REFUSALS:
+            return self._problem(request, error, root="../../")
+        return self._told(job, Notice(_sentence(error), error.hint, refused=True))
+
+    def _told(self, job: str, notice: Notice) -> web.Response:
+        """To the job's page with a notice on it: loading that page again does nothing again."""
+        number = secrets.token_urlsafe(9)
+        self._notices[number] = (job, notice)
+        while len(self._notices) > NOTICES_MAX:
+            self._notices.popitem(last=False)
+        return _see_other(f"../{quote(job, safe='')}?notice={number}")
+
+    def _notice(self, job: str, number: str) -> Notice | None:
+        of, notice = self._notices.get(number, ("", None))
+        return notice if of == job else None
+
+    # ---------------------------------------------------------------- what is served
+
+    def _host(self, job: str) -> JobHost:
+        hosts = self._master.hosts
+        if hosts is None:
+            raise Rejection("store_unavailable", f"this master {self._state()}")
+        return hosts.get(job)
+
+    def _lives(self) -> tuple[Gatherer, Live]:
+        hosts = self._master.hosts
+        if hosts is None:
+            raise Rejection("store_unavailable", f"this master {self._state()}")
+        if self._kitchen is None or self._kitchen[0] is not hosts:
+            gatherer = Gatherer(hosts)
+            self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer), self._connections_max))
+        return self._kitchen[1], self._kitchen[2]
+
+    def _listed(self, caller: Principal) -> list[JobView]:
+        """The jobs the caller may see. Raises Rejection while this master does not serve."""
+        hosts = self._master.hosts
+        if hosts is None:
+            return []
+        seen = [host for host in hosts.all() if caller.covers(host.name)]
+        return [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
+
+    def _list(self, caller: Principal) -> str:
+        """The list as HTML, made once a second for all of the same rights. Raises Rejection."""
+        now = asyncio.get_running_loop().time()
+        made = self._lists.get(caller.jobs)
+        if made is None or now - made[0] > LIST_SECONDS:
+            if len(self._lists) >= LISTS_KEPT:
+                self._lists.clear()
+            made = self._lists[caller.jobs] = (now, pages.jobs_part(self._listed(caller)))
+        return made[1]
+
+    def _state(self) -> str:
+        why = self._master.not_ready()
+        return f"does not serve requests now: {why}" if why else "serves requests"
+
+    def _problem(
+        self, request: web.Request, error: Rejection, root: str, *, asked: bool = False
+    ) -> web.Response:
+        """A page that says why; for who is not let in the form that asks for a token."""
+        status = _STATUS.get(error.reason, 503)
+        if status in (401, 403) and (asked or (status == 401 and self._master.gate.asks_for_tokens)):
+            told = asked or bool(self._authorization(request))
+            why, hint = (_sentence(error), error.hint if asked else "") if told else ("", "")
+            then = "" if asked else _local(request.path.lstrip("/"))
+            response = _html(pages.login_page(why, hint, then, root), status)
+        else:
+            title = _TITLES.get(status, "Not now")
+            response = _html(
+                pages.problem_page(title, Notice(_sentence(error), error.hint, refused=True), None, root),
+                status,
+            )
+        if status == 401:
+            response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+        return response
+
+
+def is_form(request: web.Request) -> bool:
+    """Whether a body of this request is wanted."""
+    resource = request.match_info.route.resource
+    return request.method == "POST" and resource is not None and resource.canonical in _FORMS
+
+
+async def _fields(request: web.Request) -> Mapping[str, str]:
+    """The fields of a form. Raises Rejection."""
+    if request.content_type != "application/x-www-form-urlencoded":
+        if not request.body_exists:
+            return {}
+        raise Rejection("invalid_argument", f"a form is wanted, not {request.content_type[:80]}")
+    if (request.content_length or 0) > FORM_BYTES_MAX:
+        raise Rejection("limit_exceeded", f"a form of {request.content_length} bytes")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            posted = await request.post()
+    except TimeoutError:
+        raise Rejection("limit_exceeded", f"the form did not come within {FORM_SECONDS:g} s") from None
+    except web.HTTPRequestEntityTooLarge as error:
+        raise Rejection("limit_exceeded", "the form is too large") from error
+    except (ValueError, LookupError) as error:
+        raise Rejection("invalid_argument", "the form cannot be read") from error
+    return {name: value for name, value in posted.items() if isinstance(value, str)}
+
+
+def _local(place: str) -> str:
+    """A page of a job to go on to, relative to the login's; empty for anything else."""
+    parts = place.split("/")
+    if len(parts) == 2 and parts[0] == "jobs" and parts[1]:
+        return f"jobs/{quote(parts[1], safe='')}"
+    return ""
+
+
+def _see_other(place: str) -> web.Response:
+    return web.Response(status=303, headers={hdrs.LOCATION: place})
+
+
+def _html(page: str, status: int = 200) -> web.Response:
+    return web.Response(text=page, content_type="text/html", status=status)
+
+
+def _sentence(error: Rejection) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")

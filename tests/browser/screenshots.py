@@ -1,0 +1,107 @@
+"""Screenshots of the dashboard for the docs, of a job that trains, loses a worker and goes on.
+
+    make screenshots            into docs/images
+
+Everything is real: a master, an agent with workers of their own, and a SIGKILL for one of them, which the
+open page must show without being loaded again. Fails where the page says something on its console.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+from playwright.async_api import expect
+
+from browser.chromium import MISSING, chromium, chromium_path, watched_page
+from elastane_proto.v1 import job_pb2, job_pb2_grpc
+from integration.master_support import SOURCES, master_process
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+WIDE = {"width": 1100, "height": 1500}
+PHONE = {"width": 360, "height": 740}
+WAIT_MS = 90_000
+
+
+async def main(folder: Path) -> None:
+    """Writes dashboard-*.png into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="elastane-screenshots-") as name:
+        state = Path(name)
+        options = ("--http", "127.0.0.1:0", "--http-port-file", str(state / "http"), "--log-level", "error")
+        async with master_process(state, *options) as master, agent(master.address, state):
+            base = f"http://{(state / 'http').read_text().strip()}"
+            async with grpc.aio.insecure_channel(master.address) as channel:
+                await pictures(base, channel, folder)
+
+
+@contextlib.asynccontextmanager
+async def agent(address: str, state: Path) -> AsyncIterator[None]:
+    """`elastane run` of the slow training; interrupted at the end."""
+    sources = os.pathsep.join([*SOURCES, str(ROOT / "worker")])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from elastane.cli.main import main; main()", "run",
+        "--master", address, "--job", "digits", "--ests", "4",
+        "--workers", "1:3", "--checkpoint", str(state / "checkpoints"), "--spot-price", "0.9",
+        "--on-demand-price", "3", str(HERE / "slow_training.py"),
+        env={**os.environ, "PYTHONPATH": sources}, stdout=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        with contextlib.suppress(TimeoutError):
+            code = await asyncio.wait_for(process.wait(), 3)
+            raise SystemExit(f"elastane run ended with code {code}")
+        yield
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+        await process.wait()
+
+
+async def pictures(base: str, channel: grpc.aio.Channel, folder: Path) -> None:
+    """Follows the job in a page, kills one of its workers, and takes pictures of what is seen."""
+    stub = job_pb2_grpc.JobServiceStub(channel)
+    async with chromium() as browser, watched_page(browser, viewport=WIDE) as watched:
+        page = watched.page
+        await page.goto(f"{base}/")
+        await expect(page.get_by_role("link", name="digits")).to_be_visible(timeout=WAIT_MS)
+        await page.get_by_role("link", name="digits").click()
+        await expect(page.locator(".place.member")).to_have_count(3, timeout=WAIT_MS)
+        await expect(page.locator("polyline.curve")).to_have_count(1, timeout=WAIT_MS)
+        job = (await stub.Get(job_pb2.JobServiceGetRequest(name="digits"))).job
+        os.kill(job.workers[-1].pid, signal.SIGKILL)
+        await expect(page.locator("tr[data-kind=worker_lost]").first).to_be_visible(timeout=WAIT_MS)
+        await expect(page.locator("svg.timeline .sign.replay").first).to_be_visible(timeout=WAIT_MS)
+        await expect(page.locator(".place.member")).to_have_count(3, timeout=WAIT_MS)
+        await page.get_by_role("button", name="Checkpoint now").click(timeout=WAIT_MS)
+        await expect(page.locator("#notice")).to_contain_text("heckpoint", timeout=WAIT_MS)
+        await asyncio.sleep(3)  # a picture of a job that has gone on for a while after it
+        await page.screenshot(path=folder / "dashboard-job.png")
+        await page.goto(f"{base}/")
+        await expect(page.locator("progress")).to_be_visible()
+        await page.screenshot(path=folder / "dashboard-jobs.png")
+        faults = watched.faults
+        for file, options in (
+            ("dashboard-dark.png", {"viewport": WIDE, "color_scheme": "dark"}),
+            ("dashboard-phone.png", {"viewport": PHONE, "device_scale_factor": 2}),
+        ):
+            async with watched_page(browser, **options) as other:
+                await other.page.goto(f"{base}/jobs/digits")
+                await expect(other.page.locator("#live")).to_have_text("live", timeout=WAIT_MS)
+                await other.page.screenshot(path=folder / file)
+                faults += other.faults
+    if faults:
+        raise SystemExit("the browser's console: " + "; ".join(faults))
+
+
+if __name__ == "__main__":
+    if chromium_path() is None:
+        raise SystemExit(MISSING)
+    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"))

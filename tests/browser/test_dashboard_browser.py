@@ -1,0 +1,206 @@
+"""The dashboard in a real Chromium: live updates, buttons, keyboard, a phone's width, light and dark."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from browser.chromium import MISSING, chromium, chromium_path, watched_page
+from elastane_master.decisions.events import JobSettings
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
+from integration.dashboard_support import NASTY, create_job, dashboard_master, train
+from integration.master_support import Worker
+from integration.security_support import entry, token_of
+from integration.test_master_sessions import RING, SIGNATURE, get_job
+
+pytestmark = pytest.mark.skipif(chromium_path() is None, reason=MISSING)
+
+PHONE = {"width": 360, "height": 740}
+
+
+async def overflow(page: Page) -> int:
+    """By how many pixels the page is wider than the window."""
+    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    return int(await page.evaluate(wide))
+
+
+async def contrast(page: Page) -> float:
+    """Of the text on the page's ground, as WCAG counts it."""
+    return float(
+        await page.evaluate(
+            """() => {
+              const light = (css) => css.match(/\\d+/g).slice(0, 3).map((part) => {
+                const value = part / 255;
+                return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+              }).reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+              const style = getComputedStyle(document.documentElement);
+              const [one, other] = [light(style.color), light(style.backgroundColor)].sort((a, b) => b - a);
+              return (one + 0.05) / (other + 0.05);
+            }"""
+        )
+    )
+
+
+async def test_a_job_is_followed_steered_and_read_by_keyboard(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        page = watched.page
+        await page.goto(base)
+        await expect(page.get_by_text("No jobs that you may see")).to_be_visible()
+        # Live: the job appears without anything being loaded again.
+        await create_job(channel)
+        await page.get_by_role("link", name="j", exact=True).click()
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.get_by_text("No worker is there")).to_be_visible()
+        worker = Worker(channel, "a")
+        await train(channel, worker)
+        await expect(page.get_by_role("cell", name="hosts ESTs 0 to 1")).to_be_visible()
+        await expect(page.locator("svg.timeline rect.h0")).to_have_count(1)
+        await expect(page.locator("polyline.curve")).to_have_count(1)
+        # Live after a kill: its stream breaks, the ring changes, and another takes over.
+        await Worker(channel, "b").hello(RING, signature=SIGNATURE)
+        worker.call.cancel()
+        await expect(page.locator("tr[data-kind=worker_lost]")).to_be_visible()
+        await expect(page.locator("svg.timeline .sign.death")).to_have_count(1)
+        await expect(page.locator("#workers tbody tr")).to_have_count(1)
+        # A button that has the focus keeps it, though its part of the page was replaced.
+        await page.locator("#drain-b").focus()
+        await Worker(channel, "c").hello(RING, signature=SIGNATURE)
+        await expect(page.locator("#drain-c")).to_be_visible()
+        assert await page.evaluate("document.activeElement.id") == "drain-b"
+        # What somebody types is kept as well, and what makes no sense any more is not offered.
+        await page.get_by_label("to", exact=True).fill("1")
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        await stub.Scale(job_pb2.JobServiceScaleRequest(name="j", workers_min=2, workers_max=2))
+        await expect(page.get_by_label("Workers from")).to_have_value("2")
+        await expect(page.get_by_label("to", exact=True)).to_have_value("1")
+        # By keyboard alone: from section to section, to a button, and what it did is read out.
+        await page.locator("h1").focus()
+        await page.keyboard.press("j")
+        assert await page.evaluate("document.activeElement.tagName") in ("H1", "H2")
+        for _ in range(12):
+            await page.keyboard.press("k")
+        await page.keyboard.press("j")
+        assert await page.evaluate("document.activeElement.id") == "actions-title"
+        for _ in range(2):
+            await page.keyboard.press("Tab")
+            await page.keyboard.press("Control+A")
+            await page.keyboard.type("1")
+        await page.keyboard.press("Enter")
+        await expect(page.get_by_role("status").and_(page.locator("#notice"))).to_contain_text(
+            "Scaled to 1 to 1"
+        )
+        assert await page.evaluate("document.activeElement.id") == "notice"
+        assert (await get_job(channel)).settings.workers_max == 1
+        await page.get_by_role("button", name="Suspend").click()
+        await expect(page.get_by_role("alert")).to_contain_text("would lose its training")
+        await page.get_by_role("link", name="Cancel the job").click()
+        await expect(page.get_by_role("heading", name="Cancel the job: j?")).to_be_visible()
+        await page.get_by_role("button", name="Cancel the job").click()
+        await expect(page.locator("#notice")).to_contain_text("The job is cancelled")
+        assert (await get_job(channel)).phase == job_pb2.JOB_PHASE_CANCELLED
+        await page.keyboard.press("u")
+        await page.wait_for_url(base + "/")
+        assert watched.faults == [] and watched.hosts == {base.removeprefix("http://")}
+
+
+async def test_phone_dark_and_without_javascript(tmp_path: Path) -> None:
+    async with dashboard_master(tmp_path) as (_, channel, base), chromium() as browser:
+        await create_job(channel, "a-job-whose-name-is-as-long-as-those-of-pipelines-2026-11-22")
+        await create_job(channel)
+        worker = Worker(channel, "worker-with-a-very-long-name-in-a-namespace-0123456789.svc.cluster.local")
+        await train(channel, worker)
+        failing = Worker(channel, "b")
+        await failing.hello(RING, signature=SIGNATURE)
+        await failing.call.done_writing()
+        for options in ({}, {"color_scheme": "dark"}, {"java_script_enabled": False}):
+            async with watched_page(browser, viewport=PHONE, **options) as watched:
+                for path in ("/", "/jobs/j", "/jobs/j/cancel"):
+                    await watched.page.goto(base + path)
+                    await expect(watched.page.locator("h1")).to_be_visible()
+                    if "java_script_enabled" not in options:
+                        assert await overflow(watched.page) == 0, f"{path} {options}"
+                        assert await contrast(watched.page) > 7
+                    assert watched.faults == []
+                await watched.page.goto(base + "/jobs/j")
+                await expect(watched.page.get_by_text("hosts ESTs 0 to 1")).to_be_visible()
+        # Buttons work without scripts, too.
+        async with watched_page(browser, java_script_enabled=False) as watched:
+            await watched.page.goto(base + "/jobs/j")
+            await watched.page.get_by_role("button", name="Scale").click()
+            await expect(watched.page.locator("#notice")).to_contain_text("Scaled to 1 to 2 workers")
+
+
+async def test_tokens_in_a_browser(tmp_path: Path) -> None:
+    tokens = entry("ops", ["operator"], ["*"]) + entry("look", ["reader"], ["*"])
+    async with (
+        dashboard_master(tmp_path, tokens) as (master, _, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await master.hosts.create("j", JobSettings(ests=1))
+        page = watched.page
+        await page.goto(base + "/jobs/j")
+        await page.get_by_label("Token").fill(token_of("look"))
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(base + "/jobs/j")
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.get_by_role("button", name="Suspend")).to_have_count(0)
+        assert await page.evaluate("document.cookie") == "", "no script reads the token"
+        # The token is taken away: the page that stands open says so.
+        (tmp_path / "tokens.toml").write_text(entry("ops", ["operator"], ["*"]))
+        master.refresh_security()
+        await expect(page.locator("#live")).to_contain_text("not known here")
+        await page.reload()
+        await page.get_by_label("Token").fill(token_of("ops"))
+        await page.get_by_role("button", name="Log in").click()
+        await page.get_by_role("button", name="Suspend").click()
+        await expect(page.locator("#notice")).to_contain_text("The job is suspended")
+        # A page of another site cannot press it: neither the cookie nor the form gets through.
+        other = await asyncio.start_server(_evil(base), "127.0.0.1", 0)
+        async with other:
+            port = other.sockets[0].getsockname()[1]
+            await page.goto(f"http://localhost:{port}/")
+            await page.get_by_role("button").click()
+            await page.wait_for_url(base + "/**")
+        await page.goto(base + "/jobs/j")
+        await expect(page.locator("main")).to_contain_text("suspended")
+        # Only the refused pages themselves are told of on the console.
+        assert all("401" in fault or "403" in fault for fault in watched.faults), watched.faults
+
+
+def _evil(base: str) -> object:
+    form = f'<form method="post" action="{base}/jobs/j/resume"><button>Win</button></form>'.encode()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: {len(form)}\r\n\r\n"
+        writer.write(head.encode() + form)
+        await writer.drain()
+        writer.close()
+
+    return serve
+
+
+async def test_what_workers_write_stays_text_in_a_live_page(tmp_path: Path) -> None:
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await create_job(channel)
+        await watched.page.goto(base + "/jobs/j")
+        await expect(watched.page.locator("#live")).to_have_text("live")
+        worker = Worker(channel, "a")
+        await worker.hello(RING, signature=SIGNATURE)
+        bye = ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FAILED, message=NASTY + "<img src=x onerror=alert(1)>")
+        await worker.send(bye=bye)
+        await expect(watched.page.locator("tr[data-kind=worker_lost]")).to_contain_text("<script>alert('x')")
+        assert await watched.page.locator("main img, main script").count() == 0
+        assert watched.faults == []

@@ -1,0 +1,65 @@
+"""What the dashboard's tests share: a master with an HTTP port, a job with a loss, and workers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from elastane_master.security.settings import SecuritySettings
+from elastane_master.servers.app import Master
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
+from integration.master_support import Worker, serving_master
+from integration.test_master_sessions import RING, SIGNATURE, duration, form_ring, report
+
+NASTY = "<script>alert('x')</script>&\"'"
+"""A worker can write anything into a reason."""
+
+
+@contextlib.asynccontextmanager
+async def dashboard_master(
+    folder: Path, tokens: str = "", **settings: Any
+) -> AsyncIterator[tuple[Master, grpc.aio.Channel, str]]:
+    """A master in this process, a channel to it, and the base of its dashboard's URLs."""
+    file = folder / "http"
+    security: dict[str, Any] = {}
+    if tokens:
+        security["token_file"] = folder / "tokens.toml"
+        security["token_file"].write_text(tokens)
+    wanted = {"http": "127.0.0.1:0", "http_port_file": file, "security": SecuritySettings(**security)}
+    async with serving_master(folder, **wanted, **settings) as (master, channel):
+        yield master, channel, f"http://{file.read_text().strip()}"
+
+
+async def create_job(channel: grpc.aio.Channel, name: str = "j", **settings: Any) -> None:
+    """A job of two ESTs with prices."""
+    wanted = job_pb2.JobSettings(
+        ests=2,
+        heartbeat_timeout=duration(60),
+        join_window=duration(0.01),
+        audit_samples=True,
+        spot_price_micros=900_000,
+        on_demand_price_micros=3_000_000,
+        **settings,
+    )
+    stub = job_pb2_grpc.JobServiceStub(channel)
+    await stub.Create(job_pb2.JobServiceCreateRequest(name=name, settings=wanted))
+
+
+async def train(channel: grpc.aio.Channel, worker: Worker, steps: int = 2) -> ring_pb2.Go:
+    """Forms a ring of this one worker, and commits so many steps of it."""
+    await worker.hello(RING, signature=SIGNATURE, host="node-1", pid=7)
+    go = await form_ring(worker)
+    for step in range(steps):
+        await worker.send(step_report=report(go, step))
+        await worker.receive("prepared")
+    await worker.send(heartbeat=ring_pb2.Heartbeat(generation=go.generation, applied_step=steps))
+    stub = job_pb2_grpc.JobServiceStub(channel)
+    async with asyncio.timeout(20):
+        while (await stub.Get(job_pb2.JobServiceGetRequest(name=worker.job))).job.step < steps:
+            await asyncio.sleep(0.01)
+    return go

@@ -1,0 +1,148 @@
+"""The ring over time out of events: stays, marks, bounds, and where they are drawn."""
+
+from __future__ import annotations
+
+from elastane_master.curves import Bucket
+from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
+from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, STAYS_MAX, Stay, timeline
+from elastane_master.decisions.effects import Note
+from elastane_master.records import StoredNote
+
+
+class Story:
+    """Events as a job tells them."""
+
+    def __init__(self, first: int = 1) -> None:
+        self.notes: list[StoredNote] = []
+        self._first = first
+
+    def tell(self, at: float, kind: str, worker: str = "", generation: int = 1, **facts: object) -> None:
+        note = Note(kind, f"{kind} of {worker}", worker, generation, 0, {k: str(v) for k, v in facts.items()})
+        self.notes.append(StoredNote(self._first + len(self.notes), at, note))
+
+    def ring(self, at: float, members: str, generation: int, planned: bool = False) -> None:
+        self.tell(at, "ring_change", generation=generation, members=members or "none", planned=planned)
+
+
+def death() -> Story:
+    """Two workers train; one dies; the other goes on with all ESTs, and a third joins by plan."""
+    story = Story()
+    story.tell(0.0, "job_created", generation=0)
+    story.tell(1.0, "worker_joined", "a")
+    story.tell(1.5, "worker_joined", "b")
+    story.ring(2.0, "a[0:2], b[2:4]", 1)
+    story.tell(3.0, "ring_formed", resume_step=0)
+    story.tell(10.0, "worker_lost", "b")
+    story.ring(10.0, "a[0:4]", 2)
+    story.tell(11.0, "ring_formed", generation=2, resume_step=7)
+    story.tell(15.0, "worker_joined", "c")
+    story.ring(16.0, "a[0:2], c[2:4]", 3, planned=True)
+    story.tell(17.0, "ring_formed", generation=3, resume_step=9)
+    return story
+
+
+def test_who_hosted_what_when_and_what_happened_to_whom() -> None:
+    seen = timeline(death().notes, now=20.0)
+    assert seen is not None and (seen.began, seen.ended, seen.complete) == (0.0, 20.0, True)
+    lanes = {lane.worker: lane for lane in seen.lanes}
+    assert list(lanes) == ["a", "b", "c"]
+    assert lanes["a"].stays == (
+        Stay(2.0, 10.0, 0, 2, 1, 3.0),
+        Stay(10.0, 16.0, 0, 4, 2, 11.0),
+        Stay(16.0, 20.0, 0, 2, 3, 17.0),
+    )
+    assert lanes["b"].stays == (Stay(2.0, 10.0, 2, 4, 1, 3.0),)
+    assert [(mark.kind, mark.at) for mark in lanes["b"].marks] == [("join", 1.5), ("death", 10.0)]
+    # Only what was not planned makes a step be run again, and the first ring repeats nothing.
+    assert [(mark.kind, mark.at, mark.text) for mark in seen.marks] == [
+        ("replay", 11.0, "step 7 is run again")
+    ]
+
+
+def test_a_ring_ends_with_the_job_and_a_suspension() -> None:
+    story = death()
+    story.tell(18.0, "job_suspended")
+    story.ring(25.0, "a[0:4]", 4)
+    story.tell(30.0, "job_succeeded")
+    seen = timeline(story.notes, now=500.0)
+    assert seen is not None and seen.ended == 30.0
+    stays = next(lane.stays for lane in seen.lanes if lane.worker == "a")
+    assert [(stay.began, stay.ended, stay.formed) for stay in stays[-2:]] == [
+        (16.0, 18.0, 17.0),
+        (25.0, 30.0, None),
+    ]
+    assert [mark.kind for mark in seen.marks] == ["replay", "end", "end"]
+
+
+def test_a_ring_that_dissolves_and_scaling_are_told_apart() -> None:
+    story = death()
+    story.tell(18.0, "ring_change", workers_min=1, workers_max=2)  # scaled: no other ring yet
+    story.ring(19.0, "", 4)
+    seen = timeline(story.notes, now=30.0)
+    assert seen is not None
+    assert max(stay.ended for lane in seen.lanes for stay in lane.stays) == 19.0
+    assert timeline([], now=1.0) is None
+
+
+def test_bounds_hold_for_jobs_of_any_length() -> None:
+    story = Story(first=5000)
+    for number in range(3000):
+        worker = f"w{number % 200}"
+        story.tell(float(number), "worker_joined", worker, number)
+        story.ring(float(number), f"{worker}[0:{1 + number % 3}]", number)
+        story.tell(number + 0.5, "ring_formed", generation=number, resume_step=number)
+        story.tell(number + 0.7, "worker_lost", worker, number)
+    seen = timeline(story.notes, now=4000.0)
+    assert seen is not None and not seen.complete
+    assert len(seen.lanes) == LANES_MAX and seen.left_out == 200 - LANES_MAX
+    assert sum(len(lane.stays) for lane in seen.lanes) <= STAYS_MAX
+    assert sum(len(lane.marks) for lane in seen.lanes) + len(seen.marks) <= MARKS_MAX
+    assert {lane.worker for lane in seen.lanes} >= {"w199", "w198"}, "those gone longest are left out"
+    picture = draw_timeline(seen)
+    for bar in picture.bars:
+        assert LEFT <= bar.x <= bar.x + bar.width <= WIDTH and bar.width > 0
+
+
+def test_where_a_timeline_is_drawn() -> None:
+    seen = timeline(death().notes, now=20.0)
+    assert seen is not None
+    picture = draw_timeline(seen)
+    forming = [bar for bar in picture.bars if bar.style == "forming"]
+    assert len(forming) == 5, "each ring is formed before it trains"
+    trained = [bar for bar in picture.bars if bar.style != "forming"]
+    assert [bar.label for bar in trained] == ["0-1", "0-3", "0-1", "2-3", "2-3"]
+    assert trained[0].style != trained[3].style, "a range has its colour"
+    assert {glyph.style for glyph in picture.glyphs} == {"join", "death"}
+    (again,) = picture.lines
+    assert again.style == "replay" and again.title.endswith("step 7 is run again")
+    for glyph in (*picture.glyphs, *picture.lines):
+        assert LEFT <= glyph.x <= WIDTH and 0 < glyph.y < picture.height
+
+
+def test_a_job_of_one_moment_can_be_drawn() -> None:
+    story = Story()
+    story.tell(5.0, "worker_joined", "a")
+    story.ring(5.0, "a[0:1]", 1)
+    story.tell(5.0, "ring_formed", resume_step=0)
+    seen = timeline(story.notes, now=5.0)
+    assert seen is not None and len(draw_timeline(seen).bars) == 1
+
+
+def bucket(start: int, mean: float, low: float | None = None, high: float | None = None) -> Bucket:
+    least, most = mean if low is None else low, mean if high is None else high
+    return Bucket(start, start + 1, 1, mean, least, most, mean)
+
+
+def test_curves_stand_in_their_frame_and_pass_over_what_is_no_number() -> None:
+    inf, nan = float("inf"), float("nan")
+    points = [bucket(0, 4.0, 3.0, 9.0), bucket(10, nan), bucket(20, 1e308, -1e308, 1e308), bucket(30, inf)]
+    drawn = draw_curve("loss", points)
+    places = [tuple(map(float, pair.split(","))) for pair in drawn.line.split()]
+    assert len(places) == 2 and places[0][0] == LEFT and places[0][0] < places[1][0] <= WIDTH
+    assert all(0 <= y <= drawn.bottom for _, y in places)
+    assert len(drawn.band.split()) == 4 and drawn.last == "inf"
+    assert draw_curve("one", [bucket(3, 2.0)]).dot is not None
+    nothing = draw_curve("none", [bucket(0, nan)])
+    assert (nothing.line, nothing.band, nothing.dot) == ("", "", None)
+    flat = draw_curve("flat", [bucket(0, 2.0), bucket(1, 2.0)])
+    assert all("nan" not in pair for pair in flat.line.split())

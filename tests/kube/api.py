@@ -114,8 +114,9 @@ class Api:
         """Changes after a version, until the connection ends."""
         async with self._session.get(
             f"{self.connection.url}/{path}",
-            params={"watch": "true", "resourceVersion": since},
-            timeout=aiohttp.ClientTimeout(total=None),
+            params={"watch": "true", "resourceVersion": since, "timeoutSeconds": "20"},
+            # A server that is killed while a watch is being opened may never answer it.
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30),
         ) as response:
             async for line in response.content:
                 yield json.loads(line)

@@ -153,6 +153,10 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.watching.label_selectors["v1", "pods"] = LABEL_JOB
     # Pods are taken away in seconds: nothing is gained by gathering events.
     settings.watching.reconnect_backoff = 0.5
+    # A server that went away while a watch was being opened may never answer it: nobody is deaf for longer.
+    settings.watching.connect_timeout = 5
+    settings.watching.server_timeout = 20
+    settings.watching.inactivity_timeout = 30
     settings.networking.request_timeout = 60
     return settings
 

@@ -18,7 +18,6 @@ def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
             *(sys.executable, "-m", "elastane.cli", "drill", "--json", "--ests", "2", "--seed", "7"),
             *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),
             *(str(SCRIPT), "--epochs", "1", "--size", "80", "--batch-size", "5", "--seed", "3"),
-            *("--busy-seconds", "0.3"),  # the end is not reached before the last node has left
         ],
         env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip

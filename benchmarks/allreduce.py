@@ -84,7 +84,7 @@ def _row(
         "gloo + local sums",
         target=TARGET if large else None,
         # Small vectors are a few wake-ups, and so at the mercy of the scheduler.
-        noise=2.0 if large and hosts <= 2 else 2.5,
+        noise=1.5 if large and hosts <= 2 else 2.5,
         note=note,
     )
     if row.met is False:

@@ -68,8 +68,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 f"stock, {ESTS} x {case.workers} data workers",
                 better="higher",
                 target=1.0,
-                # Twelve stock processes share two cores with ours: runs differed by a factor of 2.2.
-                noise=2.5,
+                noise=1.25,
                 note=f"{1 + case.workers} processes beside {ESTS * (1 + case.workers)}",
             )
         )

@@ -33,8 +33,6 @@ IN_FLIGHT_FSYNC = 6
 
 NOISE = 1.5
 """Ratios of repeated runs on a shared machine of 2 cores were seen to differ by so much."""
-NOISE_P99 = 3.0
-"""A few late answers decide it: seen to differ by a factor of 2.5."""
 
 FSYNC_CAUSE = "each write waits for the disk, and as much is in flight as shares one wait"
 UNARY_CAUSE = (
@@ -165,8 +163,7 @@ def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
     ) -> Row:
         mine, theirs = (Series([getattr(run, figure) for run in runs[one]], unit) for one in (name, peer))
         title = f"{clients} client{'s' * (clients > 1)}: {case}"
-        noise = NOISE_P99 if figure == "p99_ms" else NOISE
-        made = Row(title, mine, theirs, peers[peer], noise=noise, note=busy(runs[name], runs[peer]), **more)
+        made = Row(title, mine, theirs, peers[peer], noise=NOISE, note=busy(runs[name], runs[peer]), **more)
         if cause and made.met is False:
             made.note = f"{cause}. {made.note}"
         return made

@@ -259,9 +259,7 @@ def rows(model: str, figures: Figures) -> list[Row]:
             if all(map(math.isfinite, values)):
                 beside = f"{case}, beside {peer}"
                 # One reconfiguration is tens of milliseconds: a busy moment of the machine doubles it.
-                # Where a worker is lost torchft waits five seconds or sixty, by chance.
-                noise = 30.0 if name in (KILLED, FROZEN) and peer.startswith("torchft") else 2.5
-                found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=noise))
+                found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=2.5))
     for row in found:
         row.note = NOTES.get(row.case.removeprefix(f"{model}: ").partition(", beside")[0], "")
     return found

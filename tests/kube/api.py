@@ -118,6 +118,8 @@ class Api:
             # A server that is killed while a watch is being opened may never answer it.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30),
         ) as response:
+            if response.status >= 400:  # a server that has just started knows no definitions yet
+                raise ApiError(response.status, await response.text())
             async for line in response.content:
                 yield json.loads(line)
 

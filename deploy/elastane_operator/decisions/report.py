@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from elastane_operator.decisions.observed import CostView, JobAtMaster
 from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
 from elastane_operator.decisions.spec import job_name
@@ -59,7 +61,7 @@ def _cost(cost: CostView) -> CostStatus | None:
         spent=money(cost.spent_micros),
         on_demand=money(cost.on_demand_micros),
         saved=money(cost.saved_micros),
-        savings_percent="" if cost.savings is None else f"{100 * cost.savings:.1f}",
+        savings_percent=msgspec.UNSET if cost.savings is None else f"{100 * cost.savings:.1f}",
     )
 
 

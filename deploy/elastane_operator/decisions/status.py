@@ -53,13 +53,14 @@ class WorkerCounts(_Part, frozen=True, omit_defaults=False):
 
 
 class CostStatus(_Part, frozen=True, omit_defaults=False):
-    """Decimal numbers in words: the API knows no exact ones."""
+    """Decimal numbers in words: the API knows no exact ones. savings_percent: left out until it is known, for
+    API servers take an empty text for none, and refuse it."""
 
     currency: str = "USD"
     spent: str = "0.00"
     on_demand: str = "0.00"
     saved: str = "0.00"
-    savings_percent: str = ""
+    savings_percent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Ended(_Part, frozen=True):

@@ -42,6 +42,7 @@ class SpotNode:
         environment: Mapping[str, str],
     ) -> None:
         self.name = name
+        self.workers = workers
         self._notice = folder / f"{name}.notice"
         self._lines: list[dict[str, Any]] = []
         self._said: list[str] = []

@@ -2,8 +2,8 @@
 
     stock DDP ─▶ two spot nodes train ─▶ the first is reclaimed ─▶ all are reclaimed ─▶ one elsewhere goes on
 
-Each reclaim comes in a step of the plan's choice: the ring stands at a gate until the node's agent has read
-its notice. What must hold: everybody has left before the deadline, no step was done twice, the last ones left
+Each reclaim comes in a step of the plan's choice: the ring stands at a gate until the master knows of it. So
+the job cannot end first, however fast its steps are. What must hold: everybody has left before the deadline, no step was done twice, the last ones left
 a checkpoint of all that was done, and the result is that of the fixed run, bit for bit.
 """
 
@@ -212,6 +212,8 @@ class _Play:
         names = ", ".join(node.name for node in going)
         drill.stage(f"step {step}: {names} will be taken away in {drill.grace_seconds:g} s")
         began = [node.reclaim(drill.grace_seconds) for node in going]
+        staying = sum(node.workers for node in live if node not in going)
+        self._wait(live, lambda job: _count_staying(job) <= staying, f"{names} to say that its workers go")
         gate.open()
         found = []
         for node, count, since in zip(going, workers, began, strict=True):
@@ -235,11 +237,17 @@ class _Play:
                     if condition(job):
                         return
                     if any(node.ended is not None for node in live):
+                        if condition(watcher.get_job(JOB)):  # what was watched may be older
+                            return
                         break
             finally:
                 timer.cancel()
         lines = "\n".join(node.last_lines() for node in live)
         raise DrillFailed(f"waited for {what}, in vain:\n{lines}")
+
+
+def _count_staying(job: job_pb2.Job) -> int:
+    return sum(1 for worker in job.workers if worker.state != job_pb2.WORKER_STATE_DRAINING)
 
 
 def _workers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""A command on a real pseudo-terminal, and what stands on its screen: `elastane top` in tests and pictures."""
+"""A command on a pseudo-terminal, and what stands on its screen: `elastane top` in tests and pictures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m integration.forked_cli ...`: the command line, its scripts forked off a server that the test keeps.
+"""`python -m integration.forked_cli ...`: the command line, its scripts forked off a server of the test.
 
 The commands of the documentation start a dozen processes that train for a second or two; the imports of each
 take longer. They are started by many commands, one after the other, so the server is not a command's: the
-test makes one (`shared_server`), and the commands inherit its socket.
+test has one (`shared_server`), and the commands inherit its socket.
 """
 
 from __future__ import annotations

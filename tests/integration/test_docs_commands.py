@@ -84,7 +84,7 @@ def run(script: str, folder: Path) -> str:
 
 
 def test_the_first_hour_and_the_how_to_pages(tmp_path: Path) -> None:
-    """The how-to pages are about a master and a job "first" that trains: the tutorial's, before it cancels it."""
+    """The how-to pages need a master and a job "first" that trains: the tutorial's, before its end."""
     tutorial = DOCS / "tutorial.md"
     before, cancel, after = commands_of(tutorial).partition("elastane cancel first\n")
     script = f"echo 'page tutorial:'\n{before}"

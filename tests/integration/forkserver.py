@@ -163,9 +163,13 @@ def start_forked(child: ChildProcess, server_for: Callable[[Mapping[str, str]], 
 
 
 class ForkServers:
-    """The servers of one test session; `close` ends them and all their children."""
+    """The servers of one test session; `close` ends them and all their children.
 
-    def __init__(self) -> None:
+    per_environment: one is enough where the seed of string hashes does not matter.
+    """
+
+    def __init__(self, per_environment: int = SERVERS_PER_ENVIRONMENT) -> None:
+        self._per_environment = per_environment
         self._servers: dict[tuple[tuple[str, str], ...], list[ForkServer]] = {}
         self._started = 0
         self._lock = threading.Lock()
@@ -179,7 +183,7 @@ class ForkServers:
         fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
         with self._lock:
             servers = self._servers.setdefault(tuple(sorted(fixed.items())), [])
-            if len(servers) < SERVERS_PER_ENVIRONMENT:
+            if len(servers) < self._per_environment:
                 servers.append(ForkServer(environment))
                 return servers[-1]
             self._started += 1
@@ -193,9 +197,9 @@ class ForkServers:
 
 
 @contextlib.contextmanager
-def fork_servers() -> Iterator[ForkServers]:
+def fork_servers(per_environment: int = SERVERS_PER_ENVIRONMENT) -> Iterator[ForkServers]:
     """Servers for the time of a block."""
-    servers = ForkServers()
+    servers = ForkServers(per_environment)
     try:
         yield servers
     finally:

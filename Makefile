@@ -35,10 +35,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean test-kube test-images
-.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-browser screenshots newcomer test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-kube test-images test-browser screenshots chaos fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
     fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 

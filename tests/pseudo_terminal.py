@@ -11,13 +11,14 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyte
 
 ROOT = Path(__file__).resolve().parents[1]
 PATH = os.pathsep.join(str(ROOT / root) for root in ("proto", "shard_service", "master", "worker"))
+ELASTANE = (sys.executable, "-m", "elastane.cli")
 WAIT_SECONDS = 60.0
 _NOT_PASSED_ON = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
 
@@ -34,7 +35,12 @@ class Terminal:
     """A process on a pseudo-terminal. `before`: how the terminal was; `raw`: all bytes that were written."""
 
     def __init__(
-        self, *arguments: str, columns: int = 80, rows: int = 24, env: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        columns: int = 80,
+        rows: int = 24,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ELASTANE,
     ) -> None:
         """arguments: of `elastane`, the command first. env: beside what the tests themselves have."""
         self.screen = Screen(columns, rows)
@@ -45,7 +51,7 @@ class Terminal:
         self.before = termios.tcgetattr(self.theirs)
         kept = {key: value for key, value in os.environ.items() if key not in _NOT_PASSED_ON}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "elastane.cli", *arguments],
+            [*program, *arguments],
             stdin=self.theirs,
             stdout=self.theirs,
             stderr=self.theirs,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import termios
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -14,38 +13,9 @@ from elastane.screen.keys import decode
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.pages import age, picture, plain, rows_of
 from elastane.screen.view import Row, View, press
-from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
+from elastane_proto.v1 import ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal
-from unit.cli.fake_master import FakeMaster, running_job, serving
-
-
-@pytest.fixture
-def master() -> Iterator[FakeMaster]:
-    fake = FakeMaster()
-    fake.jobs["other"] = running_job("other")
-    fake.jobs["other"].phase = job_pb2.JOB_PHASE_SUSPENDED
-    fake.progress[0][0].dataset = "train"
-    holder = fake.progress[0][0].holders.add(index=12, worker_id="w1", attempt=1)
-    holder.range.start, holder.range.end = 96, 128
-    fake.progress = fake.progress[:1]
-    with serving(fake) as address:
-        fake.address = address
-        yield fake
-
-
-@pytest.fixture
-def start(master: FakeMaster) -> Iterator[Callable[..., Terminal]]:
-    started: list[Terminal] = []
-
-    def begin(*arguments: str, **options: Any) -> Terminal:
-        started.append(
-            Terminal("top", "--master", master.address, "--interval", "0.05", *arguments, **options)
-        )
-        return started[-1]
-
-    yield begin
-    for terminal in started:
-        terminal.close()
+from unit.cli.fake_master import FakeMaster, running_job
 
 
 def test_from_the_list_of_jobs_down_to_a_worker_and_back(

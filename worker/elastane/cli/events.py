@@ -16,6 +16,7 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    one_line,
     print_json,
 )
 
@@ -68,7 +69,7 @@ def event_line(event: ring_pb2.Event) -> Text:
     if event.worker_id:
         line.append(f"{event.worker_id}  ", style="green")
     line.append(event.reason)
-    return line
+    return one_line(line)
 
 
 def _local_time(event: ring_pb2.Event) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
+from elastane.cli.common import counted, one_line
 from elastane.cli.curve import curve_lines
 from elastane.cli.events import event_line
 from elastane.cli.explain import explanation_lines
@@ -89,6 +90,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
     shown = shown[:room]
     shown += [Text("")] * (room - len(shown))
     lines = [*head, *shown, *foot][:rows]
+    lines = [one_line(line) for line in lines]
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
         line.no_wrap = True
@@ -97,8 +99,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
 
 def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     if view.page == "jobs":
-        many = "" if news.jobs is None or len(news.jobs) == 1 else "s"
-        count = "" if news.jobs is None else f"  {len(news.jobs)} job{many}"
+        count = "" if news.jobs is None else f"  {counted(len(news.jobs), 'job')}"
         return [Text.assemble(("elastane", "bold"), count), Text("")]
     detail = news.detail
     job = detail.job if detail is not None else None
@@ -113,7 +114,10 @@ def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     parts = [f"step {job.step}/{total}" if total else f"step {job.step}"]
     if job.epochs:
         parts.append(f"epoch {min(job.epoch + 1, job.epochs)}/{job.epochs}")
-    parts += [f"generation {job.generation}", f"{job.settings.ests} ESTs on {members} workers"]
+    parts += [
+        f"generation {job.generation}",
+        f"{counted(job.settings.ests, 'EST')} on {counted(members, 'worker')}",
+    ]
     if job.saved_step >= 0:
         parts.append(f"saved {job.saved_step}")
     third = Text("")

@@ -88,8 +88,9 @@ class Terminal:
         """Reads until all texts stand on the screen, and `gone` does not."""
         deadline = time.monotonic() + seconds
         while not all(text in self.text for text in texts) or (gone and gone in self.text):
-            if not self.read(deadline - time.monotonic()):
-                raise AssertionError(f"no {texts} on:\n{self.text}")
+            over = self.process.poll()
+            if not self.read(0.2) and (over is not None or time.monotonic() > deadline):
+                raise AssertionError(f"no {texts} (exit code {over}) on:\n{self.text}")
         return self.text
 
     def press(self, keys: str) -> None:

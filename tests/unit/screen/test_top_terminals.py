@@ -107,7 +107,9 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_takes_it_again(master: FakeM
         master.change("train", step=13)
         shell.until("step 13/30", "leave")
         assert b"\x1b[?1049h" in shell.raw[seen:]
-        shell.press("qexit 7\n")
+        shell.press("q")
+        shell.until("(wanted: 1:4)")
+        shell.press("exit 7\n")
         assert shell.wait() == 7
     finally:
         shell.close()
@@ -116,7 +118,7 @@ def test_ctrl_z_gives_the_shell_its_terminal_and_fg_takes_it_again(master: FakeM
 def test_a_master_that_goes_away_and_comes_back() -> None:
     fake = FakeMaster()
     with serving(fake) as address:
-        top = Terminal("top", "train", "--master", address, "--interval", "0.05", "--timeout", "0.5")
+        top = Terminal("top", "--master", address, "--interval", "0.05", "--timeout", "0.5")
         try:
             top.until("step 12/30")
         except BaseException:
@@ -127,6 +129,12 @@ def test_a_master_that_goes_away_and_comes_back() -> None:
         fake.change("train", step=14, phase=job_pb2.JOB_PHASE_SUCCEEDED)
         with serving(fake, address):
             top.until("step 14/30", "succeeded", gone="no news")
+        # A page that is opened while nobody answers waits as well.
+        top.until("no news: ")
+        top.press("\x1b")
+        top.until("waiting ...", "no news: ")
+        with serving(fake, address):
+            top.until("1 job", "14/30", gone="no news")
             top.press("q")
             assert top.wait() == 0
     finally:

@@ -93,6 +93,12 @@ class Terminal:
                 raise AssertionError(f"no {texts} (exit code {over}) on:\n{self.text}")
         return self.text
 
+    def settle(self) -> None:
+        """Reads until a picture is whole: nothing more comes for a moment, or this goes on and on."""
+        for _ in range(100):
+            if not self.read(0.1):
+                return
+
     def press(self, keys: str) -> None:
         os.write(self._ours, keys.encode())
 

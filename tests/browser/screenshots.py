@@ -114,6 +114,7 @@ def terminal_pictures(address: str, folder: Path) -> None:
     top = Terminal("top", "--master", address)
 
     def picture(name: str) -> None:
+        top.settle()
         (folder / f"{name}.svg").write_text(as_svg(top.screen, "elastane top", name), encoding="utf-8")
 
     try:
@@ -122,9 +123,6 @@ def terminal_pictures(address: str, folder: Path) -> None:
         top.press("\r")
         top.until("running: a ring of 3 trains", "member")
         picture("top-job")
-        top.press("t")
-        top.until("DATASET", "todo")
-        picture("top-tasks")
         top.press("c")
         top.until("loss: ", "│")
         picture("top-curves")
@@ -132,8 +130,7 @@ def terminal_pictures(address: str, folder: Path) -> None:
         top.until("worker_lost")
         while "worker_lost" not in top.screen.display[top.selected_row() or 0]:
             top.press("k")
-            top.read(1)
-        picture("top-events")
+            top.settle()
         top.press("\r")
         top.until("in the ring, hosts EST", "worker_lost")
         picture("top-worker")

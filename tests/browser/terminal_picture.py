@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from itertools import groupby
 from typing import Final
 
 import pyte
@@ -23,14 +24,15 @@ def as_svg(screen: pyte.Screen, title: str, name: str) -> str:
     )  # fmt: skip
     for row in range(screen.lines):
         line = Text(no_wrap=True, end="")
-        for column in range(screen.columns):
-            cell = screen.buffer[row][column]
-            style = Style(
-                color=_colour(cell.fg), bgcolor=_colour(cell.bg), bold=cell.bold, reverse=cell.reverse
-            )
-            line.append(cell.data, style)
+        cells = (screen.buffer[row][column] for column in range(screen.columns))
+        for style, run in groupby(cells, key=_style):
+            line.append("".join(cell.data for cell in run), style)
         console.print(line)
     return console.export_svg(title=title, unique_id=name, code_format=_without_fonts(CONSOLE_SVG_FORMAT))
+
+
+def _style(cell: pyte.screens.Char) -> Style:
+    return Style(color=_colour(cell.fg), bgcolor=_colour(cell.bg), bold=cell.bold, reverse=cell.reverse)
 
 
 def _colour(name: str) -> str | None:

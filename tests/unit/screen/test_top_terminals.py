@@ -8,13 +8,14 @@ import signal
 import termios
 from collections.abc import Callable
 
+from elastane.cli.curve import curve_lines
 from elastane.cli.events import event_line
 from elastane.cli.explain import explanation_lines
 from elastane.explain import explain
 from elastane.screen.news import JobNews, News
-from elastane.screen.pages import picture
+from elastane.screen.pages import picture, plain
 from elastane.screen.view import View
-from elastane_proto.v1 import job_pb2, ring_pb2
+from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
 from pseudo_terminal import ELASTANE, Terminal
 from unit.cli.fake_master import FakeMaster, running_job, serving
 
@@ -55,6 +56,40 @@ def test_an_event_is_one_line_and_its_brackets_stay() -> None:
     told = explain("w1", detail.job, list(detail.events))
     assert told is not None
     assert all(len(str(one).splitlines()) == 1 for one in explanation_lines(told))
+
+
+def test_an_event_names_its_worker_once_and_another_days_date() -> None:
+    event = ring_pb2.Event(sequence=1, kind="worker_lost", worker_id="w1", reason="w1: its stream broke")
+    event.time.FromSeconds(1_600_000_000)
+    line = event_line(event).plain
+    assert line.endswith("w1  its stream broke") and " 2020-09-1" in line
+    event.reason, event.worker_id = "w1 was lost", ""
+    assert event_line(event).plain.endswith("g0 s0 w1 was lost")
+
+
+def test_workers_with_whole_domain_names_are_told_apart() -> None:
+    news = nasty_news()
+    assert news.detail is not None and news.detail.job is not None
+    for number, worker in enumerate(news.detail.job.workers):
+        worker.worker_id = f"spot-pool-b-{number}.training.svc.cluster.local"
+    for tab in ("workers", "ests"):
+        text = plain(picture(View(page="job", job="train", tab=tab), news, 80, 24, 0.0))  # type: ignore[arg-type]
+        assert "spot-pool-b-0…" in text and "spot-pool-b-1…" in text
+
+
+def test_the_name_of_a_curve_cannot_steer_the_terminal() -> None:
+    series = metric_pb2.Series(name="\x1b]0;title\x07 " + "a" * 200)
+    series.points.add(step=0, steps=1, mean=1.0, last=2.5)
+    title = curve_lines(series, 80, 5)[0]
+    assert title.isprintable() and len(title) <= 80 and title.endswith(": 2.5 at the last of 1 steps")
+
+
+def test_tasks_that_are_not_listed_are_counted() -> None:
+    detail = JobNews("train", running_job())
+    task = shard_pb2.TaskInfo(index=3, worker_id="w1")
+    detail.take_progress([shard_pb2.Progress(dataset="train", doing=8, holders=[task])], 0.0)
+    text = plain(picture(View(page="job", job="train", tab="tasks"), News(detail=detail), 80, 24, 0.0))
+    assert "and 7 more that are reported or not listed" in text
 
 
 def test_a_reason_with_brackets_in_the_list_of_jobs(master: FakeMaster) -> None:

@@ -146,6 +146,16 @@ def one_line(text: Text) -> Text:
     return flat
 
 
+def local_time(seconds: float) -> str:
+    """Local time of day with milliseconds; the date too, unless it is today."""
+    import datetime
+
+    moment = datetime.datetime.fromtimestamp(seconds).astimezone()
+    today = datetime.datetime.now().astimezone().date()
+    text = moment.strftime("%H:%M:%S.%f")[:-3]
+    return text if moment.date() == today else f"{moment:%Y-%m-%d} {text}"
+
+
 def counted(count: int, name: str) -> str:
     """ "1 worker", "2 workers"."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"

@@ -15,6 +15,7 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    local_time,
     one_line,
     print_json,
 )
@@ -96,13 +97,3 @@ def explanation_lines(told: Explanation) -> list[RenderableType]:
     if not told.complete:
         lines.append(Text("earlier events are not kept any more", style="dim"))
     return lines
-
-
-def local_time(seconds: float) -> str:
-    """Local time of day with milliseconds; the date too, unless it is today."""
-    import datetime
-
-    moment = datetime.datetime.fromtimestamp(seconds).astimezone()
-    today = datetime.datetime.now().astimezone().date()
-    text = moment.strftime("%H:%M:%S.%f")[:-3]
-    return text if moment.date() == today else f"{moment:%Y-%m-%d} {text}"

@@ -125,10 +125,12 @@ docs: $(VENV)/.installed
 # The committed pages and pictures that are generated: a test holds them up to date.
 docs-pages: $(VENV)/.installed
 	PYTHONPATH=tools $(BIN)/python -m docs_site errors
+	PYTHONPATH=tools $(BIN)/python -m docs_site comparison
 	PYTHONPATH=tools $(BIN)/python -m docs_site pictures
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/bench.py $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)
+	PYTHONPATH=tools $(BIN)/python -m docs_site comparison
 
 bench-check: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/bench.py --check $(if $(ONLY),--only $(ONLY)) $(if $(FULL),--full)

@@ -7,7 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from docs_site import cli_reference, pictures, proto_reference, python_reference, settings_reference
+from docs_site import (
+    cli_reference,
+    comparison_figures,
+    pictures,
+    proto_reference,
+    python_reference,
+    settings_reference,
+)
 from docs_site.assemble import relinked
 from docs_site.build import build
 from docs_site.paths import DOCS, ROOT
@@ -99,6 +106,15 @@ def test_the_pictures_are_what_their_generator_makes() -> None:
     assert {path.name for path in (DOCS / "pictures").glob("*.svg")} == {path.name for path in made}
     for path, text in made.items():
         assert path.read_text() == text, "run: make docs-pages"
+
+
+def test_the_comparison_shows_what_was_measured_last() -> None:
+    page, measured = comparison_figures.PAGE.read_text(), comparison_figures.MEASURED.read_text()
+    assert comparison_figures.render(page, measured) == page, "run: make docs-pages"
+    other = measured.replace(
+        "| run to first step, 2 workers | ", "| run to first step, 2 workers | 99 s, was "
+    )
+    assert "99 s, was " in comparison_figures.render(page, other)
 
 
 def test_links_lead_to_the_pages_as_they_lie_in_the_site() -> None:

@@ -1,0 +1,59 @@
+"""The table of figures in docs/comparison.md out of docs/benchmarks.md: what was measured last."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from docs_site.paths import DOCS
+
+PAGE: Final = DOCS / "comparison.md"
+MEASURED: Final = DOCS / "benchmarks.md"
+BEGIN: Final = "<!-- Written by `make docs-pages` out of docs/benchmarks.md. -->\n"
+END: Final = "<!-- End of what is written. -->\n"
+
+
+class Wanted(NamedTuple):
+    """A row of the table: what somebody who chooses asks; the benchmark; the case as its table names it."""
+
+    question: str
+    benchmark: str
+    case: str
+
+
+WANTED: Final = (
+    Wanted("a worker is killed: the others stand still", "recovery",
+           "small: worker killed: stall, beside torchft"),
+    Wanted("the same, torchft with a heartbeat of one second", "recovery",
+           "small: worker killed: stall, beside torchft 1 s"),
+    Wanted("a newcomer: the others stand still, small model", "recovery",
+           "small: newcomer: the others' stall, beside torchft"),
+    Wanted("the same, model of 25 M", "recovery", "25m: newcomer: the others' stall, beside torchft"),
+    Wanted("a step, MLP, 2 workers", "steady_step", "MLP, batch 32: 2 workers, P = N"),
+    Wanted("the same", "steady_step", "MLP, batch 32: 2 workers, P = N, beside torchft"),
+    Wanted("a step, GPT of 25 M, 2 workers", "steady_step", "GPT 25 M, batch 2: 2 workers, P = N"),
+    Wanted("start to first step, 2 workers", "startup", "run to first step, 2 workers"),
+    Wanted("tasks leased and reported, one client; ours durable, DLRover's in memory", "dispatch",
+           "1 client: one task a message"),
+    Wanted("restore of a queue of 10^9 samples", "data_scale", "10^9 samples: restore"),
+)  # fmt: skip
+
+
+def table(measured: str) -> str:
+    """The table. measured: docs/benchmarks.md. Raises KeyError for a case that is not in it."""
+    lines = ["| | Elastane | peer | made by |", "|---|---|---|---|"]
+    for question, benchmark, case in WANTED:
+        section = re.search(rf"^## {benchmark}\n(.*?)(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
+        row = re.search(rf"^\| {re.escape(case)} \|(.*)$", section[1] if section else "", re.MULTILINE)
+        if row is None:
+            raise KeyError(f"docs/benchmarks.md has no case {case!r} of {benchmark}")
+        ours, peer = (cell.strip() for cell in row[1].split("|")[:2])
+        lines.append(f"| {question} | {ours} | {peer} | `make bench ONLY={benchmark}` |")
+    return "\n".join(lines) + "\n"
+
+
+def render(page: str, measured: str) -> str:
+    """The page with the table as it should be."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table(measured)}\n{END}{after}"

@@ -160,6 +160,15 @@ def test_progress_once_and_until_complete(master: FakeMaster) -> None:
     assert records[0]["datasets"][0]["eta"] == 4.0
 
 
+def test_progress_ends_with_its_job(master: FakeMaster) -> None:
+    master.progress = master.progress[:1]  # half done, and so it stays
+    master.jobs["train"].phase = job_pb2.JOB_PHASE_CANCELLED
+    result = invoke(master, "progress", "--watch")
+    assert result.exit_code == 0 and result.stdout.splitlines()[-1].endswith("left 0:04")
+    master.progress = [[]]
+    assert invoke(master, "progress", "--watch").stdout.strip() == "no dataset yet"
+
+
 def test_audit(master: FakeMaster) -> None:
     master.jobs["train"].settings.ests, master.jobs["train"].steps_per_epoch = 2, 2
     for step in range(2):
@@ -363,4 +372,7 @@ def test_track_writes_each_step_once(master: FakeMaster, tmp_path: Path) -> None
     assert shown(folder)["loss"] == [(0, 1.0), (1, 2.0), (2, 2.0)]
     assert master.requests[-1].after == "9-0"
     assert invoke(master, "track", "--to", "nonsense").exit_code == 3
+    (tmp_path / "file").touch()
+    result = invoke(master, "track", "--to", f"tensorboard:{tmp_path}/file")
+    assert result.exit_code == 3 and "cannot be written: NotADirectoryError" in result.stderr
     assert invoke(master, "track", "--to", "tensorboard:a,tensorboard:b").exit_code == 2

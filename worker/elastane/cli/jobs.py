@@ -173,6 +173,11 @@ def phase_name(job: job_pb2.Job) -> str:
     return enum_name(job_pb2.JobPhase.DESCRIPTOR, job.phase)
 
 
+def is_over(job: job_pb2.Job) -> bool:
+    """Nothing more comes of it."""
+    return phase_name(job) in ("succeeded", "failed", "cancelled")
+
+
 def _phase(job: job_pb2.Job) -> str:
     phase = phase_name(job)
     return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase.replace('_', ' ')}[/]"

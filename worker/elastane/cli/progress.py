@@ -6,7 +6,9 @@ one document per change. It follows until every dataset is complete, or the job 
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +25,10 @@ from elastane.cli.common import (
     connect,
     print_json,
 )
+from elastane.errors import ElastaneError
 
 if TYPE_CHECKING:
+    from elastane.client import MasterClient
     from elastane_proto.v1 import shard_pb2
 
 
@@ -50,11 +54,11 @@ def progress(
     """
     from elastane.cli.plain import to_plain
 
-    with connect(master, timeout) as client:
+    with connect(master, timeout) as client, connect(master, timeout) as watcher:
         name = client.only_job(job)
         updates: Iterable[list[shard_pb2.Progress]]
         if watch:
-            updates = until_complete(client.watch_progress(name, dataset, interval_seconds=interval))
+            updates = until_complete(until_over(client, watcher, name, dataset, interval))
         else:
             updates = [client.get_progress(name, dataset)]
         if as_json:
@@ -64,6 +68,33 @@ def progress(
             _show_live(updates)
         else:
             _show_lines(updates)
+
+
+def until_over(
+    client: MasterClient, watcher: MasterClient, job: str, dataset: str, interval_seconds: float
+) -> Iterator[list[shard_pb2.Progress]]:
+    """The updates up to the end of the job, and how it stood then. Closes `client`."""
+    from elastane.cli.jobs import is_over
+    from elastane.client import ClientClosedError
+
+    over = threading.Event()
+
+    def watch() -> None:
+        with contextlib.suppress(ElastaneError):  # the other one says it, if it lasts
+            for seen in watcher.watch_job(job):
+                if is_over(seen):
+                    over.set()
+                    client.close()
+                    return
+
+    threading.Thread(target=watch, name="elastane-job", daemon=True).start()
+    try:
+        yield from client.watch_progress(job, dataset, interval_seconds=interval_seconds)
+    except ClientClosedError:
+        if not over.is_set():
+            raise
+    if over.is_set():
+        yield watcher.get_progress(job, dataset)
 
 
 def until_complete(updates: Iterable[list[shard_pb2.Progress]]) -> Iterator[list[shard_pb2.Progress]]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from elastane.client import MasterClient
     from elastane.tracking.follow import Following
 
-_OVER = ("succeeded", "failed", "cancelled")
-
 
 def register(app: typer.Typer) -> None:
     app.command("track", rich_help_panel="Look")(track)
@@ -49,6 +47,7 @@ def track(
     Called again it goes on where it was. The leader does this itself where the script says job.log_to(...).
     Examples: elastane track --to tensorboard:runs; elastane track train --to mlflow:digits --follow
     """
+    from elastane.errors import ElastaneError, RefusedError
     from elastane.tracking.follow import Following
     from elastane.tracking.tracker import parse_specs
 
@@ -61,15 +60,23 @@ def track(
             following = Following(client, found, specs[0])
             if follow:
                 threading.Thread(target=_end_with, args=(watcher, found, following), daemon=True).start()
-            steps = following.run(follow=follow)
+            try:
+                steps = following.run(follow=follow)
+            except ElastaneError:
+                raise
+            except Exception as error:
+                raise RefusedError(
+                    f"{specs[0]} cannot be written: {type(error).__name__}: {error}",
+                    hint="what was written before stays; called again, this goes on behind it",
+                ) from error
     typer.echo(f"{found}: {steps} steps are in {specs[0]}")
 
 
 def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
     """Lets the tracker end when the job is over and all its steps are written."""
-    from elastane.cli.jobs import phase_name
+    from elastane.cli.jobs import is_over
 
     for seen in watcher.watch_job(job):
-        if phase_name(seen) in _OVER:
+        if is_over(seen):
             following.finish_at(seen.step)
             return

@@ -166,7 +166,7 @@ def test_progress_ends_with_its_job(master: FakeMaster) -> None:
     result = invoke(master, "progress", "--watch")
     assert result.exit_code == 0 and result.stdout.splitlines()[-1].endswith("left 0:04")
     master.progress = [[]]
-    assert invoke(master, "progress", "--watch").stdout.strip() == "no dataset yet"
+    assert invoke(master, "progress", "--watch").stdout == "no dataset yet\n"
 
 
 def test_audit(master: FakeMaster) -> None:

@@ -138,8 +138,9 @@ def duration_text(item: shard_pb2.Progress) -> str:
 def _show_lines(updates: Iterable[Sequence[shard_pb2.Progress]]) -> None:
     last: dict[str, str] = {}
     for datasets in updates:
-        if not datasets:
-            typer.echo("no dataset yet")
+        if not datasets and not last:
+            last[""] = "no dataset yet"
+            typer.echo(last[""])
         for item in datasets:
             line = progress_line(item)
             if last.get(item.dataset) != line:

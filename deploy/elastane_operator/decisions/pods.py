@@ -122,7 +122,7 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
 def judge(pod: PodView, codes: ExitCodes) -> End | None:
     """What became of a pod, unless it works or will; nobody of ours has deleted it."""
     if pod.phase == "Succeeded":
-        return End("left", f"{pod.name} left in good order (exit code 0)")
+        return _judge_good_end(pod)
     if pod.phase == "Failed":
         return _judge_failure(pod, codes)
     if pod.deleted is not None:
@@ -133,6 +133,14 @@ def judge(pod: PodView, codes: ExitCodes) -> End | None:
             "permanent", f"{pod.name} can never start: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
         )
     return None
+
+
+def _judge_good_end(pod: PodView) -> End:
+    """A worker that drains when it is told to go ends with 0 as well: what is seen first may be its end."""
+    if pod.disruption or pod.deleted is not None:
+        why = pod.disruption or "deleted by somebody else"
+        return End("preempted", f"{pod.name} was taken away, and left in good order: {why}")
+    return End("left", f"{pod.name} left in good order (exit code 0)")
 
 
 def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
@@ -152,7 +160,7 @@ def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
             return End("permanent", f"{pod.name} failed: {why}")
         return End("preempted", f"{pod.name} ended without its container: {why}")
     if code == 0:
-        return End("left", f"{pod.name} left in good order (exit code 0)")
+        return _judge_good_end(pod)
     if code in _NO_MASTER:
         return End("left", f"{pod.name} gave up: {_NO_MASTER[code]} (exit code {code})")
     said = f": {pod.exit_message}" if pod.exit_message else ""

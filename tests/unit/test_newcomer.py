@@ -57,6 +57,7 @@ def test_the_path_is_what_the_tutorial_says() -> None:
     told = [command.split()[:2] for command in commands]
     assert told == [["python3", "-m"], ["pip", "install"], ["python", "stock.py"], ["elastane", "doctor"],
                     ["elastane", "verify"]]  # fmt: skip
+    assert [command for command in commands if f"| `{command}` |" not in TUTORIAL] == [], "not in its figures"
     # It follows the page, and is no copy of it.
     changed = TUTORIAL.replace("elastane verify --ests 2", "elastane verify --ests 5")
     assert plan(changed)[-1].text == commands[-1].replace("--ests 2", "--ests 5")

@@ -172,6 +172,15 @@ def test_the_page_tells_all_and_fetches_nothing() -> None:
     assert ("name", "viewport") in page.attributes
 
 
+def test_workers_with_whole_domain_names_are_told_apart() -> None:
+    names = [f"spot-pool-b-{number}.training.svc.cluster.local" for number in range(2)]
+    members = f"{names[0]}[0:2], {names[1]}[2:4]"
+    change = event(2, 1, "ring_change", "both joined", members=members, planned="False")
+    page = as_html(gather(job(), [EVENTS[0], change], [], [], BEGAN + 50.0), BEGAN)
+    for number, name in enumerate(names):
+        assert f">spot-pool-b-{number}…<title>{name}</title></text>" in page
+
+
 def test_markdown_tells_the_same_and_others_words_change_no_table() -> None:
     hostile = job()
     hostile.name, hostile.reason = "a|b", "one\ntwo `code` [x](y)"

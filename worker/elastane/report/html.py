@@ -10,10 +10,12 @@ from elastane.explain import ranks_text
 from elastane.report import texts
 from elastane.report.facts import Facts
 from elastane.report.texts import Table
+from elastane_proto.short_names import short_names
 
 _WIDTH = 900
 _ROW, _LEFT, _CURVE = 26, 150, 180
 _HUES = 8
+_NAME_CHARACTERS = 20
 _STYLE = """
 :root { color-scheme: light dark;
   --line: #8884; --ink: #1c1c1c; --paper: #fff; --strong: #0a63c9; --bad: #b3261e; }
@@ -22,7 +24,7 @@ _STYLE = """
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
   max-width: 960px; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; }
+h1, h2, h3 { line-height: 1.2; overflow-wrap: anywhere; } h2 { margin-top: 2.2rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0;
   border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
@@ -85,11 +87,14 @@ def _timeline(facts: Facts) -> str:
     start, end = facts.rings[0].began, max(ring.ended for ring in facts.rings)
     scale = (_WIDTH - _LEFT) / max(end - start, 1e-9)
     workers = facts.workers
+    names = short_names(workers, _NAME_CHARACTERS)
     height = _ROW * len(workers) + 24
     shapes = []
     for row, worker in enumerate(workers):
         y = row * _ROW
-        shapes.append(f'<text x="0" y="{y + 17}">{escape(_short(worker))}</text>')
+        shapes.append(
+            f'<text x="0" y="{y + 17}">{escape(names[worker])}<title>{escape(worker)}</title></text>'
+        )
         for ring in facts.rings:
             if worker not in ring.members:
                 continue
@@ -157,7 +162,3 @@ def _curve(
 def _svg(height: int, shapes: Sequence[str], label: str) -> str:
     frame = f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{escape(label)}"'
     return f"<svg {frame}>{''.join(shapes)}</svg>"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 20 else "…" + name[-19:]

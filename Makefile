@@ -64,7 +64,7 @@ test-browser: $(VENV)/.installed
 
 # A master, workers, one of them killed, and the page that shows it: about a minute.
 screenshots: $(VENV)/.installed
-	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/images
+	PYTHONPATH=tests $(BIN)/python -m browser.screenshots docs/images $(ONLY)
 
 # SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
 chaos: $(VENV)/.installed

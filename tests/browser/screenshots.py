@@ -1,6 +1,6 @@
 """Pictures of the dashboard and of `elastane top` for the docs: a job trains, loses a worker and goes on.
 
-    make screenshots            into docs/images
+    make screenshots            into docs/images; ONLY=dashboard or ONLY=top for some
 
 Everything is real: a master, an agent with workers of their own, and a SIGKILL for one of them, which the
 open page must show without being loaded again. `elastane top` runs on a pseudo-terminal of 80 columns. Fails
@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 from playwright.async_api import expect
@@ -35,8 +36,8 @@ PHONE = {"width": 360, "height": 740}
 WAIT_MS = 90_000
 
 
-async def main(folder: Path) -> None:
-    """Writes dashboard-*.png and top-*.svg into `folder`."""
+async def main(folder: Path, only: str = "") -> None:
+    """Writes dashboard-*.png and top-*.svg into `folder`. only: "dashboard" or "top" for one of these."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="elastane-screenshots-") as name:
         state = Path(name)
@@ -44,8 +45,15 @@ async def main(folder: Path) -> None:
         async with master_process(state, *options) as master, agent(master.address, state):
             base = f"http://{(state / 'http').read_text().strip()}"
             async with grpc.aio.insecure_channel(master.address) as channel:
-                await pictures(base, channel, folder)
-            await asyncio.to_thread(terminal_pictures, master.address, folder)
+                stub = job_pb2_grpc.JobServiceStub(channel)
+                nightly = job_pb2.JobSettings(ests=8, workers_min=2, workers_max=8)
+                await stub.Create(job_pb2.JobServiceCreateRequest(name="nightly", settings=nightly))
+                if only != "top":
+                    await pictures(base, stub, folder)
+                else:
+                    await strike(stub)
+            if only != "dashboard":
+                await asyncio.to_thread(terminal_pictures, master.address, folder)
 
 
 @contextlib.asynccontextmanager
@@ -70,11 +78,23 @@ async def agent(address: str, state: Path) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def pictures(base: str, channel: grpc.aio.Channel, folder: Path) -> None:
+async def strike(stub: Any) -> None:
+    """Kills one of three workers, and waits for the one that is started in its place."""
+    async with asyncio.timeout(2 * WAIT_MS / 1000):
+        killed, generation = False, 0
+        async for response in stub.Watch(job_pb2.JobServiceWatchRequest(name="digits"), wait_for_ready=True):
+            job = response.job
+            if sum(one.state == job_pb2.WORKER_STATE_MEMBER for one in job.workers) < 3:
+                continue
+            if not killed and job.step > 20:
+                os.kill(job.workers[-1].pid, signal.SIGKILL)
+                killed, generation = True, job.generation
+            elif killed and job.generation > generation:
+                return
+
+
+async def pictures(base: str, stub: Any, folder: Path) -> None:
     """Follows the job in a page, kills one of its workers, and takes pictures of what is seen."""
-    stub = job_pb2_grpc.JobServiceStub(channel)
-    nightly = job_pb2.JobSettings(ests=8, workers_min=2, workers_max=8)
-    await stub.Create(job_pb2.JobServiceCreateRequest(name="nightly", settings=nightly))
     async with chromium() as browser, watched_page(browser, viewport=WIDE) as watched:
         page = watched.page
         await page.goto(f"{base}/")
@@ -142,6 +162,7 @@ def terminal_pictures(address: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if chromium_path() is None:
+    given = dict(enumerate(sys.argv))
+    if chromium_path() is None and given.get(2) != "top":
         raise SystemExit(MISSING)
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"))
+    asyncio.run(main(Path(given.get(1, ROOT / "docs" / "images")), given.get(2, "")))

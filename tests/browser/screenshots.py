@@ -40,7 +40,8 @@ async def main(folder: Path, only: str = "") -> None:
     """Writes dashboard-*.png and top-*.svg into `folder`. only: "dashboard" or "top" for one of these."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="elastane-screenshots-") as name:
-        state = Path(name)
+        state = Path(name) / "state"
+        state.mkdir(mode=0o700)
         options = ("--http", "127.0.0.1:0", "--http-port-file", str(state / "http"), "--log-level", "error")
         async with master_process(state, *options) as master, agent(master.address, state):
             base = f"http://{(state / 'http').read_text().strip()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import pytest
 from playwright.async_api import Page, expect
 
@@ -12,7 +13,7 @@ from browser.chromium import MISSING, chromium, chromium_path, watched_page
 from elastane_master.decisions.events import JobSettings
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
 from integration.dashboard_support import NASTY, create_job, dashboard_master, train
-from integration.master_support import Worker
+from integration.master_support import Worker, master_process
 from integration.security_support import entry, token_of
 from integration.test_master_sessions import RING, SIGNATURE, get_job
 
@@ -204,3 +205,27 @@ async def test_what_workers_write_stays_text_in_a_live_page(tmp_path: Path) -> N
         await expect(watched.page.locator("tr[data-kind=worker_lost]")).to_contain_text("<script>alert('x')")
         assert await watched.page.locator("main img, main script").count() == 0
         assert watched.faults == []
+
+
+async def test_an_open_page_goes_on_when_the_master_is_back(tmp_path: Path) -> None:
+    file = tmp_path / "http"
+    async with (
+        master_process(tmp_path / "state", "--http", "127.0.0.1:0", "--http-port-file", str(file)) as master,
+        grpc.aio.insecure_channel(master.address) as channel,
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await create_job(channel)
+        page, address = watched.page, file.read_text().strip()
+        await page.goto(f"http://{address}/jobs/j")
+        await expect(page.locator("#live")).to_have_text("live")
+        await master.kill()
+        await expect(page.locator("#live")).to_contain_text("not live")
+        master.arguments = ("--http", address)
+        await master.start()
+        await expect(page.locator("#live")).to_have_text("live")
+        # What happens under the new one is seen, in the page as it stood open.
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        wanted = job_pb2.JobServiceScaleRequest(name="j", workers_min=1, workers_max=1)
+        await stub.Scale(wanted, wait_for_ready=True)
+        await expect(page.get_by_label("to", exact=True)).to_have_value("1")

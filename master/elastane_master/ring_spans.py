@@ -251,14 +251,10 @@ class RingSpans:
         old, new = ({member.worker for member in ring} for ring in (before, members))
         if cause == "scale":
             return self._marks.get("", (cause, now))[1]
-        concerned = new - old if cause in ("start", "join") else old - new
-        kinds = ("join",) if cause in ("start", "join") else (cause,)
-        times = [
-            self._marks[worker][1]
-            for worker in concerned
-            if worker in self._marks and self._marks[worker][0] in kinds
-        ]
-        return min(times, default=now)
+        kind = "join" if cause == "start" else cause
+        concerned = new - old if kind == "join" else old - new
+        marks = [self._marks[worker] for worker in concerned if worker in self._marks]
+        return min((at for mark, at in marks if mark == kind), default=now)
 
 
 def moved(before: Iterable[Member], after: Iterable[Member]) -> int:

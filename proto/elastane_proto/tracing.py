@@ -18,7 +18,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -99,7 +98,7 @@ class Tracer:
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
-        self._tracer: OtelTracer = provider.get_tracer("elastane", metadata.version("elastane"))
+        self._tracer: OtelTracer = provider.get_tracer("elastane")
 
     def begin(
         self, name: str, *, at_ns: int, parent: str = "", attributes: Mapping[str, Value] | None = None
@@ -169,6 +168,8 @@ def _context(traceparent: str) -> Context:
 
 
 def _provider(service: str, instance: str, exporter: SpanExporter) -> TracerProvider:
+    from importlib import metadata
+
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -19,7 +19,7 @@ CAUSES: Final[tuple[Cause, ...]] = ("start", "join", "drain", "scale", "loss", "
 
 #: Of what was noted since the last change of the ring, the first that is there caused the next one.
 _PLANNED: Final[tuple[Cause, ...]] = ("drain", "scale", "join")
-_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain")
+_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain", "join")
 MARKS: Final[dict[str, Cause]] = {
     "worker_joined": "join",
     "worker_released": "join",

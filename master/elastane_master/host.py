@@ -322,7 +322,7 @@ class JobHost(LogListener):
             self._when_durable(session.end)
 
     def traceparent(self, generation: int) -> str:
-        """Whose children the spans of workers are that this change of the ring concerns; empty: not traced."""
+        """The parent of what workers tell of this generation's change; empty: it is not traced."""
         return self.tracing.traceparent(generation) if self.tracing is not None else ""
 
     def close_session(self, session: Session, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a change of the ring looks like as spans: pure. Decisions and times come in, operations on spans go out.
+"""What a change of the ring looks like as spans: pure. Decisions and times come in, operations go out.
 
     ring change     from what caused it until a step of the new ring is committed; workers' spans belong to it
       collect       from the cause until the change is decided: joins are gathered, a step boundary awaited
@@ -7,8 +7,8 @@
       load          nobody held the state: the leader loads a checkpoint, or keeps what the script built
       resume        Go is out: group, hand-over, and the first step, until all have applied it
 
-A change that is disturbed before the ring trains again is decided anew in the same trace. Times are seconds since
-the Unix epoch. `ring_tracing` carries the operations out.
+A change that is disturbed before the ring trains again is decided anew in the same trace. Times are seconds
+since the Unix epoch. `ring_tracing` carries the operations out.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class RingSpans:
             "elastane.ring.ests_moved": moved(before, members),
         }
         if self._open and not planned and members:
-            # The ring has not trained since the last change was decided, or lost what it began: the same wait.
+            # The ring has not trained since the last change, or lost what it began: the same wait.
             change = self._open[-1]
             change.generation, change.formed = note.generation, False
             operations: list[Operation] = [
@@ -220,9 +220,7 @@ class RingSpans:
 
     # ---------------------------------------------------------------- spans
 
-    def _begin(
-        self, generation: int, at: float, attributes: Attributes
-    ) -> tuple[_Change, list[Operation]]:
+    def _begin(self, generation: int, at: float, attributes: Attributes) -> tuple[_Change, list[Operation]]:
         self._count += 1
         change = _Change(self._count, generation)
         self._open.append(change)
@@ -244,9 +242,7 @@ class RingSpans:
         told = {"elastane.ring.outcome": outcome, **(attributes or {})}
         return [*operations, End(change.root, now, told)]
 
-    def _began(
-        self, cause: Cause, before: Sequence[Member], members: Sequence[Member], now: float
-    ) -> float:
+    def _began(self, cause: Cause, before: Sequence[Member], members: Sequence[Member], now: float) -> float:
         """When what caused the change came to pass, as far as it was noted."""
         old, new = ({member.worker for member in ring} for ring in (before, members))
         if cause == "scale":

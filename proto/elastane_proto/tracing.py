@@ -1,13 +1,13 @@
 """Spans for OpenTelemetry, for masters and workers: whether they are asked for, and the way out.
 
-Asked for by the standard's variables (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, ...). Who does not ask
-imports nothing of OpenTelemetry. What is asked for and cannot be had is said once, and everything goes on
+Asked for by the standard's variables (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, ...). Who does not
+ask imports nothing of OpenTelemetry. What is asked for and cannot be had is said once, and everything goes on
 without: the variables may be set for a whole cluster, and a training is worth more than its traces.
 
-Python's global generator decides the bits of a training, and OpenTelemetry draws from it: for ids, and for the
-pause before a batch that a receiver did not take is sent again. Neither may happen in a worker. Therefore ids
-come from the kernel here, exporters get a generator of their own, and only exporters are used of which this
-is known and tested.
+Python's global generator decides the bits of a training, and OpenTelemetry draws from it: for ids, and for
+the pause before a batch that a receiver did not take is sent again. Neither may happen in a worker. Therefore
+ids come from the kernel here, the exporter gets a generator of its own, and only exporters are used of which
+this is known and tested.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def open_tracer(service: str, instance: str) -> Tracer | None:
 
 
 class Tracer:
-    """Makes spans and sends them, from a thread of its own. Never the script's own provider, nor the global one.
+    """Makes spans and sends them, from a thread of its own. Its provider is not the global one, the script's.
 
     Times are nanoseconds since the Unix epoch. May be called from any thread.
     """
@@ -156,7 +156,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def _context(traceparent: str) -> Context:
-    """Of the span that `traceparent` names; of none. The script's own current span is nobody's parent here."""
+    """Of the span that `traceparent` names, or of none: the script's current span is nobody's parent here."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 

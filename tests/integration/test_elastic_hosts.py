@@ -156,7 +156,7 @@ def assert_same_bits(run: Run, reports: Path) -> None:
 
 
 def assert_figures(run: Run, workers: set[str], step: int) -> None:
-    """Workers of other hosts tell theirs every two seconds; those that have left, with their hosts, do not."""
+    """Workers of other hosts tell theirs every two seconds; those that left, with their hosts, do not."""
     (served,) = run.of("metrics_served")
     deadline = time.monotonic() + 30.0
     found: dict[str, float] = {}

@@ -83,7 +83,9 @@ def test_figures_of_the_worker_are_told_between_its_lines(node: Callable[..., No
     trains = WORKER.replace(
         "signal.signal(",
         "from elastane.observe.figures import WorkerFigures, write_figures\n"
-        "write_figures(pathlib.Path(os.environ['ELASTANE_METRICS_FILE']), WorkerFigures(step=7))\nsignal.signal(",
+        "file = pathlib.Path(os.environ['ELASTANE_METRICS_FILE'])\n"
+        "write_figures(file, WorkerFigures(step=7))\n"
+        "signal.signal(",
         1,
     )
     started = node("--spot", "none", "--figures", worker=trains)

@@ -1,6 +1,6 @@
 """One trace for each change of the ring, over real OTLP: from the master and all workers of a real training.
 
-The training is the matrix's, and its result is held against stock DDP of the same script, which nothing traces.
+The training is the matrix's, and its result is held against stock DDP of the same script, which is untraced.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._lock = threading.Lock()
         self.spans: list[Span] = []
 
-    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Export(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802
         with self._lock:
             for batch in request.resource_spans:
                 source = plain(batch.resource.attributes)
@@ -99,7 +99,9 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 def train(folder: Path) -> LocalCluster:
     """Two workers; in step 3 a third one comes, and in step 6 the leader dies."""
-    settings = job_pb2.JobSettings(ests=CONFIG.ests, workers_min=2, workers_max=CONFIG.ests, audit_samples=True)
+    settings = job_pb2.JobSettings(
+        ests=CONFIG.ests, workers_min=2, workers_max=CONFIG.ests, audit_samples=True
+    )
     settings.join_window.FromMilliseconds(20)
     gates = folder / "gates"
     comes, dies = Gate(gates / "3"), Gate(gates / "6")

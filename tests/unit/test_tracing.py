@@ -1,4 +1,4 @@
-"""When spans are asked for, what is said where they cannot be had, and that they leave the script's bits alone."""
+"""When spans are asked for, what is said where they cannot be had, and that they leave the bits alone."""
 
 from __future__ import annotations
 
@@ -132,7 +132,16 @@ class Failures(logging.Handler):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "00-0-0-01", "x", PARENT + "-1", PARENT.replace("00-", "01-"), PARENT.upper(), "00-" + "0" * 32 + PARENT[35:]]
+    "text",
+    [
+        "",
+        "00-0-0-01",
+        "x",
+        PARENT + "-1",
+        PARENT.replace("00-", "01-"),
+        PARENT.upper(),
+        "00-" + "0" * 32 + PARENT[35:],
+    ],
 )
 def test_what_names_no_span_is_none(text: str) -> None:
     assert tracing.is_traceparent(PARENT) and not tracing.is_traceparent(text)

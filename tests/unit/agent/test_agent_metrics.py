@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 import signal
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -20,8 +20,8 @@ from elastane.observe.figures import (
     AgentCounts,
     WorkerFigures,
     figures_file,
-    read_figures,
     figures_line,
+    read_figures,
     write_figures,
 )
 from elastane.observe.from_hosts import HostFigures
@@ -86,7 +86,9 @@ def test_figures_of_workers_on_other_hosts_are_taken_out_of_their_lines() -> Non
     assert list(figures.all()) == ["b-0"], "names of hosts that went are no labels any more"
 
 
-@pytest.mark.parametrize("text", ["{", "3", '{"step": "9"}', '{"step": true}', '{"step_counts": [1]}', '{"ests": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "3", '{"step": "9"}', '{"step": true}', '{"step_counts": [1]}', '{"ests": [1]}']
+)
 def test_a_line_that_only_looks_like_figures_is_the_scripts_own(text: str) -> None:
     figures = HostFigures()
     assert not figures.take("a-0", figures_line(text)) and figures.all() == {}

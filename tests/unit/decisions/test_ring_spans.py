@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,10 @@ class Span:
 
 
 class Traced(JobDriver):
-    """A job whose decisions are traced, as its host does. spans: the last by key. covers: the root by generation."""
+    """A job whose decisions are traced, as its host does.
+
+    spans: the last of each key. all: every one. covers: the root by generation.
+    """
 
     def __init__(self, job: events.JobSettings) -> None:
         super().__init__(job)
@@ -83,7 +87,7 @@ class Traced(JobDriver):
             assert all(end is not None and end <= root.end for end in ends)
             last = max(end for end in ends if end is not None) if ends else root.end
             assert last == root.end, "a change is over when its last part is"
-        for (_, one), (_, after) in zip(found, found[1:], strict=False):
+        for (_, one), (_, after) in itertools.pairwise(found):
             assert one.end == after.begin, "nothing between two parts of a change"
         return [name for name, _ in found]
 
@@ -149,7 +153,11 @@ def test_a_death_drops_the_step_and_is_one_change_however_often_it_is_disturbed(
     assert root.begin == job.now and told(root, "cause", "planned", "ests_moved") == ("loss", False, 1)
     job.ready("a", 2, holds=True)
     job.lose("c")  # before the ring trains again
-    assert job.generation == 3 and job.covers == {1: (1, "ring change"), 2: (2, "ring change"), 3: (2, "ring change")}
+    assert job.generation == 3 and job.covers == {
+        1: (1, "ring change"),
+        2: (2, "ring change"),
+        3: (2, "ring change"),
+    }
     assert (3, "ring change") not in job.spans
     assert [name for name, _ in root.events] == ["decided anew"]
     job.all_ready(2)
@@ -222,5 +230,9 @@ def test_what_is_open_ends_with_the_master_and_begins_anew_with_the_next() -> No
 
 
 def test_moved_counts_what_has_another_host() -> None:
-    a, b, all_of_b = effects.Member("a", 0, 2, ""), effects.Member("b", 2, 4, ""), effects.Member("b", 0, 4, "")
+    a, b, all_of_b = (
+        effects.Member("a", 0, 2, ""),
+        effects.Member("b", 2, 4, ""),
+        effects.Member("b", 0, 4, ""),
+    )
     assert moved((a, b), (all_of_b,)) == 2 and moved((), (a, b)) == 0 and moved((a, b), (a, b)) == 0

@@ -440,11 +440,10 @@ class Agent:
         if self._placement is not None:
             status = self._placement.status(worker, status)
         counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED))
-        if self._placement is not None:
-            if fault := self._placement.ended(now, worker, status):
-                counts.spot_notices += fault.first_notice
-                places = self._placement.wanted(now)
-                return self._policy.host_failed(now, worker, fault.text, fault.event, places)
+        if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
+            counts.spot_notices += fault.first_notice
+            places = self._placement.wanted(now)
+            return self._policy.host_failed(now, worker, fault.text, fault.event, places)
         if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)
         # Sent away or gone by itself? The master knows; its news may be behind the exit.

@@ -38,7 +38,7 @@ _Event = ExitStatus | Notice | _Signalled
 
 
 class Node:
-    """One worker. `run` from the main thread, once. figures: whether the worker's are told in lines of output."""
+    """One worker. `run` from the main thread, once. figures: the worker's are told in lines of output."""
 
     def __init__(
         self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices, figures: bool = False

@@ -36,9 +36,7 @@ class AgentMetrics:
         from elastane.observe.exposition import AgentCollector, MetricsPort
 
         self._folder = tempfile.TemporaryDirectory(prefix="elastane-figures-")
-        collector = AgentCollector(
-            self._job, self.counts, Path(self._folder.name), self._from_hosts.all
-        )
+        collector = AgentCollector(self._job, self.counts, Path(self._folder.name), self._from_hosts.all)
         self._port = MetricsPort(*self._address, collector)
         return self._port.address
 
@@ -53,7 +51,9 @@ class AgentMetrics:
         """Whether anybody is told: then workers on other hosts are asked for theirs."""
         return self._folder is not None
 
-    def without_figures(self, write: Callable[[str, Stream, str], None]) -> Callable[[str, Stream, str], None]:
+    def without_figures(
+        self, write: Callable[[str, Stream, str], None]
+    ) -> Callable[[str, Stream, str], None]:
         """`write` for lines of a worker on another host: those of figures are taken out."""
 
         def take(worker: str, stream: Stream, text: str) -> None:

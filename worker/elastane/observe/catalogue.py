@@ -33,7 +33,9 @@ RESTARTS = Metric(
 EXITS = Metric(
     "elastane_agent_worker_exits_total", "counter", "Processes of workers that ended, by how.", ("outcome",)
 )
-NOTICES = Metric("elastane_agent_spot_notices_total", "counter", "Announcements that this node goes, or a host.")
+NOTICES = Metric(
+    "elastane_agent_spot_notices_total", "counter", "Announcements that this node goes, or a host."
+)
 MASTER_RESTARTS = Metric(
     "elastane_agent_master_restarts_total", "counter", "How often the embedded master was started again."
 )

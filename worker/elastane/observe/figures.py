@@ -124,7 +124,11 @@ def _parsed(text: str) -> WorkerFigures | None:
         return None
     counts = known.get("step_counts", _NO_COUNTS)
     numbers = [value for name, value in known.items() if name != "step_counts"]
-    if not isinstance(counts, list) or len(counts) != len(_NO_COUNTS) or not all(map(_is_number, numbers + counts)):
+    if (
+        not isinstance(counts, list)
+        or len(counts) != len(_NO_COUNTS)
+        or not all(map(_is_number, numbers + counts))
+    ):
         return None
     return WorkerFigures(**known)
 

@@ -1,4 +1,4 @@
-"""On another host: takes what the worker writes of its figures, and tells it in lines of the node's output."""
+"""On another host: takes what the worker writes of its figures, tells it in lines of the node's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PERIOD_SECONDS = 2.0
 class FigureTelling:
     """Of one worker, from `start` to `close`. tell: writes a line; called from a thread."""
 
-    def __init__(self, worker: str, tell: Callable[[str], None], period_seconds: float = PERIOD_SECONDS) -> None:
+    def __init__(
+        self, worker: str, tell: Callable[[str], None], period_seconds: float = PERIOD_SECONDS
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="elastane-figures-")
         self._file = figures_file(Path(self._folder.name), worker)
         self._tell = tell

@@ -1,7 +1,7 @@
 """What this worker tells of a change of the ring in the master's trace: pure but for the clock it is given.
 
-The master says with Prepare and Go whose children the spans are. All of them bear the names of the job and the
-worker, and the change's generation:
+The master says with Prepare and Go whose children the spans are. All of them bear the names of the job and
+the worker, and the change's generation:
 
     stop                    from Prepare until Ready: the collective is aborted, or the step applied first
     load                    as the leader of a ring that nobody held state for
@@ -116,7 +116,7 @@ class ChangeSpans:
             self._entered = generation
 
     def applied(self, step: int, seconds: float, *, replayed: bool) -> None:
-        """A step is in the weights, `seconds` after it was begun. replayed: this worker had begun it before."""
+        """A step is in the weights, `seconds` after it was begun. replayed: it was not the first time."""
         if not self._entered:
             return
         generation, self._entered = self._entered, 0

@@ -98,13 +98,13 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 def train(folder: Path) -> LocalCluster:
-    """Two workers; in step 3 a third one comes, and in step 6 the leader dies."""
+    """Two workers; in step 3 a third one comes, and in step 8 the leader dies."""
     settings = job_pb2.JobSettings(
         ests=CONFIG.ests, workers_min=2, workers_max=CONFIG.ests, audit_samples=True
     )
-    settings.join_window.FromMilliseconds(20)
+    settings.join_window.FromMilliseconds(1)  # it is over when the newcomer is seen to be there
     gates = folder / "gates"
-    comes, dies = Gate(gates / "3"), Gate(gates / "6")
+    comes, dies = Gate(gates / "3"), Gate(gates / "8")
     environment = Rehearsal(gates=str(gates)).environment()
     with local_cluster(
         folder, settings, CONFIG.arguments, environment=environment, launch=Launch.now
@@ -115,7 +115,7 @@ def train(folder: Path) -> LocalCluster:
         cluster.add_worker("w2")
         cluster.wait_for(lambda job: len(job.workers) == 3, what="the third at the master")
         comes.open()
-        cluster.wait_for_step(6)
+        cluster.wait_for_step(8)
         cluster.workers["w0"].signal(signal.SIGKILL)
         cluster.wait_for(lambda job: len(job.workers) == 2, what="the death noticed")
         dies.open()

@@ -36,12 +36,12 @@ SIGNALLED = "SIGTERM"
 class JobTally:
     """Counters of one job. Used from one event loop.
 
-    events: notes by kind. ring_changes: by cause; last_cause: of the newest, also where a ring ended. losses:
-    deaths and evictions of workers. drains: by whose wish: "operator", "signal", "reclaim" (the node's end was
-    announced). steps_replayed: begun steps that were done again. checkpoints: by outcome; one that a change of
-    the ring ended is "repeated". step_seconds: from commit to commit within a ring; commit_seconds: from a
-    step's first report until every member has applied it. checkpoint_seconds: from request to manifest;
-    checkpoint_bytes: size of the last that was saved.
+    events: notes by kind. ring_changes: by cause; last_cause: of the newest, also where a ring ended.
+    losses: deaths and evictions of workers. drains: by whose wish: "operator", "signal", "reclaim" (the
+    node's end was announced). steps_replayed: begun steps that were done again. checkpoints: by outcome; one
+    that a change of the ring ended is "repeated". step_seconds: from commit to commit within a ring;
+    commit_seconds: from a step's first report until every member has applied it. checkpoint_seconds: from
+    request to manifest; checkpoint_bytes: size of the last that was saved.
     """
 
     __slots__ = (

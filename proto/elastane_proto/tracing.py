@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from elastane_proto.log_lines import without_secrets
+
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
@@ -104,10 +106,10 @@ class Tracer:
         self, name: str, *, at_ns: int, parent: str = "", attributes: Mapping[str, Value] | None = None
     ) -> OpenSpan:
         """A span that goes on. parent: a traceparent; empty: it begins a trace."""
-        span = self._tracer.start_span(
-            name, context=_context(parent), attributes=attributes, start_time=at_ns
+        told = _without_secrets(attributes or {})
+        return OpenSpan(
+            self._tracer.start_span(name, context=_context(parent), attributes=told, start_time=at_ns)
         )
-        return OpenSpan(span)
 
     def emit(
         self, name: str, *, begin_ns: int, end_ns: int, parent: str, attributes: Mapping[str, Value]
@@ -133,13 +135,20 @@ class OpenSpan:
 
     def event(self, name: str, at_ns: int, attributes: Mapping[str, Value]) -> None:
         """Something came to pass within it."""
-        self._span.add_event(name, attributes, at_ns)
+        self._span.add_event(name, _without_secrets(attributes), at_ns)
 
     def end(self, at_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
         """It is over, and sent."""
-        if attributes:
-            self._span.set_attributes(dict(attributes))
+        self._span.set_attributes(_without_secrets(attributes or {}))
         self._span.end(at_ns)
+
+
+def _without_secrets(attributes: Mapping[str, Value]) -> dict[str, Value]:
+    """Reasons in words may quote what a script said; spans leave the cluster as log lines do."""
+    return {
+        name: without_secrets(value) if isinstance(value, str) else value
+        for name, value in attributes.items()
+    }
 
 
 def now_ns() -> int:

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 import structlog
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from elastane.runtime.change_spans import ChangeSpans
 from elastane_proto import tracing
@@ -117,6 +120,25 @@ def test_neither_ids_nor_a_receiver_that_is_away_draw_from_the_scripts_generator
         library.removeHandler(failed)
     assert random.getstate() == before
     assert tracing.is_traceparent(root.traceparent)
+
+
+def test_spans_are_under_their_parent_and_no_secret_gets_out() -> None:
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    tracer = tracing.Tracer(provider)
+    with provider.get_tracer("the script's").start_as_current_span("its own"):
+        root = tracer.begin("root", at_ns=5, attributes={"reason": "no s3://me:hunter2@store/x"})
+        root.event("ready", 6, {"reason": "password=hunter2"})
+        tracer.emit("child", begin_ns=7, end_ns=6, parent=root.traceparent, attributes={"n": 1})
+        tracer.emit("stray", begin_ns=7, end_ns=8, parent="", attributes={})
+        root.end(9, {"token": "Bearer hunter2hunter2"})
+    child, parent = kept.get_finished_spans()[:2]
+    assert [one.name for one in kept.get_finished_spans()] == ["child", "root", "its own"]
+    assert parent.parent is None and child.parent is not None
+    assert (child.parent.span_id, child.context.trace_id) == (parent.context.span_id, parent.context.trace_id)
+    assert (parent.start_time, parent.end_time, child.start_time, child.end_time) == (5, 9, 7, 7)
+    assert "hunter2" not in parent.to_json() and parent.attributes is not None
+    assert parent.attributes["reason"] == "no s3://me:***@store/x"
 
 
 class Failures(logging.Handler):

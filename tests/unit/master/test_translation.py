@@ -267,8 +267,9 @@ def test_workers_are_told_whose_children_their_spans_are() -> None:
 
     go = next(message for message in TO_WORKER if isinstance(message, effects.Go))
     joins, standby = effects.Prepared(2, 5, (), PREPARE, None), effects.Prepare(3, (), "why")
-    for trace in ("a", "b", "a"):  # two jobs may say the same, each in its own trace
+    for trace in ("a", "b", "a"):
         assert told(standby, trace).prepare.traceparent == f"{trace}-3"
+        assert told(standby, "other").prepare.traceparent == "other-3", "another job may say the same"
         assert told(PREPARE, trace).prepare.traceparent == f"{trace}-{PREPARE.generation}"
         assert told(joins, trace).prepared.then_prepare.traceparent == f"{trace}-{PREPARE.generation}"
         assert told(go, trace).go.traceparent == f"{trace}-{go.generation}"

@@ -34,9 +34,9 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean test-kube test-images
-.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-browser screenshots test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
+.PHONY: demo test test-kube test-images test-browser screenshots chaos fuzz-parity sim sim-mutants fuzz \
+    fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
+    audit-hashes audit-deps clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -52,6 +52,7 @@ test-kube: $(VENV)/.installed
 	@test -r "$$ELASTANE_TEST_KUBECONFIG" || \
 	  { echo "ELASTANE_TEST_KUBECONFIG: $$ELASTANE_TEST_KUBECONFIG cannot be read" >&2; exit 2; }
 	$(BIN)/python -m pytest tests/kube -k apiserver --durations 10 -rs
+
 # The worker's torch is PyPI's; TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes a tenth of the download.
 test-images: $(VENV)/.installed
 	ELASTANE_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images -s --timeout 3600

@@ -151,7 +151,6 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         workers=[_worker_message(worker, liveness) for worker in view.workers],
         revision=view.revision,
         cost=cost_message(view.cost),
-        environment=view.environment,
     )
 
 

@@ -12,6 +12,7 @@
 # make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long
 # make bench-check   the same again: fails where a ratio is worse than the kept one by more than noise
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
+# make newcomer    times the tutorial from a clone to the first verified script: SOURCE=url another repository
 # make docs    the documentation site, into .elastane/site; a warning is a fault
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
@@ -34,9 +35,9 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check docs docs-pages audit-deps audit-hashes lock bench bench-check clean test-kube test-images
-.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
-.PHONY: demo test test-browser screenshots test-images chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
+.PHONY: demo test test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
+    fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
+    audit-hashes audit-deps clean
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
@@ -52,6 +53,7 @@ test-kube: $(VENV)/.installed
 	@test -r "$$ELASTANE_TEST_KUBECONFIG" || \
 	  { echo "ELASTANE_TEST_KUBECONFIG: $$ELASTANE_TEST_KUBECONFIG cannot be read" >&2; exit 2; }
 	$(BIN)/python -m pytest tests/kube -k apiserver --durations 10 -rs
+
 # The worker's torch is PyPI's; TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes a tenth of the download.
 test-images: $(VENV)/.installed
 	ELASTANE_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images -s --timeout 3600
@@ -112,6 +114,10 @@ proto-check: $(VENV)/.installed
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 	for file in $$(cd $$fresh && find . -type f); do cmp "$$fresh/$$file" "proto/$$file" || { echo "run: make proto"; exit 1; }; done && \
 	echo "generated code: up to date"
+
+# What the tutorial says, in a fresh clone and a fresh virtual environment: needs none of ours.
+newcomer:
+	$(PYTHON) tools/newcomer.py $(SOURCE)
 
 docs: $(VENV)/.installed
 	PYTHONPATH=tools $(BIN)/python -m docs_site

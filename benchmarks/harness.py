@@ -66,8 +66,11 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours divided by the peer's: the median of the ratios of runs that were made in turn."""
-        if self.peer is None:
+        """Ours divided by the peer's: the median of the ratios of runs that were made in turn.
+
+        None without a peer, and where the peer needed nothing.
+        """
+        if self.peer is None or 0.0 in (*self.peer.values, self.peer.median):
             return None
         if len(self.peer.values) == len(self.ours.values):
             return statistics.median(a / b for a, b in zip(self.ours.values, self.peer.values, strict=True))
@@ -82,7 +85,12 @@ class Row:
             worse = self.ours.median - self.peer.median
             if (-worse if self.better == "higher" else worse) <= self.slack:
                 return True
-        figure = self.ours.median if self.target_absolute or self.ratio is None else self.ratio
+        if self.target_absolute or self.peer is None:
+            figure = self.ours.median
+        elif self.ratio is None:
+            return self.better == "higher" or self.ours.median <= self.peer.median
+        else:
+            figure = self.ratio
         return figure >= self.target if self.better == "higher" else figure <= self.target
 
     def aim(self) -> str:

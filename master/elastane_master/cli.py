@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from pydantic import ValidationError
 
+from elastane_master.cancellation import cancel
 from elastane_master.errors import CannotListen
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings
@@ -209,8 +210,7 @@ async def serve(settings: MasterSettings) -> None:
         starting = asyncio.create_task(master.start())
         await asyncio.wait({starting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            starting.cancel()
-            await asyncio.wait({starting})
+            await cancel(starting)
             return
         await starting
         # Renewed certificates and tokens are noticed anyway, a second later.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from elastane_master import records
+from elastane_master.cancellation import cancel
 from elastane_master.clock import Clock
 from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
@@ -101,8 +102,7 @@ class JobHosts(HostOwner):
             await asyncio.gather(*tasks)
         except BaseException:
             # Those that are left would take jobs over behind the back of the next attempt.
-            for task in tasks:
-                task.cancel()
+            await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 

@@ -14,6 +14,7 @@ import time
 
 import structlog
 
+from elastane_master.cancellation import cancel
 from elastane_master.decisions.succession import (
     Fenced,
     Held,
@@ -82,17 +83,11 @@ class SuccessionKeeper:
 
     async def stop(self) -> None:
         """No change of role any more; the lease is still held until `release`."""
-        for task in self._tasks[1:]:
-            task.cancel()
-        if self._tasks[1:]:
-            await asyncio.wait(self._tasks[1:])
+        await cancel(*self._tasks[1:])
 
     async def release(self) -> None:
         """Gives the lease back: the master that waits for it takes over."""
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await cancel(*self._tasks)
         await self._lease.release()
 
     # ---------------------------------------------------------------- asking

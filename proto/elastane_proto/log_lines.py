@@ -18,7 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO, cast
 
 import structlog
 
@@ -116,6 +116,25 @@ def _in_order(logger: Any, method: str, event: Line) -> Line:
     return {**first, **event}
 
 
+class CurrentStderr:
+    """What `sys.stderr` is at each line, and not what it was when logs were set up.
+
+    Whoever puts another stream in its place for a while (a test that captures, `redirect_stderr`) gets the
+    lines meanwhile, and may close that stream afterwards. In a process without stderr lines are lost.
+    """
+
+    def write(self, text: str) -> int:
+        stream = sys.stderr
+        return len(text) if stream is None else stream.write(text)
+
+    def flush(self) -> None:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+
+    def isatty(self) -> bool:
+        return sys.stderr is not None and sys.stderr.isatty()
+
+
 def configure(
     level: str,
     form: Form,
@@ -125,12 +144,12 @@ def configure(
     stream: TextIO | None = None,
     whole_process: bool = False,
 ) -> None:
-    """Send lines of `level` and above to `stream` (stderr).
+    """Send lines of `level` and above to `stream` (what is stderr at each line).
 
     facts: added to each line. whole_process: what libraries say by `logging`, from warnings on, goes the same
     way and has the same form; not in a process that runs a user's script, whose logging is its own.
     """
-    stream = stream or sys.stderr
+    stream = stream or cast(TextIO, CurrentStderr())
     number = logging.getLevelNamesMapping()[level.upper()]
     common: Sequence[Processor] = (
         facts_of(facts),
@@ -148,7 +167,7 @@ def configure(
         processors=[LogLimit(lines_per_second), *common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(stream),
-        cache_logger_on_first_use=whole_process,
+        cache_logger_on_first_use=False,  # a cached one would write as it was configured then, for ever
     )
     if not whole_process:
         return

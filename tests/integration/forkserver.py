@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,7 +58,7 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str], script: str = __file__) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._lock = threading.Lock()
+        self._lock: contextlib.AbstractContextManager[object] = threading.Lock()
         self._socket = ours
         # Room for a whole environment in one message.
         for end in (ours, theirs):
@@ -80,6 +80,10 @@ class ForkServer:
         """How a process that has ended did so, as in `subprocess`; its number is free afterwards."""
         return int(self._ask({"act": "reap", "pid": pid})["returncode"])
 
+    def fileno(self) -> int:
+        """The descriptor of this side's socket."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """End the server and every child it has."""
         self._socket.close()
@@ -91,7 +95,7 @@ class ForkServer:
             socket.send_fds(self._socket, [json.dumps(request).encode()], list(descriptors))
             answer = self._socket.recv(_MESSAGE_BYTES)
         if not answer:
-            raise RuntimeError(f"the fork server ended (exit code {self._process.wait()}): it said why")
+            raise RuntimeError("the fork server ended: it said why")
         decoded: dict[str, Any] = json.loads(answer)
         return decoded
 
@@ -120,37 +124,52 @@ class ForkedProcess(ChildProcess):
         self._servers = servers
 
     def start(self) -> None:
-        command = self._command
-        script = len(command) > 1 and command[0] == sys.executable and command[1].endswith(".py")
-        if not script or self._environment.get("OMP_NUM_THREADS") != "1":
-            super().start()  # libraries with several threads start them when they are loaded
-            return
-        server = self._servers.server_for(self._environment)
-        request = {
-            "arguments": command[1:],
-            "environment": self._environment,
-            "directory": str(self._directory or Path.cwd()),
-            "death_signal": int(self._death_signal),
-        }
-        with contextlib.ExitStack() as stack:
-            read: list[int] = []
-            if self._log is not None:
-                out = err = stack.enter_context(self._log.open("ab")).fileno()
-            else:
-                (r1, out), (r2, err) = os.pipe(), os.pipe()
-                read = [r1, r2]
-                stack.callback(os.close, out)
-                stack.callback(os.close, err)
-            pid = server.fork(request, [out, err])
-        self._process = _Forked(server, pid, read)  # type: ignore[assignment]
-        self._pidfd = os.pidfd_open(pid)
-        threading.Thread(target=self._watch, name=f"child {self.name}", daemon=True).start()
+        if not start_forked(self, self._servers.server_for):
+            super().start()
+
+
+def start_forked(child: ChildProcess, server_for: Callable[[Mapping[str, str]], ForkServer | None]) -> bool:
+    """Start the child in a fork, and return True; False if it is no script that can be run in one."""
+    command, environment = child._command, child._environment
+    if command[1:2] == ["-u"] and environment.get("PYTHONUNBUFFERED"):  # as the server is
+        command = [command[0], *command[2:]]
+    if len(command) < 2 or command[0] != sys.executable or not command[1].endswith(".py"):
+        return False
+    if environment.get("OMP_NUM_THREADS") != "1":
+        return False  # libraries with several threads start them when they are loaded
+    server = server_for(environment)
+    if server is None:
+        return False
+    request = {
+        "arguments": command[1:],
+        "environment": environment,
+        "directory": str(child._directory or Path.cwd()),
+        "death_signal": int(child._death_signal),
+    }
+    with contextlib.ExitStack() as stack:
+        read: list[int] = []
+        if child._log is not None:
+            out = err = stack.enter_context(child._log.open("ab")).fileno()
+        else:
+            (r1, out), (r2, err) = os.pipe(), os.pipe()
+            read = [r1, r2]
+            stack.callback(os.close, out)
+            stack.callback(os.close, err)
+        pid = server.fork(request, [out, err])
+    child._process = _Forked(server, pid, read)  # type: ignore[assignment]
+    child._pidfd = os.pidfd_open(pid)
+    threading.Thread(target=child._watch, name=f"child {child.name}", daemon=True).start()
+    return True
 
 
 class ForkServers:
-    """The servers of one test session; `close` ends them and all their children."""
+    """The servers of one test session; `close` ends them and all their children.
 
-    def __init__(self) -> None:
+    per_environment: one is enough where the seed of string hashes does not matter.
+    """
+
+    def __init__(self, per_environment: int = SERVERS_PER_ENVIRONMENT) -> None:
+        self._per_environment = per_environment
         self._servers: dict[tuple[tuple[str, str], ...], list[ForkServer]] = {}
         self._started = 0
         self._lock = threading.Lock()
@@ -164,7 +183,7 @@ class ForkServers:
         fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
         with self._lock:
             servers = self._servers.setdefault(tuple(sorted(fixed.items())), [])
-            if len(servers) < SERVERS_PER_ENVIRONMENT:
+            if len(servers) < self._per_environment:
                 servers.append(ForkServer(environment))
                 return servers[-1]
             self._started += 1
@@ -178,9 +197,9 @@ class ForkServers:
 
 
 @contextlib.contextmanager
-def fork_servers() -> Iterator[ForkServers]:
+def fork_servers(per_environment: int = SERVERS_PER_ENVIRONMENT) -> Iterator[ForkServers]:
     """Servers for the time of a block."""
-    servers = ForkServers()
+    servers = ForkServers(per_environment)
     try:
         yield servers
     finally:

@@ -152,7 +152,7 @@ class MasterProcess:
         self.arguments = arguments
         self.address = "127.0.0.1:0"
         self.process: asyncio.subprocess.Process | None = None
-        self.log_path = folder / "log"
+        self.log_path = folder.with_name(f"{folder.name}.log")  # the folder is made by the master
 
     async def start(self) -> None:
         port_file = self.folder / "port"

@@ -1,5 +1,7 @@
 """The commands of the tutorial and of the how-to pages are run as they stand, one page after the other.
 
+What they start as workers are forks of one process that has torch loaded (`forked_cli`).
+
 A page's `sh` blocks make one script; a `python` block is saved under the name that the text before it gives.
 `console` blocks need what a test has not (Docker, other machines): of these, as of all pages, commands and
 options are held against the command line.
@@ -20,32 +22,21 @@ from typing import Any
 import pytest
 
 from elastane.cli.catalogue import COMMANDS, load
+from integration.forked_cli import shared_server
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted(DOCS.rglob("*.md"))]
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-#: Before the how-to pages: a master, and a job "first" that goes on until it is suspended. It has one worker:
-#: each costs an import of torch.
-PREPARED = """
-elastane master --listen 127.0.0.1:0 --port-file address --state-dir state 2> master.log &
-master=$!
-until [ -s address ]; do kill -0 $master; sleep 0.1; done
-export ELASTANE_MASTER=$(cat address)
-elastane run --job first --ests 4 --local-workers 1 --checkpoint saved train.py \\
-    --epochs 100000 --pause 0.1 > log 2>&1 &
-agent=$!
-until grep -q "epoch 0" log; do kill -0 $agent || { cat log; exit 1; }; sleep 0.1; done
-"""
 #: What each page's commands must have brought about; a command that fails ends its script anyway.
 EXPECTED = {
     "scale": "scaled to 1:4 workers",
-    "drain": "suspended",
     "tasks": "\n10\n",
     "checkpoints": "manifest.json",
     "tokens": "",
     "troubles": "serves, ",
+    "drain": "suspended",  # at the end: it takes the job's workers away
 }
 
 
@@ -70,45 +61,46 @@ def commands_of(page: Path) -> str:
 def run(script: str, folder: Path) -> str:
     """Everything it said; it must end with 0, and nothing of it may be left."""
     tools = folder / "bin"
-    tools.mkdir(exist_ok=True)
-    (tools / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m elastane.cli "$@"\n')
+    tools.mkdir()
+    (tools / "elastane").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m integration.forked_cli "$@"\n')
     (tools / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     for tool in tools.iterdir():
         tool.chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
-    done = subprocess.run(
-        ["bash", "-e", "-c", 'trap "kill \\$agent \\$master 2>/dev/null || true; wait" EXIT\n' + script],
-        cwd=folder,
-        env={**clean, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=280,
-    )
+    clean |= {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with shared_server(folder, clean) as (variables, descriptor):
+        done = subprocess.run(
+            ["bash", "-e", "-c", 'trap "kill \\$agent \\$master 2>/dev/null || true; wait" EXIT\n' + script],
+            cwd=folder,
+            env=clean | variables,
+            pass_fds=[descriptor],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
+        )
     assert done.returncode == 0, done.stdout
     return done.stdout
 
 
-def test_the_first_hour(tmp_path: Path) -> None:
-    page = DOCS / "tutorial.md"
-    save_scripts(page, tmp_path)
-    said = run(commands_of(page), tmp_path)
-    assert (tmp_path / "stock.py").read_text().count("elastane") == 0
-    assert "equal" in said  # verify's table
-    assert "its stream ended without Bye" in said  # the event of the death
-    assert "every sample of every epoch counts exactly once" in said
-
-
-def test_the_how_to_pages(tmp_path: Path) -> None:
-    save_scripts(DOCS / "tutorial.md", tmp_path)
-    script = PREPARED
-    for name in ("scale", "checkpoints", "tasks", "tokens", "troubles", "drain"):
-        save_scripts(DOCS / "howto" / f"{name}.md", tmp_path)
+def test_the_first_hour_and_the_how_to_pages(tmp_path: Path) -> None:
+    """The how-to pages need a master and a job "first" that trains: the tutorial's, before its end."""
+    tutorial = DOCS / "tutorial.md"
+    before, cancel, after = commands_of(tutorial).partition("elastane cancel first\n")
+    script = f"echo 'page tutorial:'\n{before}"
+    for name in EXPECTED:
         script += f"echo 'page {name}:'\n{commands_of(DOCS / 'howto' / f'{name}.md')}\n"
+    script += f"echo 'page end:'\n{cancel}{after}"
+    for page in (tutorial, *(DOCS / "howto" / f"{name}.md" for name in EXPECTED)):
+        save_scripts(page, tmp_path)
     said = dict(re.findall(r"^page (\w+):\n(.*?)(?=^page |\Z)", run(script, tmp_path), re.M | re.S))
+    assert (tmp_path / "stock.py").read_text().count("elastane") == 0
+    assert "equal" in said["tutorial"]  # verify's table
+    assert "its stream ended without Bye" in said["tutorial"]  # the event of the death
     for name, words in EXPECTED.items():
         assert words in said[name], (name, said[name])
     assert (tmp_path / "tokens.toml").read_text().count("[[token]]") == 2
+    assert "every sample of every epoch counts exactly once" in said["end"]
 
 
 def test_every_page_with_commands_is_run() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastane.agent.cluster import local_cluster
+from elastane.errors import reason_of
 from elastane.verify.run import Verdict, VerifyResult, run_verify
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers, fork_servers
@@ -152,7 +153,7 @@ def test_what_cannot_be_exact_is_refused_in_words(servers: ForkServers, tmp_path
     with local_cluster(tmp_path, settings, script, launch=servers.launch) as cluster:
         name = cluster.add_worker()
         status = cluster.workers[name].wait(60)
-        said = (tmp_path / f"{name}.log").read_text().strip().splitlines()[-1]
+        said = reason_of((tmp_path / f"{name}.log").read_text())
     assert status is not None
     assert status.returncode == 82, said
     for words in REFUSED[case]:

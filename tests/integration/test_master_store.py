@@ -379,6 +379,19 @@ async def test_a_state_directory_with_a_long_path_works(tmp_path: Path) -> None:
         assert await store.redis.get("x") == b"y"
 
 
+async def test_a_long_tmpdir_gives_no_long_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    before = EmbeddedStore(deep).socket_path
+    monkeypatch.setattr("tempfile.tempdir", str(deep))  # as of TMPDIR
+    assert EmbeddedStore(deep).socket_path == before  # another shell's master finds the store
+    assert len(str(before)) < 100
+    monkeypatch.setattr("elastane_master.store.embedded._TMP", tmp_path / "not there")
+    with pytest.raises(EmbeddedStoreFailed, match="no room for a socket") as refused:
+        EmbeddedStore(deep)
+    assert "--state-dir" in refused.value.hint
+
+
 async def test_a_state_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(EmbeddedStoreFailed, match="state directory") as refused:
@@ -432,7 +445,8 @@ async def test_history_and_events_of_a_store_that_lost_its_end_are_written_again
         os.kill(pid, signal.SIGKILL)
         store.embedded._process.wait(10)
         file = next((store.embedded.folder / "appendonlydir").glob("*.incr.aof"))
-        os.truncate(file, file.stat().st_size - bytes_cut)
+        # A server that waits for a slow disk has not written all of it anyway.
+        os.truncate(file, max(0, file.stat().st_size - bytes_cut))
         await store.revive()
         assert await store.redis.xlen(KEYS.history) < 40  # some were lost
         await ledger.append(b"after")

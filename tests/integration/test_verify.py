@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -238,12 +239,20 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int, 
     command = [sys.executable, "-m", "elastane.cli", "verify", "--ests", "2", *flawed("slow")]
     pipe = os.open(told, os.O_RDWR)  # both ways: it never ends, and nobody waits to open it
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    with os.fdopen(pipe) as lines:
-        assert any(line == f"{mode}\n" for line in lines)
+    ended = os.pidfd_open(process.pid)
+    try:
+        heard = b""
+        while f"{mode}\n".encode() not in heard:
+            ready, _, _ = select.select([pipe, ended], [], [])
+            assert ended not in ready, process.communicate()[1]
+            heard += os.read(pipe, 4096)
         children = psutil.Process(process.pid).children(recursive=True)
         assert any(FLAWED in child.cmdline() for child in children)
         process.send_signal(number)
         said = process.communicate(timeout=60)[1]
+    finally:
+        os.close(pipe)
+        os.close(ended)
     assert process.returncode == code, said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=10)[1] == []

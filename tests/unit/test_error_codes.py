@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from elastane.cli.main import build_app
 from elastane.client import RequestRefusedError
 from elastane.diagnose.findings import CODES
-from elastane.errors import StepError
+from elastane.errors import StepError, UnsupportedError, reason_of
 from elastane_master.cli import app as master_app
 from elastane_proto.error_codes import entries, find, wire_code
 from elastane_proto.v1 import errors_pb2
@@ -101,8 +101,22 @@ def test_a_traceback_and_a_line_have_the_code_and_the_text_has_not() -> None:
     error = StepError("no optimizer.step()", hint="call it")
     assert str(error) == "no optimizer.step() (call it)"
     assert error.line() == "no optimizer.step() (call it) [ELA302]"
-    last = traceback.format_exception(error)[-1]
-    assert "`elastane errors ELA302`" in last
+    shown = "".join(traceback.format_exception(error))
+    reason, pointer = shown.splitlines()[-2:]
+    assert reason_of(shown) == reason == f"elastane.errors.StepError: {error}"
+    assert pointer == "  [ELA302] elastane errors ELA302: what causes it, and what to do"
+
+
+def test_the_reason_of_a_text_is_its_last_line_that_is_no_pointer() -> None:
+    """As of a data worker, whose traceback is the text of the error that stands around it."""
+    inner = "".join(traceback.format_exception(UnsupportedError("a", hint="b"))).rstrip()
+    outer = "".join(traceback.format_exception(UnsupportedError(f"Caught it in worker 0.\n{inner}")))
+    assert outer.count("elastane errors ELA301") == 2
+    assert reason_of(outer) == "elastane.errors.UnsupportedError: a (b)"
+    assert (
+        reason_of("ValueError: [ELA302] is no pointer here\n\n") == "ValueError: [ELA302] is no pointer here"
+    )
+    assert reason_of("") == ""
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def lines() -> Iterator[Callable[..., Callable[[], list[dict[str, Any]]]]]:
 
     def configured(**options: Any) -> Callable[[], list[dict[str, Any]]]:
         stream = io.StringIO()
-        configure("info", "json", stream=stream, **{"lines_per_second": 100, **options})
+        configure("info", "json", **{"stream": stream, "lines_per_second": 100, **options})
         return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
     yield configured
@@ -90,6 +90,36 @@ def test_lines_of_one_kind_are_limited_for_libraries_too(lines: Any) -> None:
         logging.getLogger("library").error("bad %s", number)
     kinds = [line["event"].split()[0] for line in read()]
     assert (kinds.count("same"), kinds.count("number"), kinds.count("bad")) == (2, 2, 5)
+
+
+def test_lines_go_to_what_is_stderr_then(lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever captured stderr while logs were set up may close what it captured with."""
+    log, library = structlog.get_logger(), logging.getLogger("library")
+
+    def say(text: str) -> None:
+        log.info(text)
+        library.warning(text)
+
+    captured, later = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", captured)
+    lines(stream=None, whole_process=True)
+    say("one")
+    monkeypatch.setattr(sys, "stderr", later)
+    assert [json.loads(line)["event"] for line in captured.getvalue().splitlines()] == ["one", "one"]
+    captured.close()
+    say("two")
+    assert [json.loads(line)["event"] for line in later.getvalue().splitlines()] == ["two", "two"]
+    monkeypatch.setattr(sys, "stderr", None)  # as without a console
+    say("lost")
+
+
+def test_a_logger_that_has_written_takes_up_what_is_configured_later(lines: Any) -> None:
+    log = structlog.get_logger()
+    read_first = lines(whole_process=True)
+    log.info("one")
+    read_second = lines(whole_process=True)
+    log.info("two")
+    assert [line["event"] for line in (*read_first(), *read_second())] == ["one", "two"]
 
 
 def test_in_a_workers_process_the_scripts_logging_stays_its_own() -> None:

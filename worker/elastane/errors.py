@@ -14,11 +14,29 @@ never changes: docs/errors.md and `elastane errors CODE` say what causes it and 
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 EXIT_SCRIPT_RAISED: Final = 1
 EXIT_REFUSED: Final = 82
 EXIT_MASTER_UNREACHABLE: Final = 83
+
+
+_POINTER: Final = re.compile(r"^ *\[ELA\d{3}\] elastane errors ELA\d{3}: .*$")
+
+
+def _pointer(code: str) -> str:
+    """Where more is said: set in, as no text of an error is, and with the code in brackets, as in `line`."""
+    return f"  [{code}] elastane errors {code}: what causes it, and what to do"
+
+
+def reason_of(traceback: str) -> str:
+    """The line of a traceback in text that says what happened: its last, without pointers to codes.
+
+    Called where nothing but text comes over: of data workers, and of processes that wrote a log.
+    """
+    lines = (line for line in reversed(traceback.splitlines()) if line.strip() and not _POINTER.match(line))
+    return next(lines, "")
 
 
 class ElastaneError(Exception):
@@ -37,7 +55,7 @@ class ElastaneError(Exception):
         self.hint = hint
         self.facts: dict[str, object] = facts
         # Beside the text and not in it: tracebacks show it, comparisons and stored reasons need not know.
-        self.add_note(f"{self.code}: `elastane errors {self.code}` says why, and what to do")
+        self.add_note(_pointer(self.code))
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -121,12 +121,15 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
 
 def judge(pod: PodView, codes: ExitCodes) -> End | None:
     """What became of a pod, unless it works or will; nobody of ours has deleted it."""
+    why = pod.disruption or "deleted by somebody else"
+    if pod.phase == "Succeeded" and (pod.disruption or pod.deleted is not None):
+        # Seen late: it drained and ended before we looked. The same as if we had seen it go.
+        return End("preempted", f"{pod.name} was taken away: {why}; it left in good order")
     if pod.phase == "Succeeded":
         return End("left", f"{pod.name} left in good order (exit code 0)")
     if pod.phase == "Failed":
         return _judge_failure(pod, codes)
     if pod.deleted is not None:
-        why = pod.disruption or "deleted by somebody else"
         return End("preempted", f"{pod.name} is taken away: {why}")
     if pod.waiting in _NEVER_STARTS:
         return End(

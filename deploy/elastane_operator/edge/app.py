@@ -10,13 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import kopf
 import structlog
@@ -29,8 +27,10 @@ from elastane_operator.edge.election import Election
 from elastane_operator.edge.kube import KubeClient, KubeError
 from elastane_operator.edge.masters import Masters
 from elastane_operator.settings import OperatorSettings
+from elastane_proto import log_lines
 
 CODE_OK, CODE_FAILED = 0, 1
+LOG_LINES_PER_SECOND_MAX = 100
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = structlog.get_logger(__name__)
 
@@ -232,22 +232,11 @@ async def _health(address: str, election: Election | None) -> AsyncIterator[None
         await runner.cleanup()
 
 
-def configure_logs(level: str, form: str) -> None:
-    """What the operator says goes to stderr, a line each; kopf's own only from warnings on."""
-    renderer: Any = (
-        structlog.processors.JSONRenderer() if form == "json" else structlog.dev.ConsoleRenderer(colors=False)
-    )
-    number = logging.getLevelNamesMapping()[level.upper()]
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
-    )
-    logging.basicConfig(
-        level=max(number, logging.WARNING), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+def configure_logs(level: str, form: Literal["text", "json"]) -> None:
+    """What the operator says goes to stderr, in the form of a master's lines; kopf's own from warnings on."""
+    log_lines.configure(
+        level,
+        "json" if form == "json" else "console",
+        lines_per_second=LOG_LINES_PER_SECOND_MAX,
+        whole_process=True,
     )

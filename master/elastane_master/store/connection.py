@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
-from tenacity import AsyncRetrying, retry_if_exception_type, wait_random_exponential
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from elastane_master.security.store_access import StoreAccess
 from elastane_master.store.embedded import EmbeddedStore
@@ -167,11 +167,14 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
     retrying = AsyncRetrying(
         wait=wait_random_exponential(multiplier=0.05, max=1.0),
         retry=retry_if_exception_type((RedisError, OSError)),
+        # The timeout below cancels once, which the client may swallow (see `cancellation`).
+        stop=stop_after_delay(timeout_seconds),
+        reraise=True,
     )
     try:
         async with asyncio.timeout(timeout_seconds):
             await retrying(ping)
-    except TimeoutError as error:
+    except (RedisError, OSError) as error:
         raise StoreUnreachable(
             f"no store answered at {shown} within {timeout_seconds:g} s: {last_error or 'no answer'}",
             url=shown,

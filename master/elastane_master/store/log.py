@@ -29,6 +29,7 @@ import structlog
 from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from elastane_master.cancellation import cancel
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
@@ -273,16 +274,14 @@ class JobLog:
         self._wake()
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_seconds)
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancel(self._task)
         await self._script.aclose()
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
 
     async def abandon(self) -> None:
         """Stops at once and writes nothing more; what is pending fails as fenced."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await cancel(self._task)
         await self._script.aclose()
         self._fail(
             self.failure

@@ -15,6 +15,7 @@ from elastane.agent.policy import (
     CODE_UNREACHABLE,
     OVER_GRACE_SECONDS,
     PHASE_WAIT_SECONDS,
+    UNTRAINED_WAIT_SECONDS,
     Action,
     Announce,
     Finish,
@@ -243,8 +244,18 @@ def test_a_script_that_ends_early_is_a_failure() -> None:
 def test_a_script_that_never_joins_is_told_so() -> None:
     policy = started(workers=1, view=JobView("waiting", workers_max=1))
     policy.worker_exited(1.0, "w0", FINISHED)
-    actions = policy.tick(1.0 + PHASE_WAIT_SECONDS)
+    assert policy.next_due() == 1.0 + UNTRAINED_WAIT_SECONDS
+    actions = policy.tick(1.0 + UNTRAINED_WAIT_SECONDS)
     assert finished(actions) == CODE_OK and "without training" in said(actions)
+
+
+def test_news_of_training_that_come_late_are_waited_for_as_long_as_any() -> None:
+    policy = started(workers=1, view=JobView("waiting", workers_max=1))
+    policy.worker_exited(1.0, "w0", FINISHED)
+    policy.job_changed(1.5, JobView("running", workers_max=1, step=99, steps=100))
+    assert finished(policy.tick(1.0 + UNTRAINED_WAIT_SECONDS)) is None
+    assert policy.next_due() == 1.0 + PHASE_WAIT_SECONDS
+    assert finished(policy.job_changed(3.0, JobView("succeeded", step=100, steps=100))) == CODE_OK
 
 
 def test_first_signal_drains_second_kills() -> None:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import recovery
+from harness import Row, Series
 
 
 def cluster(steps: dict[int, list[float]], step_seconds: float = 0.5) -> Any:
@@ -42,3 +43,11 @@ def test_a_peer_stands_beside_ours_and_never_beside_itself() -> None:
         if row.peer
     }
     assert found == {"torchft": ([0.1], [5.0]), "torchft 1 s": ([0.2], [1.0]), "torchrun": ([0.1], [30.0])}
+
+
+def test_a_peer_that_needed_nothing_has_no_ratio_and_is_not_beaten() -> None:
+    peer = Series([0.0], "s")
+    row = Row("stall", Series([0.2], "s"), peer, "peer", target=1.0)
+    assert row.ratio is None
+    assert row.met is False
+    assert Row("stall", Series([0.0], "s"), peer, "peer", target=1.0).met

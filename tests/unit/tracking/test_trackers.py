@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,9 @@ def test_the_trackers_process_ends_with_its_worker_and_writes_what_it_read(
 ) -> None:
     bad = tmp_path / "file"
     bad.touch()
+    # torch would take seconds of a core that trains; tensorboardX asks for it.
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     specs = [spec_of("tensorboard", tmp_path), TrackerSpec("tensorboard", str(bad))]
     trackers: Any = TrackerProcesses(specs, job="train", created=RUN.created)
     trackers.lead(True)

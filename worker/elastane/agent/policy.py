@@ -40,6 +40,8 @@ RAISES_BEFORE_JOIN_MAX: Final = 2
 RAISES_WITHOUT_STEP_MAX: Final = 3
 #: How long after the last worker's exit the job's phase is waited for.
 PHASE_WAIT_SECONDS: Final = 10.0
+#: And if nothing was trained, as with job.tasks: no phase will come, but the view may be a little old.
+UNTRAINED_WAIT_SECONDS: Final = 1.0
 #: How long workers have to leave by themselves once the job is over.
 OVER_GRACE_SECONDS: Final = 30.0
 
@@ -178,6 +180,7 @@ class SupervisorPolicy:
         self._code: int | None = None  # set: everything stops, with this exit code
         self._kill_at: float | None = None
         self._phase_by: float | None = None
+        self._all_finished_at: float | None = None
         self._signals = 0
         self._finished = False
 
@@ -454,8 +457,10 @@ class SupervisorPolicy:
             return self._finish(
                 CODE_OK, Say(f"all workers were drained; the job waits at step {self._view.step}", "warning")
             )
-        if self._phase_by is None:
-            self._phase_by = now + PHASE_WAIT_SECONDS
+        if self._all_finished_at is None:
+            self._all_finished_at = now
+        wait = PHASE_WAIT_SECONDS if self._view.steps else UNTRAINED_WAIT_SECONDS
+        self._phase_by = self._all_finished_at + wait
         if now < self._phase_by:
             return []
         return self._ended_early()

@@ -29,7 +29,7 @@ from elastane.diagnose.inspection import Inspection
 from elastane.diagnose.operators import DeterminismWarnings, OperatorWatch
 from elastane.diagnose.replay import StateKeeper, StepRun, StepWatch, digest
 from elastane.diagnose.supply import RANK, ElasticSupply, ScriptSupply, Supply
-from elastane.errors import ElastaneError, StepError, UnsupportedError
+from elastane.errors import ElastaneError, StepError, UnsupportedError, reason_of
 from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
@@ -193,7 +193,7 @@ class DoctorJob(LocalJob):
         text = str(error.args[0]) if error.args else type(error).__name__
         hint = getattr(error, "hint", "")
         if text.startswith("Caught "):  # in a data worker: torch's text with the traceback there
-            text = text.rstrip().rpartition("\n")[2].partition(": ")[2] or text
+            text = reason_of(text).partition(": ")[2] or text
         where = {"data": "the DataLoader", "state": "job.prepare", "prepare": "job.prepare"}[kind]
         self._book.add(Severity.REFUSED, kind, text, where=where, todo=hint)
 

@@ -36,8 +36,9 @@ def make_plan(seed: str, *, ests: int, steps: int) -> DrillPlan:
             f"the script makes {steps} steps, a drill needs {STEPS_MIN}", hint="let it run more epochs"
         )
     draw = random.Random(seed)
-    one_step = draw.randrange(1, steps // 2)
-    all_step = draw.randrange(one_step + 1, steps - 1)
+    # A step is reported before its gate: the notice takes effect at the boundary after the next step.
+    one_step = draw.randrange(1, min(steps // 2, steps - 4))
+    all_step = draw.randrange(one_step + 2, steps - 2)
     first = draw.randint(1, max(1, ests // 2))
     second = draw.randint(1, max(1, ests - first))
     return DrillPlan(one_step, all_step, (first, second, draw.randint(1, ests)))

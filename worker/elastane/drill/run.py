@@ -3,8 +3,9 @@
     stock DDP ─▶ two spot nodes train ─▶ the first is reclaimed ─▶ all are reclaimed ─▶ one elsewhere goes on
 
 Each reclaim comes in a step of the plan's choice: the ring stands at a gate until the master knows of it. So
-the job cannot end first, however fast its steps are. What must hold: everybody has left before the deadline, no step was done twice, the last ones left
-a checkpoint of all that was done, and the result is that of the fixed run, bit for bit.
+the job cannot end first, however fast its steps are. What must hold: everybody has left before the deadline,
+no step was done twice, the last ones left a checkpoint of all that was done, and the result is that of the
+fixed run, bit for bit.
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@ leader died, shows once.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +76,25 @@ class TensorBoard:
 
 def _writer_class() -> Any:
     try:
-        from tensorboardX import SummaryWriter
+        with _without_torch():
+            from tensorboardX import SummaryWriter
     except ImportError:
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """torch cannot be imported in the block, unless it is loaded already.
+
+    tensorboardX imports it for the types in its signatures if it is there: seconds of CPU and hundreds of MB
+    beside the training, for a process that writes numbers.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    sys.modules["torch"] = None  # type: ignore[assignment]  # an ImportError, as where it is not installed
+    try:
+        yield
+    finally:
+        del sys.modules["torch"]

@@ -1,0 +1,23 @@
+"""Cancelling tasks that may not hear it the first time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+AGAIN_SECONDS: Final = 2.0
+"""Long enough for a task to clean up before it is asked once more."""
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels the tasks, and returns when all have ended.
+
+    `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes in the moment in which what it waits
+    for ends (CPython issue 86296, mended in 3.12), and `redis.asyncio` sends each command through it. So a
+    task that goes on is cancelled again.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_SECONDS)

@@ -1,0 +1,87 @@
+"""`python -m integration.forked_cli ...`: the command line, its scripts forked off a server of the test.
+
+The commands of the documentation start a dozen processes that train for a second or two; the imports of each
+take longer. They are started by many commands, one after the other, so the server is not a command's: the
+test has one (`shared_server`), and the commands inherit its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import runpy
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from elastane.agent.process import ChildProcess
+from elastane.determinism import Level, process_environment
+from integration.forkserver import FIXED, ForkServer, start_forked
+
+#: Of the workers of a job with no other options than the pages have.
+FIXED_VARIABLES = {**process_environment(Level.D1, 1), "PYTHONUNBUFFERED": "1"}
+_SOCKET, _LOCK = "FORKED_CLI_SOCKET", "FORKED_CLI_LOCK"
+
+
+@contextlib.contextmanager
+def shared_server(folder: Path, environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
+    """What commands have besides `environment` to use the server, and the descriptor that they inherit."""
+    server = ForkServer({**environment, **FIXED_VARIABLES})
+    lock = folder / "fork-server.lock"
+    lock.touch()
+    with contextlib.closing(server):
+        yield {_SOCKET: str(server.fileno()), _LOCK: str(lock)}, server.fileno()
+
+
+class _LockBetweenProcesses:
+    """Whoever has asked gets the answer: threads of this process, and other commands, wait for their turn."""
+
+    def __init__(self, path: Path) -> None:
+        self._threads = threading.Lock()
+        self._file = path.open("rb")
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._threads.release()
+
+
+class _InheritedServer(ForkServer):
+    """The test's server, as a command sees it."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(fileno=int(os.environ[_SOCKET]))
+        self._socket.set_inheritable(False)  # the server ends when nobody has it any more
+        self._lock = _LockBetweenProcesses(Path(os.environ[_LOCK]))
+        self._fixed = _fixed({**os.environ, **FIXED_VARIABLES})
+
+    def server_for(self, environment: Mapping[str, str]) -> ForkServer | None:
+        """None for a process that must be started with other variables than the server was."""
+        return self if _fixed(environment) == self._fixed else None
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith(FIXED)}
+
+
+def main() -> None:
+    server, start_afresh = _InheritedServer(), ChildProcess.start
+
+    def start(child: ChildProcess) -> None:
+        if not start_forked(child, server.server_for):
+            start_afresh(child)
+
+    ChildProcess.start = start  # type: ignore[method-assign]
+    runpy.run_module("elastane.cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Cancellations that are swallowed on their way."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from redis.exceptions import ConnectionError as ConnectionLost
+
+from elastane_master import cancellation
+from elastane_master.store import connection
+from elastane_master.store.errors import StoreUnreachable
+
+
+async def deaf(times: int) -> None:
+    """As `asyncio.wait_for` of Python 3.11 may be."""
+    while True:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            times -= 1
+            if times < 0:
+                raise
+
+
+async def test_a_task_that_did_not_hear_it_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellation, "AGAIN_SECONDS", 0.01)
+    tasks = [asyncio.create_task(deaf(times)) for times in (0, 1, 3)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await cancellation.cancel(*tasks)
+    assert all(task.cancelled() for task in tasks)
+
+
+async def test_none_and_ended_tasks_are_no_reason_to_wait() -> None:
+    ended = asyncio.create_task(asyncio.sleep(0))
+    await ended
+    await cancellation.cancel()
+    await cancellation.cancel(ended)
+    assert not ended.cancelled()
+
+
+async def test_a_store_is_not_tried_for_ever_when_the_client_swallows_the_time_out() -> None:
+    class Swallowing:
+        async def ping(self) -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                raise ConnectionLost("reset by peer") from None
+
+    async with asyncio.timeout(10):
+        with pytest.raises(StoreUnreachable, match=r"within 0\.1 s: reset by peer"):
+            await connection._reach(Swallowing(), "redis://127.0.0.1:1/0", 0.1)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@
 # make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long
 # make bench-check   the same again: fails where a ratio is worse than the kept one by more than noise
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
+# make newcomer    times the tutorial from a clone to the first verified script: SOURCE=url another repository
 # make docs    the documentation site, into .elastane/site; a warning is a fault
 # make lock          requirements.lock afresh, after a change of constraints.txt
 # Each makes its virtual environment in $(VENV) and installs with constraints.txt.
@@ -34,7 +35,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test test-kube test-images test-browser screenshots chaos fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
     fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -113,6 +114,10 @@ proto-check: $(VENV)/.installed
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$$fresh --pyi_out=$$fresh --grpc_python_out=$$fresh $(PROTOS) && \
 	for file in $$(cd $$fresh && find . -type f); do cmp "$$fresh/$$file" "proto/$$file" || { echo "run: make proto"; exit 1; }; done && \
 	echo "generated code: up to date"
+
+# What the tutorial says, in a fresh clone and a fresh virtual environment: needs none of ours.
+newcomer:
+	$(PYTHON) tools/newcomer.py $(SOURCE)
 
 docs: $(VENV)/.installed
 	PYTHONPATH=tools $(BIN)/python -m docs_site

@@ -1,9 +1,10 @@
-"""Screenshots of the dashboard for the docs, of a job that trains, loses a worker and goes on.
+"""Pictures of the dashboard and of `elastane top` for the docs: a job trains, loses a worker and goes on.
 
     make screenshots            into docs/images
 
 Everything is real: a master, an agent with workers of their own, and a SIGKILL for one of them, which the
-open page must show without being loaded again. Fails where the page says something on its console.
+open page must show without being loaded again. `elastane top` runs on a pseudo-terminal of 80 columns. Fails
+where the page says something on its console.
 """
 
 from __future__ import annotations
@@ -21,18 +22,21 @@ import grpc
 from playwright.async_api import expect
 
 from browser.chromium import MISSING, chromium, chromium_path, watched_page
+from browser.terminal_picture import as_svg
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from integration.master_support import SOURCES, master_process
+from pseudo_terminal import Terminal
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 WIDE = {"width": 1100, "height": 1500}
+SHORT = {"width": 1100, "height": 420}
 PHONE = {"width": 360, "height": 740}
 WAIT_MS = 90_000
 
 
 async def main(folder: Path) -> None:
-    """Writes dashboard-*.png into `folder`."""
+    """Writes dashboard-*.png and top-*.svg into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="elastane-screenshots-") as name:
         state = Path(name)
@@ -41,6 +45,7 @@ async def main(folder: Path) -> None:
             base = f"http://{(state / 'http').read_text().strip()}"
             async with grpc.aio.insecure_channel(master.address) as channel:
                 await pictures(base, channel, folder)
+            await asyncio.to_thread(terminal_pictures, master.address, folder)
 
 
 @contextlib.asynccontextmanager
@@ -68,6 +73,8 @@ async def agent(address: str, state: Path) -> AsyncIterator[None]:
 async def pictures(base: str, channel: grpc.aio.Channel, folder: Path) -> None:
     """Follows the job in a page, kills one of its workers, and takes pictures of what is seen."""
     stub = job_pb2_grpc.JobServiceStub(channel)
+    nightly = job_pb2.JobSettings(ests=8, workers_min=2, workers_max=8)
+    await stub.Create(job_pb2.JobServiceCreateRequest(name="nightly", settings=nightly))
     async with chromium() as browser, watched_page(browser, viewport=WIDE) as watched:
         page = watched.page
         await page.goto(f"{base}/")
@@ -84,6 +91,7 @@ async def pictures(base: str, channel: grpc.aio.Channel, folder: Path) -> None:
         await expect(page.locator("#notice")).to_contain_text("heckpoint", timeout=WAIT_MS)
         await asyncio.sleep(3)  # a picture of a job that has gone on for a while after it
         await page.screenshot(path=folder / "dashboard-job.png")
+        await page.set_viewport_size(SHORT)
         await page.goto(f"{base}/")
         await expect(page.locator("progress")).to_be_visible()
         await page.screenshot(path=folder / "dashboard-jobs.png")
@@ -99,6 +107,38 @@ async def pictures(base: str, channel: grpc.aio.Channel, folder: Path) -> None:
                 faults += other.faults
     if faults:
         raise SystemExit("the browser's console: " + "; ".join(faults))
+
+
+def terminal_pictures(address: str, folder: Path) -> None:
+    """From the list of jobs down to the worker that was killed, by keys."""
+    top = Terminal("top", "--master", address)
+
+    def picture(name: str) -> None:
+        top.settle()
+        (folder / f"{name}.svg").write_text(as_svg(top.screen, "elastane top", name), encoding="utf-8")
+
+    try:
+        top.until("digits", "nightly", "running", "waiting")
+        picture("top-jobs")
+        top.press("\r")
+        top.until("running: a ring of 3 trains", "member")
+        picture("top-job")
+        top.press("c")
+        top.until("loss: ", "│")
+        picture("top-curves")
+        top.press("v")
+        top.until("worker_lost")
+        while "worker_lost" not in top.screen.display[top.selected_row() or 0]:
+            top.press("k")
+            top.settle()
+        top.press("\r")
+        top.until("in the ring, hosts EST", "worker_lost")
+        picture("top-worker")
+        top.press("q")
+        if code := top.wait():
+            raise SystemExit(f"elastane top ended with code {code}")
+    finally:
+        top.close()
 
 
 if __name__ == "__main__":

@@ -9,14 +9,16 @@ from typing import Final
 
 from elastane_master.curves import Bucket
 from elastane_master.dashboard.timeline import Lane, Timeline
-from elastane_master.dashboard.words import age, clock, number, ranks, short
+from elastane_master.dashboard.words import age, clock, number, ranks
+from elastane_proto.short_names import short_names
 
 WIDTH: Final = 900
 LEFT: Final = 150
 ROW: Final = 26
 HUES: Final = 8
 CURVE_HEIGHT: Final = 170
-_LABEL_WIDTH_MIN = 34
+_LABEL_WIDTH_MIN = 42
+_NAME_CHARACTERS = 20
 _GLYPHS: Final = {
     "join": "▲",
     "death": "✕",
@@ -55,6 +57,7 @@ class Label:
     y: float
     text: str
     anchor: str = "start"
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,10 @@ def draw_timeline(timeline: Timeline) -> TimelinePicture:
     bars: list[Bar] = []
     glyphs: list[Glyph] = []
     labels: list[Label] = []
+    names = short_names([lane.worker for lane in timeline.lanes], _NAME_CHARACTERS)
     for row, lane in enumerate(timeline.lanes):
         y = row * ROW + ROW
-        labels.append(Label(0, y + 17, short(lane.worker, 20)))
+        labels.append(Label(0, y + 17, names[lane.worker], title=lane.worker))
         bars += _bars(lane, y, across)
         for mark in lane.marks:
             title = f"{clock(mark.at)} {mark.text}"

@@ -141,7 +141,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("age", "clock", "moment", "number", "size", "ranks", "short"):
+    for name in ("age", "clock", "moment", "number", "size", "ranks"):
         environment.filters[name] = getattr(words, name)
     environment.filters["quoted"] = _quoted
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")

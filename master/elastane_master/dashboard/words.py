@@ -55,8 +55,3 @@ def ranks(first: int, after: int, *, bare: bool = False) -> str:
         return "-" if bare else "no EST"
     text = str(first) if after == first + 1 else f"{first}-{after - 1}"
     return text if bare else f"{'EST' if after == first + 1 else 'ESTs'} {text}"
-
-
-def short(text: str, characters: int) -> str:
-    """The text in that many characters: of a long name its end tells more."""
-    return text if len(text) <= characters else "…" + text[1 - characters :]

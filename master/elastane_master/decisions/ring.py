@@ -187,7 +187,9 @@ def form_if_due(turn: Turn) -> None:
         wait(turn)
         return
     if _is_full(state, members) or state.join_due is None or turn.now >= state.join_due:
-        announce(turn, members, f"{len(members)} workers are there")
+        announce(
+            turn, members, "1 worker is there" if len(members) == 1 else f"{len(members)} workers are there"
+        )
 
 
 def _is_full(state: JobState, members: tuple[Member, ...]) -> bool:
@@ -452,7 +454,7 @@ def _go(turn: Turn, resume_step: int) -> None:
             turn.queues.training.pause(record.worker)
     turn.note(
         "ring_formed",
-        f"{len(ring.members)} workers go on from step {resume_step},"
+        f"{_workers(len(ring.members))} on from step {resume_step},"
         f" {len(ring.receivers)} of them receive the state",
         resume_step=resume_step,
         donors=len(ring.donors),
@@ -463,13 +465,18 @@ def _go(turn: Turn, resume_step: int) -> None:
     dismiss(turn)
 
 
+def _workers(count: int) -> str:
+    return "1 worker goes" if count == 1 else f"{count} workers go"
+
+
 def _explain_places(turn: Turn) -> None:
     """Why each worker is where it is, for people."""
     state = turn.state
     for record in state.ring_workers():
         member = state.ring.member(record.worker)
         if member is not None:
-            record.reason = f"hosts ESTs {member.start} to {member.end - 1}"
+            first, last = member.start, member.end - 1
+            record.reason = f"hosts EST {first}" if first == last else f"hosts ESTs {first} to {last}"
         elif record.draining:
             record.reason = f"leaves: {record.drain_reason}"
         elif record.held_until is not None:

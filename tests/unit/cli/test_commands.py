@@ -55,7 +55,7 @@ def test_status_shows_phase_step_and_workers(master: FakeMaster) -> None:
     for text in (
         "train",
         "running: 2 workers",
-        "12/30",
+        "12/30, epoch 2/3",
         "generation 3",
         "w0",
         "member",

@@ -13,7 +13,7 @@ from elastane_master.dashboard.browser import (
     require_same_site,
     token_of_cookie,
 )
-from elastane_master.dashboard.words import age, moment, ranks, short, size
+from elastane_master.dashboard.words import age, moment, ranks, size
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.policy import RULES
 from elastane_proto.v1 import job_pb2
@@ -132,4 +132,3 @@ def test_words() -> None:
         "EST 0", "ESTs 2-4", "no EST", "2-4",
     ]  # fmt: skip
     assert moment(0) == "1970-01-01 00:00:00" and moment(1e18).startswith("9999")
-    assert short("abcdef", 4) == "…def" and short("abc", 4) == "abc"

@@ -119,6 +119,19 @@ def test_where_a_timeline_is_drawn() -> None:
         assert LEFT <= glyph.x <= WIDTH and 0 < glyph.y < picture.height
 
 
+def test_workers_with_whole_domain_names_are_told_apart() -> None:
+    story = Story()
+    names = [f"spot-pool-b-{number}.training.svc.cluster.local" for number in range(3)]
+    for name in names:
+        story.tell(1.0, "worker_joined", name)
+    seen = timeline(story.notes, now=2.0)
+    assert seen is not None
+    labels = [label for label in draw_timeline(seen).labels if label.title]
+    assert [(label.text, label.title) for label in labels] == [
+        (f"spot-pool-b-{number}…", name) for number, name in enumerate(names)
+    ]
+
+
 def test_a_job_of_one_moment_can_be_drawn() -> None:
     story = Story()
     story.tell(5.0, "worker_joined", "a")

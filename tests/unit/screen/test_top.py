@@ -2,113 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import pty
-import select
 import signal
-import struct
-import subprocess
-import sys
 import termios
-import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
-import pyte
 import pytest
 
 from elastane.screen.keys import decode
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.pages import age, picture, plain, rows_of
 from elastane.screen.view import Row, View, press
-from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
-from unit.cli.fake_master import FakeMaster, running_job, serving
-
-SOURCES = Path(__file__).parents[3]
-PATH = os.pathsep.join(str(SOURCES / root) for root in ("proto", "shard_service", "master", "worker"))
-WAIT_SECONDS = 60.0
-
-
-class Terminal:
-    """A process on a pseudo-terminal, and what stands on its screen."""
-
-    def __init__(self, *arguments: str, columns: int = 80, rows: int = 24) -> None:
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
-        self._ours, theirs = pty.openpty()
-        self.raw = b""
-        self.resize(columns, rows)
-        self.before = termios.tcgetattr(theirs)
-        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "elastane.cli", "top", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**environment, "PYTHONPATH": PATH, "TERM": "xterm-256color"},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
-        self._theirs = theirs
-
-    def resize(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self.screen.resize(rows, columns)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.screen.display)
-
-    def until(self, *texts: str, gone: str = "") -> str:
-        """Reads until all texts stand on the screen, and `gone` does not."""
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not all(text in self.text for text in texts) or (gone and gone in self.text):
-            left = deadline - time.monotonic()
-            ready, _, _ = select.select([self._ours], [], [], max(left, 0))
-            if not ready:
-                pytest.fail(f"no {texts} on:\n{self.text}")
-            data = os.read(self._ours, 65536)
-            self.raw += data
-            self._stream.feed(data)
-        return self.text
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
-
-
-@pytest.fixture
-def master() -> Iterator[FakeMaster]:
-    fake = FakeMaster()
-    fake.jobs["other"] = running_job("other")
-    fake.jobs["other"].phase = job_pb2.JOB_PHASE_SUSPENDED
-    fake.progress[0][0].dataset = "train"
-    holder = fake.progress[0][0].holders.add(index=12, worker_id="w1", attempt=1)
-    holder.range.start, holder.range.end = 96, 128
-    fake.progress = fake.progress[:1]
-    with serving(fake) as address:
-        fake.address = address
-        yield fake
-
-
-@pytest.fixture
-def start(master: FakeMaster) -> Iterator[Callable[..., Terminal]]:
-    started: list[Terminal] = []
-
-    def begin(*arguments: str, **size: int) -> Terminal:
-        started.append(Terminal("--master", master.address, "--interval", "0.05", *arguments, **size))
-        return started[-1]
-
-    yield begin
-    for terminal in started:
-        terminal.close()
+from elastane_proto.v1 import ring_pb2, shard_pb2
+from pseudo_terminal import WAIT_SECONDS, Terminal
+from unit.cli.fake_master import FakeMaster, running_job
 
 
 def test_from_the_list_of_jobs_down_to_a_worker_and_back(
@@ -138,7 +45,7 @@ def test_from_the_list_of_jobs_down_to_a_worker_and_back(
     top.until("who holds what")
     top.press("xq")
     assert top.process.wait(WAIT_SECONDS) == 0
-    assert termios.tcgetattr(top._theirs) == top.before  # echo and lines are back
+    assert termios.tcgetattr(top.theirs) == top.before  # echo and lines are back
 
 
 def test_each_page_fits_and_follows_the_size(start: Callable[..., Terminal]) -> None:
@@ -158,14 +65,14 @@ def test_ctrl_c_leaves_and_restores(start: Callable[..., Terminal]) -> None:
     top.until("step 12/30")
     top.press("\x03")
     assert top.process.wait(WAIT_SECONDS) == 130
-    assert termios.tcgetattr(top._theirs) == top.before
+    assert termios.tcgetattr(top.theirs) == top.before
 
 
 def test_a_job_that_is_not_there_says_so_on_a_usable_terminal(start: Callable[..., Terminal]) -> None:
     top = start("nonsense")
     top.until("no job 'nonsense'")
     assert top.process.wait(WAIT_SECONDS) == 3
-    assert termios.tcgetattr(top._theirs) == top.before
+    assert termios.tcgetattr(top.theirs) == top.before
 
 
 # ---------------------------------------------------------------- pure

@@ -7,8 +7,6 @@ import json
 import secrets
 import shlex
 import shutil
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +98,7 @@ def chaos(
 ) -> None:  # fmt: skip
     from elastane.chaos.plan import FaultsError, choose
     from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+    from elastane.cli.common import sigterm_cleans_up
     from elastane.errors import ElastaneError
 
     if list_faults:
@@ -131,7 +130,7 @@ def chaos(
         else:
             folder = keep
             folder.mkdir(parents=True)
-        stack.enter_context(_sigterm_cleans_up())
+        stack.enter_context(sigterm_cleans_up())
         watcher = stack.enter_context(_watching(quiet=as_json))
         kept = True
         try:
@@ -168,6 +167,7 @@ def chaos(
 def print_result(out: Console, result: ChaosResult, again: str, folder: Path | None) -> None:
     """The table of faults, what was lost and repeated, whether the hashes are equal."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=f"{result.ests} logical workers, {result.steps} steps a run, seed {result.seed}")
     for column in ("fault", "times", "kept up, s", "to the next step, s: median", "range", "outcome"):
@@ -180,7 +180,7 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
             f"{one.kept_seconds:.1f}",
             "-" if one.median_seconds is None else f"{one.median_seconds:.2f}",
             f"{found[0]:.2f} to {found[-1]:.2f}" if found else "-",
-            f"[red]{one.problems[0]}[/]" if one.problems else "[green]held[/]",
+            Text(one.problems[0], "red") if one.problems else Text("held", "green"),
         )
     out.print(table)
     for name, reason in result.left_out.items():
@@ -232,20 +232,6 @@ def _watching(*, quiet: bool) -> Iterator[Watcher]:
             )
 
     yield Shown()
-
-
-@contextlib.contextmanager
-def _sigterm_cleans_up() -> Iterator[None]:
-    """SIGTERM leaves by the same way as Ctrl-C: no process, mount or namespace stays behind."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None = None) -> NoReturn:

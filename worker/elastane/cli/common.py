@@ -19,6 +19,7 @@ from elastane.errors import ElastaneError, JobMissingError, MasterUnreachableErr
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from elastane.client import MasterClient
 
@@ -136,18 +137,44 @@ def console() -> Console:
     )
 
 
+def one_line(text: Text) -> Text:
+    """The text without breaks and tabs: a worker's reason may be a whole traceback."""
+    from rich.text import Text
+
+    flat = Text(" ").join(text.split("\n")) if "\n" in text.plain else text.copy()
+    flat.expand_tabs(4)
+    return flat
+
+
+def local_time(seconds: float) -> str:
+    """Local time of day with milliseconds; the date too, unless it is today."""
+    import datetime
+
+    moment = datetime.datetime.fromtimestamp(seconds).astimezone()
+    today = datetime.datetime.now().astimezone().date()
+    text = moment.strftime("%H:%M:%S.%f")[:-3]
+    return text if moment.date() == today else f"{moment:%Y-%m-%d} {text}"
+
+
+def counted(count: int, name: str) -> str:
+    """ "1 worker", "2 workers"."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
 @contextlib.contextmanager
 def sigterm_cleans_up() -> Iterator[None]:
-    """SIGTERM leaves by the same way as Ctrl-C: no process and no temporary folder stays behind."""
+    """SIGTERM and SIGHUP leave as Ctrl-C does: no process and no temporary folder stays behind."""
 
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in wanted}  # not what nohup has turned off
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def worker_limits(text: str) -> tuple[int, int]:

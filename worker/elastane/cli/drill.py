@@ -164,6 +164,6 @@ def _print(result: DrillResult) -> None:
         )
         out.print(f"  spent {spent}; on demand {instead}; saved {saved}")
     for problem in result.problems:
-        out.print(f"[red]{problem}[/]")
+        out.print(problem, style="red", markup=False)
     if not result.problems:
         out.print("[bold green]held[/]: drained in time, no step lost, equal bit for bit")

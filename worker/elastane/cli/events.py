@@ -16,6 +16,8 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    local_time,
+    one_line,
     print_json,
 )
 
@@ -56,24 +58,27 @@ def events(
 
 
 def event_line(event: ring_pb2.Event) -> Text:
-    """One event on one line: number, local time, kind, generation and step, worker, reason."""
+    """One event on one line: number, local time, kind, generation and step, worker, reason.
+
+    Of an event of another day the date too.
+    """
     from rich.text import Text
 
     alarming = any(word in event.kind for word in _ALARMING)
     line = Text()
     line.append(f"{event.sequence:>5} ", style="dim")
-    line.append(f"{_local_time(event)} ", style="cyan")
+    line.append(f"{local_time(event.time.seconds + event.time.nanos / 1e9)} ", style="cyan")
     line.append(f"{event.kind:<20} ", style="bold red" if alarming else "bold")
     line.append(f"g{event.generation} s{event.step} ", style="dim")
     if event.worker_id:
         line.append(f"{event.worker_id}  ", style="green")
-    line.append(event.reason)
-    return line
+    line.append(_beside_its_worker(event))
+    return one_line(line)
 
 
-def _local_time(event: ring_pb2.Event) -> str:
-    """Local time of day with milliseconds."""
-    import datetime
-
-    moment = event.time.ToDatetime(tzinfo=datetime.UTC).astimezone()
-    return moment.strftime("%H:%M:%S.%f")[:-3]
+def _beside_its_worker(event: ring_pb2.Event) -> str:
+    """The reason without the worker's name at its beginning, which stands before it anyway."""
+    reason, name = event.reason, event.worker_id
+    if name and reason.startswith((f"{name}: ", f"{name} ")):
+        return reason[len(name) :].lstrip(": ")
+    return reason

@@ -15,6 +15,8 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    local_time,
+    one_line,
     print_json,
 )
 
@@ -80,7 +82,7 @@ def explanation_lines(told: Explanation) -> list[RenderableType]:
     style = {"member": "green", "out": "red"}.get(told.place, "yellow")
     since = f" (since {local_time(told.since)})" if told.since is not None else ""
     lines: list[RenderableType] = [
-        Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim"))
+        one_line(Text.assemble((told.worker, "bold"), "  ", (told.sentence, style), (since, "dim")))
     ]
     for link in told.chain:
         line = Text()
@@ -91,17 +93,7 @@ def explanation_lines(told: Explanation) -> list[RenderableType]:
         if link.meaning:
             line.append(f"{link.meaning}: ", style="green")
         line.append(link.reason)
-        lines.append(line)
+        lines.append(one_line(line))
     if not told.complete:
         lines.append(Text("earlier events are not kept any more", style="dim"))
     return lines
-
-
-def local_time(seconds: float) -> str:
-    """Local time of day with milliseconds; the date too, unless it is today."""
-    import datetime
-
-    moment = datetime.datetime.fromtimestamp(seconds).astimezone()
-    today = datetime.datetime.now().astimezone().date()
-    text = moment.strftime("%H:%M:%S.%f")[:-3]
-    return text if moment.date() == today else f"{moment:%Y-%m-%d} {text}"

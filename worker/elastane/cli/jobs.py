@@ -17,6 +17,7 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    counted,
     print_json,
 )
 
@@ -79,6 +80,7 @@ def jobs(
     Example: elastane jobs --master 10.0.0.5:50051
     """
     from rich.table import Table
+    from rich.text import Text
 
     from elastane.cli.plain import to_plain
 
@@ -95,7 +97,13 @@ def jobs(
         table.add_column(column, no_wrap=column != "REASON")
     for job in found:
         table.add_row(
-            job.name, _phase(job), _step(job), _epoch(job), _workers(job), str(job.settings.ests), job.reason
+            Text(job.name),
+            _phase(job),
+            _step(job),
+            _epoch(job),
+            str(_members(job)),
+            str(job.settings.ests),
+            Text(job.reason),
         )
     console().print(table)
 
@@ -152,7 +160,7 @@ def headline(job: job_pb2.Job) -> str:
     return (
         f"[bold]{escape(job.name)}[/]  {_phase(job)}{reason}\n"
         f"step {_step(job)}, epoch {_epoch(job)}, generation {job.generation}{saved}\n"
-        f"{job.settings.ests} ESTs on {_workers(job)} workers (wanted: {limits})"
+        f"{counted(job.settings.ests, 'EST')} on {counted(_members(job), 'worker')} (wanted: {limits})"
         + (f"\n{cost}" if cost else "")
     )
 
@@ -176,8 +184,9 @@ def _step(job: job_pb2.Job) -> str:
 
 
 def _epoch(job: job_pb2.Job) -> str:
-    return f"{job.epoch}/{job.epochs}" if job.epochs else str(job.epoch)
+    """Counted from one, as people do; the last one when all are done."""
+    return f"{min(job.epoch + 1, job.epochs)}/{job.epochs}" if job.epochs else "-"
 
 
-def _workers(job: job_pb2.Job) -> str:
-    return str(sum(1 for worker in job.workers if worker.ests.end > worker.ests.start))
+def _members(job: job_pb2.Job) -> int:
+    return sum(1 for worker in job.workers if worker.ests.end > worker.ests.start)

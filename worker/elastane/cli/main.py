@@ -9,6 +9,7 @@ Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unrea
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -94,6 +95,9 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; does not return. Called by the console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A reason may have letters that the terminal has not: a question mark instead, and no traceback.
+        sys.stdout.reconfigure(errors="replace")
     try:
         if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
             _help_of(given)

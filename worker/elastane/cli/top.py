@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from elastane.cli.common import (
     command,
     connect,
     console,
+    sigterm_cleans_up,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ def top(
     """
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise typer.BadParameter("top draws on a terminal; use status, progress --watch or events --follow")
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
+        raise typer.BadParameter(
+            "top needs a terminal that can place text, and TERM says it cannot;"
+            " use status, progress --watch or events --follow"
+        )
     from elastane.client import MasterClient
     from elastane.screen.news import Watching
     from elastane.screen.terminal import Inbox, show
@@ -62,7 +69,8 @@ def top(
     inbox = Inbox()
     watching = Watching(connected, inbox.news)
     try:
-        view = show(watching, inbox, view, interval)
+        with sigterm_cleans_up():
+            view = show(watching, inbox, view, interval)
     finally:
         watching.close()
     detail = watching.news.detail

@@ -120,20 +120,17 @@ class Watching:
         self, ended: threading.Event, items: Callable[[], Iterable[Any]], take: Callable[[Any], None]
     ) -> None:
         def run() -> None:
-            heard = False
             while not ended.is_set():
                 try:
                     for item in items():
                         if ended.is_set():
                             return
                         take(item)
-                        heard, self.news.trouble = True, ""
+                        self.news.trouble = ""
                         self._changed()
                     return
                 except MasterUnreachableError as error:
-                    if not heard:
-                        self._fail(ended, error)
-                        return
+                    # Who calls has reached it before: it is being restarted, or another takes over.
                     self.news.trouble = f"no news: {error.args[0]}"
                     self._changed()
                     ended.wait(LIST_SECONDS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
+from elastane.cli.common import counted, one_line
 from elastane.cli.curve import curve_lines
 from elastane.cli.events import event_line
 from elastane.cli.explain import explanation_lines
@@ -20,6 +21,7 @@ from elastane.cli.progress import duration_text
 from elastane.explain import explain
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.view import TABS, Row, View
+from elastane_proto.short_names import short, short_names
 from elastane_proto.v1 import job_pb2
 
 PHASE_STYLES = {"waiting": "yellow", "running": "green", "suspended": "yellow", "succeeded": "bold green",
@@ -75,10 +77,11 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
         at = view.position(body.rows)
         first = max(0, min(at - room // 2, len(body.rows) - room))
         for number in range(first, min(first + room, len(body.rows))):
-            line = body.lines[number].copy()
+            line = body.lines[number]
             if number == at and body.marks:
-                line.pad_right(max(0, columns - len(line)))
-                line.stylize("reverse")
+                # In one colour: reversed, every other one is a block.
+                line = one_line(Text(line.plain, style="reverse"))
+                line.pad_right(max(0, columns - line.cell_len))
             shown.append(line)
         if not news.trouble and body.details[at]:
             foot[0] = Text(body.details[at])
@@ -89,6 +92,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
     shown = shown[:room]
     shown += [Text("")] * (room - len(shown))
     lines = [*head, *shown, *foot][:rows]
+    lines = [one_line(line) for line in lines]
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
         line.no_wrap = True
@@ -97,8 +101,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
 
 def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     if view.page == "jobs":
-        many = "" if news.jobs is None or len(news.jobs) == 1 else "s"
-        count = "" if news.jobs is None else f"  {len(news.jobs)} job{many}"
+        count = "" if news.jobs is None else f"  {counted(len(news.jobs), 'job')}"
         return [Text.assemble(("elastane", "bold"), count), Text("")]
     detail = news.detail
     job = detail.job if detail is not None else None
@@ -113,7 +116,10 @@ def _head(view: View, news: News, columns: int, now: float) -> list[Text]:
     parts = [f"step {job.step}/{total}" if total else f"step {job.step}"]
     if job.epochs:
         parts.append(f"epoch {min(job.epoch + 1, job.epochs)}/{job.epochs}")
-    parts += [f"generation {job.generation}", f"{job.settings.ests} ESTs on {members} workers"]
+    parts += [
+        f"generation {job.generation}",
+        f"{counted(job.settings.ests, 'EST')} on {counted(members, 'worker')}",
+    ]
     if job.saved_step >= 0:
         parts.append(f"saved {job.saved_step}")
     third = Text("")
@@ -168,7 +174,7 @@ def _jobs(news: News) -> Body:
         step = f"{job.step}/{total}" if total else str(job.step)
         members = sum(1 for worker in job.workers if worker.ests.end > worker.ests.start)
         line = Text.assemble(
-            f"{_cut(job.name, 24):<24} ",
+            f"{short(job.name, 24):<24} ",
             (f"{phase:<10}", PHASE_STYLES.get(phase, "")),
             f" {step:>13} {members:>7} {job.settings.ests:>5}  {job.reason}",
         )
@@ -179,13 +185,14 @@ def _jobs(news: News) -> Body:
 def _workers(job: job_pb2.Job, now: float) -> Body:
     body = Body(f"{'WORKER':<24} {'STATE':<10} {'ESTS':<9} {'APPLIED':>7} {'HEARD':>7}  REASON")
     body.empty = "no workers"
+    names = short_names([worker.worker_id for worker in job.workers], 24)
     for worker in job.workers:
         state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
         heard = "-"
         if worker.HasField("last_heard"):
             heard = age(now - worker.last_heard.seconds - worker.last_heard.nanos / 1e9)
         line = Text.assemble(
-            f"{_cut(worker.worker_id, 24):<24} ",
+            f"{names[worker.worker_id]:<24} ",
             (f"{state:<10}", STATE_STYLES.get(state, "")),
             f" {ests_text(worker.ests.start, worker.ests.end):<9} {worker.applied_step:>7} {heard:>7}"
             f"  {worker.reason}",
@@ -207,6 +214,7 @@ def _ests(detail: JobNews, now: float) -> Body:
     hosts = {
         rank: worker for worker in detail.job.workers for rank in range(worker.ests.start, worker.ests.end)
     }
+    names = short_names([worker.worker_id for worker in detail.job.workers], 28)
     for rank in range(detail.job.settings.ests):
         worker = hosts.get(rank)
         if worker is None:
@@ -215,7 +223,7 @@ def _ests(detail: JobNews, now: float) -> Body:
         state = enum_name(job_pb2.WorkerState.DESCRIPTOR, worker.state)
         longest = min(held.get(worker.worker_id, []), key=lambda one: one[1], default=None)
         does, waits = (str(longest[0]), age(now - longest[1])) if longest is not None else ("-", "-")
-        line = f"{rank:>5}  {_cut(worker.worker_id, 28):<28} {does:>10} {waits:>7}  {state}"
+        line = f"{rank:>5}  {names[worker.worker_id]:<28} {does:>10} {waits:>7}  {state}"
         body.add(Row(str(rank), worker.worker_id), line, worker.reason)
     return body
 
@@ -228,7 +236,7 @@ def _tasks(detail: JobNews, now: float) -> Body:
         counts += f"  failed {item.failed}" if item.failed else ""
         counts += f"  re-queued {item.requeued}  timed out {item.timed_out}"
         style = "bold red" if item.failed else "bold"
-        body.add(Row(item.dataset), Text(f"{_cut(item.dataset, 16):<16} {counts}", style=style), counts)
+        body.add(Row(item.dataset), Text(f"{short(item.dataset, 16):<16} {counts}", style=style), counts)
         for task in item.holders:
             key = held_key(item.dataset, task)
             deadline = task.deadline.seconds + task.deadline.nanos / 1e9
@@ -240,6 +248,9 @@ def _tasks(detail: JobNews, now: float) -> Body:
             body.add(
                 Row(repr(key), task.worker_id), f"{line}  {task.worker_id}", errors or f"by {task.worker_id}"
             )
+        if (more := item.doing - len(item.holders)) > 0:
+            text = f"{'':<16} and {more} more that are reported or not listed"
+            body.add(Row(f"{item.dataset} more"), Text(text, style="dim"))
     return body
 
 
@@ -292,11 +303,6 @@ def age(seconds: float) -> str:
         return f"{minutes}m{whole:02}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02}m" if hours < 48 else f"{hours // 24}d"
-
-
-def _cut(text: str, columns: int) -> str:
-    """The text in that many columns: of a long name its end tells more."""
-    return text if len(text) <= columns else "…" + text[1 - columns :]
 
 
 def plain(lines: Sequence[Text]) -> str:

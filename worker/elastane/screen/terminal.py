@@ -1,7 +1,7 @@
 """The terminal itself: keys as they are pressed, a picture as often as there is something new.
 
-Keys are answered at once, news at most once in `interval_seconds`; ages grow every second. Whatever ends it,
-the terminal is as it was before.
+Keys are answered at once, news at most once in `interval_seconds`; ages grow every second. Whatever ends or
+stops it (Ctrl-Z), the terminal is as it was before.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from elastane.screen.pages import picture, rows_of
 from elastane.screen.view import View, press
 
 AGE_SECONDS = 1.0
+#: Put among the keys when Ctrl-Z was pressed; no key is called so.
+_STOP = "stop"
 
 
 class Inbox:
@@ -67,8 +69,8 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
     news = watching.news
     console = Console(highlight=False)
     with (
-        _keyboard(inbox),
-        _told_of_resizes(inbox),
+        _keyboard(inbox) as keyboard,
+        _told(inbox),
         Live(
             console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
         ) as live,
@@ -81,6 +83,9 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
             lines = picture(view, news, columns, rows, time.time())
             live.update(Group(*lines), refresh=True)
             for key in inbox.take(interval_seconds):
+                if key == _STOP:
+                    keyboard.stop(console)
+                    continue
                 pressed = press(view, key, rows_of(view, news, time.time()))
                 if pressed is None:
                     return view
@@ -88,44 +93,82 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
                 watching.show(view.job)
 
 
+class _Keyboard:
+    """The terminal's keys, one by one and unechoed, until `restore`."""
+
+    def __init__(self) -> None:
+        self._file = sys.stdin.fileno()
+        self._before = termios.tcgetattr(self._file)
+        self.take()
+
+    def take(self) -> None:
+        tty.setcbreak(self._file)
+
+    def restore(self) -> None:
+        termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
+
+    def stop(self, console: Console) -> None:
+        """Leave the screen to the shell, and take it again when this process goes on."""
+        console.set_alt_screen(False)
+        console.show_cursor(True)
+        self.restore()
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, handler)
+        self.take()
+        console.set_alt_screen(True)
+        console.show_cursor(False)
+
+
 @contextlib.contextmanager
-def _keyboard(inbox: Inbox) -> Iterator[None]:
-    """Keys come one by one, unechoed, while the block runs."""
-    keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
+def _keyboard(inbox: Inbox) -> Iterator[_Keyboard]:
+    """Keys arrive in the inbox while the block runs."""
+    keys = sys.stdin.fileno()
     wake, waker = os.pipe()
 
     def read() -> None:
         while True:
-            ready, _, _ = select.select([keyboard, wake], [], [])
+            ready, _, _ = select.select([keys, wake], [], [])
             if wake in ready:
                 return
-            data = os.read(keyboard, 1024)
+            try:
+                data = os.read(keys, 1024)
+            except OSError:
+                data = b""
             if not data:  # the terminal is gone
                 inbox.press(["q"])
                 return
             inbox.press(decode(data))
 
+    keyboard = _Keyboard()
     reader = threading.Thread(target=read, daemon=True)
-    tty.setcbreak(keyboard)
     reader.start()
     try:
-        yield
+        yield keyboard
     finally:
         os.write(waker, b"x")
         reader.join()
-        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
+        keyboard.restore()
         os.close(wake)
         os.close(waker)
 
 
 @contextlib.contextmanager
-def _told_of_resizes(inbox: Inbox) -> Iterator[None]:
+def _told(inbox: Inbox) -> Iterator[None]:
+    """A new size is drawn at once, and Ctrl-Z is obeyed between two pictures."""
+
     def resized(number: int, frame: FrameType | None) -> Any:
         threading.Thread(target=inbox.news, daemon=True).start()  # the handler may have its lock in hand
 
-    before = signal.signal(signal.SIGWINCH, resized)
+    def stopped(number: int, frame: FrameType | None) -> Any:
+        threading.Thread(target=inbox.press, args=([_STOP],), daemon=True).start()
+
+    before = {
+        number: signal.signal(number, handler)
+        for number, handler in ((signal.SIGWINCH, resized), (signal.SIGTSTP, stopped))
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGWINCH, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

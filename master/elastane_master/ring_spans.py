@@ -131,7 +131,8 @@ class RingSpans:
     def _noted(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
         if (mark := MARKS.get(note.kind)) is not None:
             # A worker that drains and then leaves began to go when it was told to.
-            if self._marks.get(note.worker, ("", 0.0))[0] != mark:
+            known = self._marks.get(note.worker)
+            if known is None or known[0] != mark:
                 self._marks[note.worker] = (mark, now)
         elif note.kind == "worker_standby":
             self._marks.pop(note.worker, None)

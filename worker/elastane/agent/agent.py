@@ -406,16 +406,14 @@ class Agent:
 
     def _spawn(self, worker: str) -> None:
         command, environment = self._start_of(worker)
-        write = self._output.line
+        remote = self._placement is not None and self._placement.is_remote(worker)
         if self._placement is not None:
             self._placement.started(time.monotonic(), worker)
-            if self._placement.is_remote(worker):
-                write = self._metrics.without_figures(write)
         child = ChildProcess(
             worker,
             command,
             environment=environment,
-            on_line=write,
+            on_line=self._metrics.without_figures(self._output.line) if remote else self._output.line,
             on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
         )
         child.start()

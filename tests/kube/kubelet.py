@@ -189,9 +189,13 @@ class Kubelet:
         ended = {"exitCode": code, "reason": reason, "startedAt": _now(), "finishedAt": _now()}
         if code == EXIT_KILLED:
             ended["signal"] = 9
+        # A patch replaces the list; a kubelet keeps the conditions that others have set.
+        now = self.mirror.pods.get(pod["metadata"]["name"], pod)
+        known = now if now["metadata"]["uid"] == pod["metadata"]["uid"] else pod
+        kept = [each for each in known["status"].get("conditions", []) if each["type"] != "Ready"]
         status = {
             "phase": "Succeeded" if code == 0 else "Failed",
-            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": _now()}],
+            "conditions": [*kept, {"type": "Ready", "status": "False", "lastTransitionTime": _now()}],
             "containerStatuses": [_container(container, {"terminated": ended}, is_ready=False)],
         }
         self._ended[pod["metadata"]["uid"]] = status

@@ -30,7 +30,7 @@ COPY worker worker
 COPY deploy/elastane_operator deploy/elastane_operator
 
 FROM source AS master-build
-RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install . \
+RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install '.[tracing]' \
  && find /opt/elastane -name '*.pyc' -delete && /opt/elastane/bin/python -m compileall -q /opt/elastane
 
 FROM source AS operator-build
@@ -41,7 +41,7 @@ FROM source AS worker-build
 ARG TORCH_INDEX_URL=
 # With a pip of its own: who builds upon this image installs into the same environment.
 RUN python3 -m venv --symlinks --clear /opt/elastane \
- && /opt/elastane/bin/pip install ${TORCH_INDEX_URL:+--extra-index-url $TORCH_INDEX_URL} '.[worker]'
+ && /opt/elastane/bin/pip install ${TORCH_INDEX_URL:+--extra-index-url $TORCH_INDEX_URL} '.[worker,tracing]'
 
 FROM ${BASE} AS runtime
 # Numbers, not names: Kubernetes' runAsNonRoot can only check numbers.

@@ -40,6 +40,7 @@ from elastane_master.errors import MachineBroken
 from elastane_master.limits import Limits, clip, require_room
 from elastane_master.metrics.tally import JobTally
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
+from elastane_master.ring_tracing import RingTracing
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
 from elastane_master.store.errors import LogClosed, StoreError
@@ -95,7 +96,7 @@ class JobHost(LogListener):
     """One job, served. Used from one event loop.
 
     changed: the job's state changed, durably. noted: there are new notes. tally: what came to pass since
-    this master serves the job.
+    this master serves the job. tracing: of changes of the ring, where that is asked for.
     """
 
     def __init__(
@@ -106,8 +107,10 @@ class JobHost(LogListener):
         owner: HostOwner,
         note_sequence: int = 0,
         limits: Limits | None = None,
+        tracing: RingTracing | None = None,
     ) -> None:
         self.limits = limits or Limits()
+        self.tracing = tracing
         self.watchers = 0
         self.machine = machine
         self.tally = JobTally(machine.state)
@@ -191,6 +194,8 @@ class JobHost(LogListener):
         """Ends every session, and wakes all who follow: they find that the job is not served any more."""
         for session in self._streams:
             session.end(refusal)
+        if self.tracing is not None:
+            self.tracing.stopped("not served any more")
         self.changed.announce()
         self.noted.announce()
         self.task_waiters.wake_all()
@@ -316,6 +321,10 @@ class JobHost(LogListener):
             self._forget(session)
             self._when_durable(session.end)
 
+    def traceparent(self, generation: int) -> str:
+        """The parent of what workers tell of this generation's change; empty: it is not traced."""
+        return self.tracing.traceparent(generation) if self.tracing is not None else ""
+
     def close_session(self, session: Session, reason: str) -> None:
         """The stream is gone; without a Bye before it, the worker is dead."""
         if self.sessions.get(session.worker) is not session:
@@ -365,6 +374,8 @@ class JobHost(LogListener):
         if isinstance(event, StepReported):
             self.tally.reported(event.step, stored.now)
         self._store(stored, decision)
+        if self.tracing is not None:
+            self._trace(self.tracing, event, decision)
         for effect in decision.effects:
             self._bind(effect, event, previous)
         if decision.durable:
@@ -393,6 +404,12 @@ class JobHost(LogListener):
             self.log.append(record, history, [(note.sequence, records.encode(note)) for note in notes])
         if notes:
             self._when_durable(partial(self._show, notes))
+
+    def _trace(self, tracing: RingTracing, event: AnyEvent, decision: Decision) -> None:
+        """Before the decision's messages are planned: they say whose children the workers' spans are."""
+        told = tracing.decided(event, decision.effects, self.machine.state, self.tally.last_cause)
+        if told is not None:
+            self._when_durable(told)
 
     def _clipped(self, note: Note) -> Note:
         """The note with its texts cut to what is kept of them: workers and scripts write into them."""

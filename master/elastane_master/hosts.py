@@ -18,12 +18,14 @@ from elastane_master.decisions.state import OVER
 from elastane_master.host import HostOwner, JobHost
 from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.metrics.measures import StoreMeasures
+from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
 from elastane_master.store.recovery import Recovered, check_readable
+from elastane_proto.tracing import Tracer
 
 logger = structlog.get_logger(__name__)
 
@@ -36,7 +38,7 @@ class JobHosts(HostOwner):
     """The jobs being served, by name. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
-    measures: of the writes of all jobs.
+    measures: of the writes of all jobs. tracer: of changes of their rings; None: they are not traced.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class JobHosts(HostOwner):
     ) -> None:
         self.store = store
         self.measures = StoreMeasures()
+        self.tracer: Tracer | None = None
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
         self._options = options
@@ -208,11 +211,17 @@ class JobHosts(HostOwner):
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
                 return host, False
-            log.measures = self.measures
-            host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
-            self._hosts[name] = host
+            host = self._make_host(machine, log, recovered)
             await host.start(note=machine.creation_note())
             return host, True
+
+    def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
+        """The job is found from here on; it is served once its host is started."""
+        log.measures = self.measures
+        tracing = RingTracing(log.job, machine.state, self.tracer) if self.tracer is not None else None
+        host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits, tracing)
+        self._hosts[log.job] = host
+        return host
 
     # ---------------------------------------------------------------- taking over
 
@@ -226,9 +235,7 @@ class JobHosts(HostOwner):
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
-        log.measures = self.measures
-        host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
-        self._hosts[name] = host
+        host = self._make_host(machine, log, recovered)
         logger.info(
             "job taken over",
             job=name,

@@ -10,16 +10,20 @@ import json
 import random
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from urllib.request import urlopen
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from test_agent import Run
 from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run is forked from torch
 
 from elastane.client import MasterClient
 from elastane.demo.compare import PARTS, leader_report
+from elastane.observe.figures import LINE
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 
@@ -151,12 +155,32 @@ def assert_same_bits(run: Run, reports: Path) -> None:
     assert [part for part in PARTS if leader["fingerprint"][part] != stock["fingerprint"][part]] == []
 
 
+def assert_figures(run: Run, workers: set[str], step: int) -> None:
+    """Workers of other hosts tell theirs every two seconds; those that left, with their hosts, do not."""
+    (served,) = run.of("metrics_served")
+    deadline = time.monotonic() + 30.0
+    found: dict[str, float] = {}
+    while time.monotonic() < deadline:
+        with urlopen(f"http://{served['address']}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+        samples = [one for family in text_string_to_metric_families(text) for one in family.samples]
+        found = {one.labels["worker"]: one.value for one in samples if one.name == "elastane_worker_step"}
+        if set(found) == workers and min(found.values()) >= step:
+            values = {one.name: one.value for one in samples if not one.labels}
+            assert values["elastane_agent_workers_running"] == 2
+            sent = [one for one in samples if one.name == "elastane_worker_handover_bytes_total"]
+            assert {one.labels["worker"] for one in sent} == workers and any(one.value for one in sent)
+            return
+        time.sleep(0.05)  # a port tells nobody that it has news
+    pytest.fail(f"told of {found}, not of {workers} at step {step}")
+
+
 def test_hosts_come_and_go_and_the_others_stay(
     start: Callable[..., Run], hosts: Hosts, gates: Callable[[int, int], Gate], tmp_path: Path
 ) -> None:
     first, second, third, last = gates(1, 5), gates(6, 11), gates(12, 18), gates(20, TOTAL - 1)
     hosts.are("127.0.0.2", "127.0.0.9:0")
-    job = Watched(run := start())
+    job = Watched(run := start("--metrics", "127.0.0.1:0"))
     job.until_there("127.0.0.2-0")
     hosts.are("127.0.0.2", "127.0.0.3", "127.0.0.3")  # listed twice: the slots of both lines
     job.until_there("127.0.0.3-0", "127.0.0.3-1")
@@ -178,8 +202,10 @@ def test_hosts_come_and_go_and_the_others_stay(
     lost = [event for event in job.client.events("j") if event.kind in ("worker_lost", "worker_evicted")]
     done = [(entry.step, entry.virtual_rank) for entry in job.client.audit_log("j")]
     job.client.close()
+    assert_figures(run, {"127.0.0.3-0", "127.0.0.4-0"}, step=19)
     last.open()
     assert_same_bits(run, tmp_path / "reports")
+    assert [line["line"] for line in run.of("output") if line["line"].startswith(LINE)] == []
     started = [line["worker"] for line in run.of("worker_started")]
     assert len(started) == len(set(started)) == 4, "nobody was started twice"
     assert lost == [] and not run.of("killing"), "who leaves drains: no step is lost"

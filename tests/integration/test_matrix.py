@@ -10,12 +10,14 @@ import functools
 import math
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from trace_receiver import Receiver, Span, receiver  # noqa: F401 - a fixture
 
 from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.agent.process import ChildProcess, ExitStatus
@@ -216,3 +218,99 @@ def test_sigkill_of_a_donor_in_the_hand_over(tmp_path: Path) -> None:
 
 def test_master_killed_in_training(tmp_path: Path) -> None:
     run_and_compare(tmp_path, Config(4), Churn(3, [(4, "master"), (9, "master"), (15, "master")]))
+
+
+def train_traced(folder: Path, config: Config) -> LocalCluster:
+    """Two workers; in step 3 a third one comes, and in step 8 the leader dies."""
+    settings = job_pb2.JobSettings(
+        ests=config.ests, workers_min=2, workers_max=config.ests, audit_samples=True
+    )
+    settings.join_window.FromMilliseconds(1)  # it is over when the newcomer is seen to be there
+    gates = folder / "gates"
+    comes, dies = Gate(gates / "3"), Gate(gates / "8")
+    environment = Rehearsal(gates=str(gates)).environment()
+    with local_cluster(
+        folder, settings, config.arguments, environment=environment, launch=Launch.now
+    ) as cluster:
+        for name in ("w0", "w1"):
+            cluster.add_worker(name)
+        cluster.wait_for_step(3)
+        cluster.add_worker("w2")
+        cluster.wait_for(lambda job: len(job.workers) == 3, what="the third at the master")
+        comes.open()
+        cluster.wait_for_step(8)
+        cluster.workers["w0"].signal(signal.SIGKILL)
+        cluster.wait_for(lambda job: len(job.workers) == 2, what="the death noticed")
+        dies.open()
+        cluster.wait_for_end()
+        history = list(cluster.client.audit_log(cluster.job))
+    result = compare_runs(cluster.reports, reference(config), history, ests=config.ests, dataset_size=SIZE)
+    assert result.equal, result
+    return cluster
+
+
+def test_a_join_and_a_death_are_a_trace_each_and_the_bits_stay(
+    receiver: Receiver,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """One trace for each change, over real OTLP: from the master and all workers."""
+    cluster = train_traced(tmp_path, Config(4))
+    spans = receiver.spans
+    assert len({span.span for span in spans}) == len(spans)
+
+    traces: dict[bytes, list[Span]] = defaultdict(list)
+    for span in spans:
+        traces[span.trace].append(span)
+    roots = {span.attributes["elastane.ring.cause"]: span for span in spans if span.name == "ring change"}
+    assert sorted(roots) == ["join", "loss", "start"] and len(traces) == 3, "no change in two traces"
+    for cause, root in roots.items():
+        assert root.service == "elastane-master" and root.parent == b""
+        assert root.instance == cluster.addresses
+        assert root.attributes["elastane.ring.outcome"] == "completed"
+        assert root.attributes["elastane.job"] == cluster.job
+        others = [span for span in traces[root.trace] if span is not root]
+        assert {span.parent for span in others} == {root.span}, cause
+        assert all(span.begin >= root.begin and span.end >= span.begin for span in others)
+        parts = {span.name: span for span in others if span.service == "elastane-master"}
+        expected = {"collect", "prepare", "resume"} - ({"collect"} if cause == "loss" else set())
+        assert set(parts) == expected | ({"load"} if cause == "start" else set())
+        assert all(span.end <= root.end for span in parts.values())
+        generation = root.attributes["elastane.ring.generation"]
+        for span in others:
+            if span.service == "elastane-worker":
+                assert span.attributes["elastane.worker"] == span.instance
+                assert span.attributes["elastane.ring.generation"] == generation
+                assert span.attributes["elastane.job"] == cluster.job
+                assert span.name == "stop" or parts["prepare"].begin <= span.begin
+
+    def told(cause: str) -> dict[str, dict[str, Span]]:
+        """By worker and name."""
+        found: dict[str, dict[str, Span]] = defaultdict(dict)
+        for span in traces[roots[cause].trace]:
+            if span.service == "elastane-worker":
+                assert span.name not in found[span.instance]
+                found[span.instance][span.name] = span
+        return found
+
+    join = told("join")
+    assert roots["join"].attributes["elastane.ring.planned"] is True
+    assert roots["join"].attributes["elastane.ring.members"] == ["w0", "w1", "w2"]
+    assert roots["join"].attributes["elastane.ring.ests_moved"] == 1
+    assert set(join["w1"]) == {"stop", "form ring", "send state", "first step"}
+    # It is killed soon after: what it had not sent yet is lost with it.
+    assert {"stop", "form ring", "send state"} <= set(join["w0"]) <= set(join["w1"])
+    assert set(join["w2"]) == {"form ring", "receive state", "first step"}
+    sent = [join[donor]["send state"].attributes["elastane.handover.bytes"] for donor in ("w0", "w1")]
+    received = join["w2"]["receive state"].attributes["elastane.handover.bytes"]
+    assert all(sent) and sum(sent) == received
+
+    loss = told("loss")
+    assert roots["loss"].attributes["elastane.ring.planned"] is False
+    assert "w0" in roots["loss"].attributes["elastane.ring.reason"]
+    assert sorted(loss) == ["w1", "w2"]
+    for survivor in loss:
+        # The step that was in flight is done again: nothing is handed over.
+        assert set(loss[survivor]) == {"stop", "form ring", "replay"}
+        replay = loss[survivor]["replay"]
+        assert replay.attributes["elastane.step"] == roots["loss"].attributes["elastane.step"]
+    assert set(told("start")["w0"]) == {"load", "form ring", "send state", "first step"}

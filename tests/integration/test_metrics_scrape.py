@@ -198,7 +198,8 @@ def test_a_kill_shows_in_the_counters(seen: Seen) -> None:
         return seen.after.value(name, **labels) - seen.before.value(name, **labels)
 
     job = {"job_name": JOB}
-    assert seen.before.value("elastane_job_ring_changes_total", cause="start", **job) == 1
+    # Two where the second worker came before the first ring had formed, but after the join window.
+    assert seen.before.value("elastane_job_ring_changes_total", cause="start", **job) in (1, 2)
     assert seen.before.value("elastane_job_workers_lost_total", cause="death", **job) == 0
     assert grown("elastane_job_workers_lost_total", cause="death", **job) == 1
     assert grown("elastane_job_workers_lost_total", cause="eviction", **job) == 0

@@ -121,26 +121,21 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
 
 def judge(pod: PodView, codes: ExitCodes) -> End | None:
     """What became of a pod, unless it works or will; nobody of ours has deleted it."""
+    why = pod.disruption or "deleted by somebody else"
+    if pod.phase == "Succeeded" and (pod.disruption or pod.deleted is not None):
+        # Seen late: it drained and ended before we looked. The same as if we had seen it go.
+        return End("preempted", f"{pod.name} was taken away: {why}; it left in good order")
     if pod.phase == "Succeeded":
-        return _judge_good_end(pod)
+        return End("left", f"{pod.name} left in good order (exit code 0)")
     if pod.phase == "Failed":
         return _judge_failure(pod, codes)
     if pod.deleted is not None:
-        why = pod.disruption or "deleted by somebody else"
         return End("preempted", f"{pod.name} is taken away: {why}")
     if pod.waiting in _NEVER_STARTS:
         return End(
             "permanent", f"{pod.name} can never start: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
         )
     return None
-
-
-def _judge_good_end(pod: PodView) -> End:
-    """A worker that drains when it is told to go ends with 0 as well: what is seen first may be its end."""
-    if pod.disruption or pod.deleted is not None:
-        why = pod.disruption or "deleted by somebody else"
-        return End("preempted", f"{pod.name} was taken away, and left in good order: {why}")
-    return End("left", f"{pod.name} left in good order (exit code 0)")
 
 
 def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
@@ -160,7 +155,7 @@ def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
             return End("permanent", f"{pod.name} failed: {why}")
         return End("preempted", f"{pod.name} ended without its container: {why}")
     if code == 0:
-        return _judge_good_end(pod)
+        return End("left", f"{pod.name} left in good order (exit code 0)")
     if code in _NO_MASTER:
         return End("left", f"{pod.name} gave up: {_NO_MASTER[code]} (exit code {code})")
     said = f": {pod.exit_message}" if pod.exit_message else ""

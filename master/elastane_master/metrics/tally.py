@@ -19,8 +19,8 @@ CAUSES: Final[tuple[Cause, ...]] = ("start", "join", "drain", "scale", "loss", "
 
 #: Of what was noted since the last change of the ring, the first that is there caused the next one.
 _PLANNED: Final[tuple[Cause, ...]] = ("drain", "scale", "join")
-_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain")
-_MARKS: Final[dict[str, Cause]] = {
+_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain", "join")
+MARKS: Final[dict[str, Cause]] = {
     "worker_joined": "join",
     "worker_released": "join",
     "worker_draining": "drain",
@@ -36,12 +36,12 @@ SIGNALLED = "SIGTERM"
 class JobTally:
     """Counters of one job. Used from one event loop.
 
-    events: notes by kind. ring_changes: by cause. losses: deaths and evictions of workers. drains: by
-    whose wish: "operator", "signal", "reclaim" (the node's end was announced). steps_replayed: begun steps
-    that were done again. checkpoints: by outcome; one that a change of the ring ended is "repeated".
-    step_seconds: from commit to commit within a ring; commit_seconds: from a step's first report until every
-    member has applied it. checkpoint_seconds: from request to manifest; checkpoint_bytes: size of the last
-    that was saved.
+    events: notes by kind. ring_changes: by cause; last_cause: of the newest, also where a ring ended.
+    losses: deaths and evictions of workers. drains: by whose wish: "operator", "signal", "reclaim" (the
+    node's end was announced). steps_replayed: begun steps that were done again. checkpoints: by outcome; one
+    that a change of the ring ended is "repeated". step_seconds: from commit to commit within a ring;
+    commit_seconds: from a step's first report until every member has applied it. checkpoint_seconds: from
+    request to manifest; checkpoint_bytes: size of the last that was saved.
     """
 
     __slots__ = (
@@ -57,6 +57,7 @@ class JobTally:
         "commit_seconds",
         "drains",
         "events",
+        "last_cause",
         "losses",
         "ring_changes",
         "step_seconds",
@@ -67,6 +68,7 @@ class JobTally:
     def __init__(self, state: JobState) -> None:
         self.events: Counter[str] = Counter()
         self.ring_changes: Counter[str] = Counter()
+        self.last_cause: Cause = "other"
         self.losses: Counter[str] = Counter()
         self.drains: Counter[str] = Counter()
         self.checkpoints: Counter[str] = Counter()
@@ -102,7 +104,7 @@ class JobTally:
         """A decision was made; `state` is as it left it, `event` what it was made on."""
         kind = note.kind
         self.events[kind] += 1
-        if (mark := _MARKS.get(kind)) is not None:
+        if (mark := MARKS.get(kind)) is not None:
             self._marks.add(mark)
         if kind == "worker_lost":
             self.losses["death"] += 1
@@ -138,13 +140,13 @@ class JobTally:
             self._marks.add("scale")
             return
         planned = note.facts["planned"] == "True"
+        if not self._running and self._begun_until is None:
+            self.last_cause = "start"
+        else:
+            order = _PLANNED if planned else _UNPLANNED
+            self.last_cause = next((one for one in order if one in self._marks), "other")
         if state.ring.members:  # a ring that ends is no change that anybody waits for
-            if not self._running and self._begun_until is None:
-                cause: Cause = "start"
-            else:
-                order = _PLANNED if planned else _UNPLANNED
-                cause = next((one for one in order if one in self._marks), "other")
-            self.ring_changes[cause] += 1
+            self.ring_changes[self.last_cause] += 1
         self._marks.clear()
         if self._running:
             # The step that is being done is dropped, unless this is decided at its end.

@@ -45,6 +45,7 @@ from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, Store
 from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_master.succession import Follower, SuccessionKeeper
+from elastane_proto import tracing
 from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Master(Follower):
         self._stopping = False
         self._http: HttpPort | None = None
         self._calls: LocalCalls | None = None
+        self._tracer: tracing.Tracer | None = None
         self.measures = MasterMeasures()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -123,6 +125,7 @@ class Master(Follower):
             on_reachable=self._store_reachable,
         )
         self._hosts.measures = self.measures.store
+        self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.facts = JobFacts(self._hosts)
         self._hosts.refuse(not_leading(None))
         names = self._add_services(self._server, self._hosts)
@@ -184,6 +187,8 @@ class Master(Follower):
             await self._server.stop(self.settings.stop_grace_seconds)
         if self._http is not None:
             await self._http.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         if self._store is not None:
             # Whoever took the jobs over may use the same private store.
             await self._store.close(stop_embedded=not fenced)

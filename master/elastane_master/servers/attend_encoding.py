@@ -6,6 +6,8 @@ longer than everything else about forming it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 
 from elastane_master.decisions import effects
@@ -16,35 +18,55 @@ from elastane_proto.v1 import ring_pb2
 
 _LENGTH_DELIMITED = 2
 
+Traceparents = Callable[[int], str]
+"""Whose children the spans of workers are, by the generation that they are told of; empty: not traced."""
+
+
+def untraced(generation: int) -> str:
+    """Of a master that traces nothing."""
+    return ""
+
 
 class AttendEncoder:
     """Encodes the messages of all sessions. Used from one event loop."""
 
-    __slots__ = ("_alike", "_alike_bytes", "_go_members", "_members")
+    __slots__ = ("_alike", "_alike_bytes", "_alike_parent", "_go_members", "_members")
 
     def __init__(self) -> None:
         self._alike: WorkerMessage | None = None
         self._alike_bytes = b""
+        self._alike_parent = ""
         self._members: tuple[effects.Member, ...] | None = None
         self._go_members = b""
 
-    def encode(self, message: WorkerMessage, settings: JobSettings) -> bytes:
+    def encode(
+        self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced
+    ) -> bytes:
         """An AttendResponse, serialized."""
         if isinstance(message, effects.Go):
-            return self._go(message)
+            return self._go(message, traceparents(message.generation))
         if not isinstance(message, effects.Prepare | effects.Prepared):
             return attend_response(message, settings).SerializeToString()
-        if not _is_alike(message, self._alike):
-            self._alike = message
-            self._alike_bytes = attend_response(message, settings).SerializeToString()
+        change = message.then_prepare if isinstance(message, effects.Prepared) else message
+        parent = traceparents(change.generation) if change is not None else ""
+        # Two jobs can have the same to say, but not in the same trace.
+        if parent != self._alike_parent or not _is_alike(message, self._alike):
+            self._alike, self._alike_parent = message, parent
+            response = attend_response(message, settings)
+            if parent:
+                told = response.prepared.then_prepare if response.HasField("prepared") else response.prepare
+                told.traceparent = parent
+            self._alike_bytes = response.SerializeToString()
         return self._alike_bytes
 
-    def _go(self, message: effects.Go) -> bytes:
+    def _go(self, message: effects.Go, parent: str) -> bytes:
         # A message's bytes are its fields' one after the other, so the members can be put behind the rest.
         if self._members is not message.members:
             self._members = message.members
             self._go_members = ring_pb2.Go(members=ring_members(message.members)).SerializeToString()
-        body = go_without_members(message).SerializeToString()
+        own = go_without_members(message)
+        own.traceparent = parent
+        body = own.SerializeToString()
         tag = ring_pb2.AttendResponse.GO_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
         return b"".join((bytes((tag,)), varint(len(body) + len(self._go_members)), body, self._go_members))
 

@@ -61,7 +61,7 @@ class RingServicer:
         reader = asyncio.create_task(_read(host, session, requests))
         try:
             async for message in session.outgoing():
-                yield self._encoder.encode(message, host.machine.state.settings)
+                yield self._encoder.encode(message, host.machine.state.settings, host.traceparent)
         finally:
             reader.cancel()
             host.stream_over(session, "its stream broke without Bye")

@@ -19,7 +19,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -37,7 +36,8 @@ logger = structlog.get_logger(__name__)
 _SOCKET_PATH_BYTES_MAX = 100
 """The kernel's limit is 107; some are left for the temporary name a server may bind first."""
 
-_TMP = Path("/tmp")
+#: For sockets whose folder's path is too long.
+_PLACE = Path("/tmp")
 
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.01
@@ -229,35 +229,26 @@ class EmbeddedStore:
 
 
 def _socket_path(folder: Path) -> Path:
-    """A path short enough for the kernel: in the folder, else in a private one for temporary files.
+    """A path short enough for the kernel: in the folder, else in a private one under /tmp.
 
-    In /tmp if there is one: every master of the folder must find the same, and TMPDIR may be as long, or
-    another in the next shell.
+    It is the same for every process of a user, whatever its TMPDIR: a master must find the server that lives.
     """
     path = folder / "store.sock"
-    if _is_short(path):
+    if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
         return path
     digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    for parent in (_TMP, Path(tempfile.gettempdir())):
-        private = parent / f"elastane-{os.getuid()}-{digest}"
-        if not _is_short(private / path.name):
-            continue
-        try:
-            private.mkdir(mode=0o700, exist_ok=True)
-        except OSError:
-            continue  # read-only, or not there
-        status = private.lstat()
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise EmbeddedStoreFailed(
-                f"{private} belongs to somebody else", hint="choose a shorter --state-dir", folder=folder
-            )
-        return private / path.name
-    raise EmbeddedStoreFailed(
-        f"no room for a socket: {folder} is too long for the kernel, and nothing can be written in {_TMP}",
-        hint="choose a shorter --state-dir",
-        folder=folder,
-    )
-
-
-def _is_short(path: Path) -> bool:
-    return len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX
+    private = _PLACE / f"elastane-{os.getuid()}-{digest}"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EmbeddedStoreFailed(
+            f"the path of the socket, {path}, is too long, and {private} cannot be made: {error}",
+            hint="choose a shorter --state-dir",
+            folder=folder,
+        ) from error
+    status = private.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise EmbeddedStoreFailed(
+            f"{private} belongs to somebody else", hint="choose a shorter --state-dir", folder=folder
+        )
+    return private / "store.sock"

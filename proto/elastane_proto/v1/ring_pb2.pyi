@@ -276,14 +276,16 @@ class Member(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., store_address: _Optional[str] = ...) -> None: ...
 
 class Prepare(_message.Message):
-    __slots__ = ("generation", "members", "reason")
+    __slots__ = ("generation", "members", "reason", "traceparent")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     reason: str
-    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("generation", "checkpoint_url")
@@ -294,7 +296,7 @@ class Load(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +304,7 @@ class Go(_message.Message):
     RECEIVERS_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -309,7 +312,8 @@ class Go(_message.Message):
     receivers: _containers.RepeatedScalarFieldContainer[int]
     contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
     extra: _common_pb2.ExtraState
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+from dataclasses import asdict
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -19,9 +20,11 @@ from elastane.observe.figures import (
     AgentCounts,
     WorkerFigures,
     figures_file,
+    figures_line,
     read_figures,
     write_figures,
 )
+from elastane.observe.from_hosts import HostFigures
 from elastane.observe.reporting import FigureReport
 
 
@@ -67,11 +70,28 @@ def test_a_folder_that_is_gone_ends_the_report_and_nothing_else(tmp_path: Path) 
 
 def test_how_workers_ended() -> None:
     counts = AgentCounts()
-    counts.starts.update({"w0": 3, "w1": 2})
-    for code in (0, 80, 1, -signal.SIGKILL):
-        counts.exited(code, 80)
-    assert counts.exits == {"finished": 1, "drained": 1, "failed": 1, "killed": 1}
+    counts.starts.update({"w0": 3, "w1": 3})
+    for code in (0, 80, 81, 1, -signal.SIGKILL):
+        counts.exited(code, (80, 81))
+    assert counts.exits == {"finished": 1, "drained": 2, "failed": 1, "killed": 1}
     assert counts.running == 1
+
+
+def test_figures_of_workers_on_other_hosts_are_taken_out_of_their_lines() -> None:
+    figures, told = HostFigures(), WorkerFigures(step=3, step_seconds=0.5)
+    assert figures.take("a-0", figures_line(json.dumps(asdict(told))))
+    assert not figures.take("a-0", "elastane-figure: x") and figures.all() == {"a-0": told}
+    assert figures.take("b-0", figures_line(json.dumps(asdict(told))))
+    figures.keep(["b-0", "c-0"])
+    assert list(figures.all()) == ["b-0"], "names of hosts that went are no labels any more"
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "3", '{"step": "9"}', '{"step": true}', '{"step_counts": [1]}', '{"ests": [1]}']
+)
+def test_a_line_that_only_looks_like_figures_is_the_scripts_own(text: str) -> None:
+    figures = HostFigures()
+    assert not figures.take("a-0", figures_line(text)) and figures.all() == {}
 
 
 def test_the_port_serves_figures_and_nothing_else(tmp_path: Path) -> None:

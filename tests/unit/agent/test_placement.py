@@ -158,6 +158,21 @@ def test_a_host_that_is_reclaimed_gets_no_worker_for_a_while() -> None:
     assert spawned(driver.changed(1.0 + REST_SECONDS)) == ["b-0"]
 
 
+def test_a_notice_of_a_host_counts_once_for_all_its_workers() -> None:
+    placement = Placement()
+    placement.found({"a": 2}, {})
+
+    def told(now: float, worker: str) -> bool:
+        fault = placement.ended(now, worker, ExitStatus(EXIT_RECLAIMED))
+        return fault is not None and fault.first_notice
+
+    for worker in ("a-0", "a-1"):
+        placement.started(0.0, worker)
+    assert [told(1.0, "a-0"), told(1.1, "a-1")] == [True, False]
+    placement.started(500.0, "a-0")
+    assert told(501.0, "a-0"), "the host came back, and is taken away again"
+
+
 def test_a_bad_host_among_good_ones_rests_before_the_budget_is_used_up() -> None:
     driver = Driver()
     driver.found(0.0, a=1, b=2)

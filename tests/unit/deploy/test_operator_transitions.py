@@ -112,6 +112,7 @@ def test_scaling_in_takes_who_stands_by_before_members_of_the_ring() -> None:
         ({"phase": "Failed", "reason": "DeadlineExceeded"}, "permanent"),
         ({"phase": "Pending", "waiting": "InvalidImageName"}, "permanent"),
         ({"phase": "Succeeded", "exit_code": 0}, "left"),
+        # Seen only once it was over: it drained and ended in good order, but it was taken away.
         ({"phase": "Succeeded", "exit_code": 0, "deleted": True}, "preempted"),
         ({"phase": "Succeeded", "exit_code": 0, "disruption": "PreemptionByScheduler"}, "preempted"),
         ({"phase": "Failed", "exit_code": 204}, "left"),

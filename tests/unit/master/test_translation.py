@@ -254,3 +254,25 @@ def test_what_all_workers_get_alike_is_encoded_once_and_says_the_same() -> None:
     first = encoder.encode(joins, settings)
     again = effects.Prepared(3, 5, (), effects.Prepare(3, PREPARE.members, "why"), None)
     assert encoder.encode(again, settings) is first
+
+
+def test_workers_are_told_whose_children_their_spans_are() -> None:
+    settings, encoder = events.JobSettings(ests=2), AttendEncoder()
+
+    def told(message: object, trace: str) -> ring_pb2.AttendResponse:
+        def traceparent(generation: int) -> str:
+            return f"{trace}-{generation}"
+
+        return ring_pb2.AttendResponse.FromString(encoder.encode(message, settings, traceparent))  # type: ignore[arg-type]
+
+    go = next(message for message in TO_WORKER if isinstance(message, effects.Go))
+    joins, standby = effects.Prepared(2, 5, (), PREPARE, None), effects.Prepare(3, (), "why")
+    for trace in ("a", "b", "a"):
+        assert told(standby, trace).prepare.traceparent == f"{trace}-3"
+        assert told(standby, "other").prepare.traceparent == "other-3", "another job may say the same"
+        assert told(PREPARE, trace).prepare.traceparent == f"{trace}-{PREPARE.generation}"
+        assert told(joins, trace).prepared.then_prepare.traceparent == f"{trace}-{PREPARE.generation}"
+        assert told(go, trace).go.traceparent == f"{trace}-{go.generation}"
+        assert told(go, trace).go.members == attend_response(go, settings).go.members
+    untraced = ring_pb2.AttendResponse.FromString(encoder.encode(PREPARE, settings))
+    assert untraced == attend_response(PREPARE, settings) and not untraced.prepare.traceparent

@@ -23,7 +23,14 @@ from types import FrameType
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
-from elastane.agent.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE, EXIT_DRAINED
+from elastane.agent.exit_codes import (
+    CODE_FAILED,
+    CODE_OK,
+    CODE_REFUSED,
+    CODE_UNREACHABLE,
+    EXIT_DRAINED,
+    EXIT_RECLAIMED,
+)
 from elastane.agent.joining import wait_for_job
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane.agent.notices.node import NodeNotices
@@ -373,7 +380,10 @@ class Agent:
 
     def _places_changed(self, now: float) -> list[Action]:
         assert self._placement is not None
-        return self._policy.places_changed(now, self._placement.wanted(now))
+        places = self._placement.wanted(now)
+        running = (name for name, child in self._workers.items() if child.status is None)
+        self._metrics.keep({*places, *running})
+        return self._policy.places_changed(now, places)
 
     def _terminate(self, worker: str) -> None:
         """Ask a worker to drain and leave."""
@@ -396,13 +406,14 @@ class Agent:
 
     def _spawn(self, worker: str) -> None:
         command, environment = self._start_of(worker)
+        remote = self._placement is not None and self._placement.is_remote(worker)
         if self._placement is not None:
             self._placement.started(time.monotonic(), worker)
         child = ChildProcess(
             worker,
             command,
             environment=environment,
-            on_line=self._output.line,
+            on_line=self._metrics.without_figures(self._output.line) if remote else self._output.line,
             on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
         )
         child.start()
@@ -416,18 +427,21 @@ class Agent:
         """Command and environment of a worker's process here; it may be a remote shell's."""
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
-            return remote_start(self._settings, self._placement.slot(worker).host, own)
+            host = self._placement.slot(worker).host
+            return remote_start(self._settings, host, own, figures=self._metrics.wanted)
         return local_start(
             self._settings, own | self._notices.environment() | self._metrics.variables(worker)
         )
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
-        self._metrics.counts.exited(status.returncode, EXIT_DRAINED)
+        counts = self._metrics.counts
         if self._placement is not None:
             status = self._placement.status(worker, status)
-            if fault := self._placement.ended(now, worker, status):
-                places = self._placement.wanted(now)
-                return self._policy.host_failed(now, worker, fault.text, fault.event, places)
+        counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED))
+        if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
+            counts.spot_notices += fault.first_notice
+            places = self._placement.wanted(now)
+            return self._policy.host_failed(now, worker, fault.text, fault.event, places)
         if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)
         # Sent away or gone by itself? The master knows; its news may be behind the exit.

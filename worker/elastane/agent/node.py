@@ -14,6 +14,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from elastane.agent.notices.node import NodeNotices
 from elastane.agent.notices.notice import Notice
 from elastane.agent.output import Stream
 from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.observe.telling import FigureTelling
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,22 @@ _Event = ExitStatus | Notice | _Signalled
 
 
 class Node:
-    """One worker. `run` from the main thread, once."""
+    """One worker. `run` from the main thread, once. figures: the worker's are told in lines of output."""
 
-    def __init__(self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices) -> None:
+    def __init__(
+        self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices, figures: bool = False
+    ) -> None:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._notices = notices
         self._code: int | None = None
         worker = os.environ.get("ELASTANE_WORKER_ID", "worker")
         self._policy = NodePolicy(worker, grace_seconds)
+        self._figures = FigureTelling(worker, lambda line: _write("", "stdout", line)) if figures else None
+        told = self._figures.variables() if self._figures is not None else {}
         self._child = ChildProcess(
             worker,
             command,
-            environment={**os.environ, **notices.environment()},
+            environment={**os.environ, **notices.environment(), **told},
             on_line=_write,
             on_exit=lambda _, status: self._events.put(status),
         )
@@ -58,6 +64,8 @@ class Node:
             signal.signal(number, lambda number, _: self._events.put(_Signalled(number)))
         try:
             self._child.start()
+            if self._figures is not None:
+                self._figures.start()
             self._notices.start(self._events.put, lambda text: _say(text))
             while self._code is None:
                 self._turn()
@@ -65,6 +73,8 @@ class Node:
             self._notices.stop()
             self._child.kill_group()
             self._child.wait()
+            if self._figures is not None:
+                self._figures.close()
         return self._code
 
     def _turn(self) -> None:
@@ -104,9 +114,12 @@ def _say(text: str) -> None:
     _write("", "stderr", f"elastane: {text}")
 
 
+_writing = threading.Lock()
+
+
 def _write(_: str, stream: Stream, text: str) -> None:
     """One line; where nobody reads any more it is lost, and the worker drains all the same."""
-    with contextlib.suppress(OSError, ValueError):
+    with _writing, contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
 
 
@@ -118,10 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--spot-url", default="", help="of the metadata service")
     parser.add_argument("--spot-poll", type=float, default=0.0, help="seconds between two looks; 0: advised")
     parser.add_argument("--capacity", default=AUTO, help="spot, on-demand or auto")
+    parser.add_argument("--figures", action="store_true", help="tell the worker's figures in lines of output")
     parser.add_argument("command", nargs="+", help="the worker")
     given = parser.parse_args(arguments)
     notices = NodeNotices(given.spot, given.spot_url, given.spot_poll, given.capacity)
-    return Node(given.command, grace_seconds=given.grace, notices=notices).run()
+    node = Node(given.command, grace_seconds=given.grace, notices=notices, figures=given.figures)
+    return node.run()
 
 
 if __name__ == "__main__":

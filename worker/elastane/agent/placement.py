@@ -23,10 +23,14 @@ _SIGNALS_END: Final = 192
 
 @dataclass(frozen=True)
 class HostFault:
-    """A worker ended for its host's sake. event: for machines; text: for people."""
+    """A worker ended for its host's sake. event: for machines; text: for people.
+
+    first_notice: it is the first to tell that its host is taken away.
+    """
 
     text: str
     event: str
+    first_notice: bool = False
 
 
 class Placement:
@@ -42,6 +46,7 @@ class Placement:
         self._held: dict[str, str] = {}
         self._slots: dict[str, Slot] = {}
         self._started: dict[str, float] = {}
+        self._reclaimed: set[str] = set()
 
     def found(self, hosts: Mapping[str, int], held: Mapping[str, str]) -> None:
         """The discovery printed these slots by host; held: those that cannot be used, and why."""
@@ -68,7 +73,8 @@ class Placement:
         }
 
     def started(self, now: float, worker: str) -> None:
-        """The worker's process was started."""
+        """The worker's process was started: its host is there."""
+        self._reclaimed.discard(self._slots[worker].host)
         self._started[worker] = now
 
     def status(self, worker: str, status: ExitStatus) -> ExitStatus:
@@ -83,8 +89,10 @@ class Placement:
         if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED):
             self._rests.clear([host])
         if code == EXIT_RECLAIMED:
+            first = host not in self._reclaimed
+            self._reclaimed.add(host)
             self._rests.rest(now, host, REST_SECONDS)
-            return HostFault(f"{worker} left: {host} is being taken away", "host_reclaimed")
+            return HostFault(f"{worker} left: {host} is being taken away", "host_reclaimed", first)
         if code in CANNOT_START and self.is_remote(worker):
             seconds = self._rests.unreachable(now, host)
             why = CANNOT_START[code]

@@ -51,14 +51,18 @@ def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
     return _command(agent), _inherited() | dict(variables)
 
 
-def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str]) -> Start:
-    """On another host, by the template, under an agent of its own. Raises RefusedError: a token is seen."""
+def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], *, figures: bool) -> Start:
+    """On another host, by the template, under an agent of its own. Raises RefusedError: a token is seen.
+
+    figures: that agent tells its worker's in lines of output.
+    """
     assert agent.hosts is not None
     node = [
         *(sys.executable, "-u", "-m", "elastane.agent.node", "--grace", f"{agent.grace_seconds:g}"),
         *("--spot", agent.notices, "--spot-url", agent.notices_url),
-        *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", agent.capacity, "--"),
-        *_command(agent),
+        *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", agent.capacity),
+        *(["--figures"] if figures else []),
+        *("--", *_command(agent)),
     ]
     told = remote_variables(_inherited(), variables, agent.hosts.passed)
     return remote_command(agent.hosts.template, host, node, told, str(Path.cwd())), dict(os.environ)

@@ -20,8 +20,13 @@ CANNOT_START: Final = {
 #: The list of processes of a host shows the arguments of a remote shell to everybody there.
 _SECRET: Final = ("ELASTANE_TOKEN", "ELASTANE_WORKER_TOKEN")
 #: True of one machine, and not of the others.
-_OF_ONE_MACHINE: Final = frozenset({"ELASTANE_STORE_HOST", "ELASTANE_NOTICE_FILE", "ELASTANE_CAPACITY_FILE"})
-_PREFIX: Final = "ELASTANE_"
+_OF_ONE_MACHINE: Final = frozenset(
+    {"ELASTANE_STORE_HOST", "ELASTANE_NOTICE_FILE", "ELASTANE_CAPACITY_FILE", "ELASTANE_METRICS_FILE"}
+)
+#: Ours, and OpenTelemetry's: a trace is of all workers, wherever they run.
+_PREFIXES: Final = ("ELASTANE_", "OTEL_")
+#: Headers for a receiver of traces hold its token.
+_SECRET_ENDING: Final = "_HEADERS"
 
 
 def check_template(template: str) -> list[str]:
@@ -53,7 +58,8 @@ def remote_command(
 def remote_variables(
     environment: Mapping[str, str], own: Mapping[str, str], passed: Collection[str]
 ) -> dict[str, str]:
-    """What a process elsewhere is told: its own variables, Elastane's of this environment, and those passed.
+    """What a process elsewhere is told: its own variables, those of this environment that are Elastane's or
+    OpenTelemetry's, and those passed.
 
     Raises RefusedError where a token would be among them.
     """
@@ -61,7 +67,12 @@ def remote_variables(
     given = {
         name: value
         for name, value in environment.items()
-        if (name.startswith(_PREFIX) and name not in _OF_ONE_MACHINE) or name in passed
+        if name in passed
+        or (
+            name.startswith(_PREFIXES)
+            and name not in _OF_ONE_MACHINE
+            and not (name.startswith("OTEL_") and name.endswith(_SECRET_ENDING))
+        )
     }
     return given | dict(own)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from elastane.agent.output import Stream
 from elastane.observe.figures import AgentCounts, figures_file
+from elastane.observe.from_hosts import HostFigures
 
 if TYPE_CHECKING:
     from elastane.observe.exposition import MetricsPort
@@ -19,6 +22,7 @@ class AgentMetrics:
 
     def __init__(self, job: str, address: tuple[str, int] | None) -> None:
         self.counts = AgentCounts()
+        self._from_hosts = HostFigures()
         self._job = job
         self._address = address
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -32,7 +36,7 @@ class AgentMetrics:
         from elastane.observe.exposition import AgentCollector, MetricsPort
 
         self._folder = tempfile.TemporaryDirectory(prefix="elastane-figures-")
-        collector = AgentCollector(self._job, self.counts, Path(self._folder.name))
+        collector = AgentCollector(self._job, self.counts, Path(self._folder.name), self._from_hosts.all)
         self._port = MetricsPort(*self._address, collector)
         return self._port.address
 
@@ -41,6 +45,26 @@ class AgentMetrics:
         if self._folder is None:
             return {VARIABLE: ""}
         return {VARIABLE: str(figures_file(Path(self._folder.name), worker))}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody is told: then workers on other hosts are asked for theirs."""
+        return self._folder is not None
+
+    def without_figures(
+        self, write: Callable[[str, Stream, str], None]
+    ) -> Callable[[str, Stream, str], None]:
+        """`write` for lines of a worker on another host: those of figures are taken out."""
+
+        def take(worker: str, stream: Stream, text: str) -> None:
+            if not self._from_hosts.take(worker, text):
+                write(worker, stream, text)
+
+        return take if self.wanted else write
+
+    def keep(self, workers: Collection[str]) -> None:
+        """These workers of other hosts have a slot, or run; what is known of others is forgotten."""
+        self._from_hosts.keep(workers)
 
     def close(self) -> None:
         """Ends the port and forgets what workers wrote. Idempotent."""

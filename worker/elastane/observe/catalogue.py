@@ -1,6 +1,7 @@
 """Every metric of an agent and its workers, once. docs/metrics.md is made from this. Pure data.
 
-`worker` is bounded by --local-workers; all other labels are fixed sets.
+`worker` is bounded by --local-workers, or by the slots there are now on the hosts of --hosts; all other
+labels are fixed sets.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Metric:
 AGENT_INFO = Metric(
     "elastane_agent_info", "gauge", "1; the job that this agent runs workers for.", ("job_name",)
 )
-RUNNING = Metric("elastane_agent_workers_running", "gauge", "Processes of workers that run on this machine.")
+RUNNING = Metric("elastane_agent_workers_running", "gauge", "Workers that run, on this machine and on hosts.")
 STARTS = Metric("elastane_agent_worker_starts_total", "counter", "Processes of workers started.")
 RESTARTS = Metric(
     "elastane_agent_worker_restarts_total", "counter", "Of these, in place of one that had ended."
@@ -32,7 +33,9 @@ RESTARTS = Metric(
 EXITS = Metric(
     "elastane_agent_worker_exits_total", "counter", "Processes of workers that ended, by how.", ("outcome",)
 )
-NOTICES = Metric("elastane_agent_spot_notices_total", "counter", "Announcements that this node goes.")
+NOTICES = Metric(
+    "elastane_agent_spot_notices_total", "counter", "Announcements that this node goes, or a host."
+)
 MASTER_RESTARTS = Metric(
     "elastane_agent_master_restarts_total", "counter", "How often the embedded master was started again."
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -44,9 +44,19 @@ class MetricsPortError(ElastaneError):
 
 
 class AgentCollector(Collector):
-    """The figures of one agent and its workers. folder: where those write them."""
+    """The figures of one agent and its workers.
 
-    def __init__(self, job: str, counts: AgentCounts, folder: Path) -> None:
+    folder: where those of this machine write them. from_hosts: gives those of the others, by worker.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        counts: AgentCounts,
+        folder: Path,
+        from_hosts: Callable[[], Mapping[str, WorkerFigures]] = dict,
+    ) -> None:
+        self._from_hosts = from_hosts
         self._job = job
         self._counts = counts
         self._folder = folder
@@ -66,10 +76,13 @@ class AgentCollector(Collector):
             samples[known.EXITS].append(((outcome,), counts.exits[outcome]))
         samples[known.NOTICES].append(((), counts.spot_notices))
         samples[known.MASTER_RESTARTS].append(((), counts.master_restarts))
-        for worker in sorted(starts):
+        told = dict(self._from_hosts())
+        for worker in starts:
             figures = read_figures(figures_file(self._folder, worker))
             if figures is not None:
-                _add_worker(samples, worker, figures)
+                told[worker] = figures
+        for worker, figures in sorted(told.items()):
+            _add_worker(samples, worker, figures)
         return [_family(metric, found) for metric, found in samples.items()]
 
 

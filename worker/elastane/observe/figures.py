@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Final
@@ -54,6 +55,7 @@ class WorkerFigures:
 
 class AgentCounts:
     """What one agent counts. starts: by worker. exits: by "finished", "drained", "failed", "killed".
+    spot_notices: of this node, and of hosts that are taken away.
 
     The agent's thread counts, a server's thread reads.
     """
@@ -64,11 +66,11 @@ class AgentCounts:
         self.spot_notices = 0
         self.master_restarts = 0
 
-    def exited(self, returncode: int, drained_code: int) -> None:
+    def exited(self, returncode: int, drained_codes: Collection[int]) -> None:
         """A worker's process ended with this code, negative for a signal."""
         if returncode < 0:
             self.exits["killed"] += 1
-        elif returncode == drained_code:
+        elif returncode in drained_codes:
             self.exits["drained"] += 1
         else:
             self.exits["failed" if returncode else "finished"] += 1
@@ -77,6 +79,20 @@ class AgentCounts:
     def running(self) -> int:
         """Processes of workers that were started and have not been seen to end."""
         return sum(self.starts.values()) - sum(self.exits.values())
+
+
+LINE: Final = "elastane-figures: "
+"""How the line begins in which a node of another host tells its worker's figures, among the worker's own."""
+
+
+def figures_line(text: str) -> str:
+    """The line that brings the text of a figures file home."""
+    return LINE + text
+
+
+def figures_of_line(line: str) -> WorkerFigures | None:
+    """What such a line tells; None: it is another line, or one that nobody could have meant."""
+    return _parsed(line.removeprefix(LINE)) if line.startswith(LINE) else None
 
 
 def figures_file(folder: Path, worker: str) -> Path:
@@ -94,8 +110,31 @@ def write_figures(path: Path, figures: WorkerFigures) -> None:
 def read_figures(path: Path) -> WorkerFigures | None:
     """What a worker told last; None where there is nothing that can be read."""
     try:
-        told = json.loads(path.read_text())
+        return _parsed(path.read_text())
+    except OSError:
+        return None
+
+
+def _parsed(text: str) -> WorkerFigures | None:
+    """Every figure a number of its kind; a worker's script could have written anything."""
+    try:
+        told = json.loads(text)
         known = {one.name: told[one.name] for one in fields(WorkerFigures) if one.name in told}
-    except (OSError, ValueError, TypeError):
+    except (ValueError, TypeError):
+        return None
+    counts = known.get("step_counts", _NO_COUNTS)
+    numbers = [value for name, value in known.items() if name != "step_counts"]
+    if (
+        not isinstance(counts, list)
+        or len(counts) != len(_NO_COUNTS)
+        or not all(map(_is_number, numbers + counts))
+    ):
         return None
     return WorkerFigures(**known)
+
+
+_NO_COUNTS: Final = [0] * (len(STEP_BOUNDS) + 1)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -16,11 +16,12 @@ from elastane import logs
 from elastane.collective import warming
 from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
 from elastane.errors import ElastaneError
+from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
-from elastane_proto import versions
+from elastane_proto import tracing, versions
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
@@ -57,6 +58,7 @@ class Attendance:
         self._at_boundary = False
         self._closing = False
         self.protocol = WorkerProtocol()
+        self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
         self.exits = WorkerExits(environment, self.request_leave, close)
 
@@ -72,6 +74,7 @@ class Attendance:
     def start(self) -> None:
         """Say Hello; from now on the process's end is watched over too."""
         warming.finish()
+        self.spans.open(tracing.open_tracer("elastane-worker", self._environment.worker_id))
         self._store = RendezvousStore(self._environment.rendezvous_host())
         self._session = MasterSession(
             self._environment.master,
@@ -97,6 +100,7 @@ class Attendance:
             self._session.close(bye)
         if self._transport is not None:
             self._transport.close()
+        self.spans.close()
 
     def request_leave(self, reason: str, notice_seconds: float) -> None:
         """Ask to be drained (spot notice, SIGTERM)."""
@@ -122,6 +126,7 @@ class Attendance:
         """Change the protocol's state and send what follows from it, in that order."""
         with self._changed:
             outcome = change()
+            self.spans.said(outcome.send)
             if self._session is not None:
                 self._session.send(*outcome.send)
             self._changed.notify_all()
@@ -217,7 +222,9 @@ class Attendance:
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         with self._changed:
+            self.spans.heard(message, in_ring=self.protocol.generation > 0)
             outcome = self._dispatch(message)
+            self.spans.said(outcome.send)
             if self._session is not None:
                 self._session.send(*outcome.send)
             transport = self._transport

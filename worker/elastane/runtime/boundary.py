@@ -87,11 +87,15 @@ class StepBoundary:
         """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
         if not self._attendance.begin_replace(message.generation):
             return
+        began = perf_counter()
         loaded = load_state(
             message, self._state, self._initial, num_ests=len(self._initial), pristine=self.pristine
         )
         self._replaced()
         self.pristine = self.pristine and loaded.step == 0
+        self._attendance.spans.loaded(
+            message.generation, perf_counter() - began, step=loaded.step, checkpoint=loaded.checkpoint
+        )
         self._attendance.tell(lambda: self._protocol.loaded(loaded))
 
     def _enter(self, go: ring_pb2.Go) -> None:
@@ -102,6 +106,7 @@ class StepBoundary:
         self._drop_step()
         try:
             transport = self._attendance.form(go, me)
+            self._attendance.spans.formed(go.generation, perf_counter() - began, workers=len(names))
             if go.receivers:
                 self._hand_over(go, me, transport)
         except (RingAborted, RingBroken) as error:
@@ -118,6 +123,7 @@ class StepBoundary:
         if not self._attendance.entered(go):
             return
         self._contexts = contexts
+        self._attendance.spans.entered(go.generation)
         self._entered(contexts, go.resume_step)
         figures = self._figures
         figures.generation, figures.step, figures.ests = go.generation, go.resume_step, len(contexts)
@@ -144,7 +150,9 @@ class StepBoundary:
             )
             finish_in_thread("elastane-send", transport, send)
             start, end = StreamLayout(exported.specs).stripe(donors.index(me), len(donors))
-            self._figures.handover_bytes_sent += (end - start) * len(receivers)
+            sent = (end - start) * len(receivers)
+            self._figures.handover_bytes_sent += sent
+            self._tell_handover("send", go, perf_counter() - began, sent)
         elif me in receivers:
             probes.reached("hand_over", go.resume_step)
             receive = partial(
@@ -153,12 +161,24 @@ class StepBoundary:
             received = finish_in_thread("elastane-receive", transport, receive)
             if not self._attendance.begin_replace(go.generation):
                 raise RingAborted(f"generation {go.generation} is over")
-            self._figures.handover_bytes_received += StreamLayout(received.specs).total_bytes
+            size = StreamLayout(received.specs).total_bytes
+            self._figures.handover_bytes_received += size
+            self._tell_handover("receive", go, perf_counter() - began, size)
             self._state.load(received)
             self._replaced()
             self.pristine = False
             self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
         self._figures.handover_seconds += perf_counter() - began
+
+    def _tell_handover(self, direction: str, go: ring_pb2.Go, seconds: float, size_bytes: int) -> None:
+        self._attendance.spans.handed_over(
+            direction,
+            go.generation,
+            seconds,
+            size_bytes=size_bytes,
+            donors=len(go.donors),
+            receivers=len(go.receivers),
+        )
 
     def _take_checkpoint(self) -> None:
         """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""

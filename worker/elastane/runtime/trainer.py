@@ -304,7 +304,9 @@ class Trainer:
             self._complete_step(turn)
             self._figures.step = step + 1
             self._figures.all_reduce_wait_seconds = self._reducer.waited_seconds
-            self._figures.step_done(perf_counter() - began, replayed=replayed)
+            seconds = perf_counter() - began
+            self._figures.step_done(seconds, replayed=replayed)
+            self._attendance.spans.applied(step, seconds, replayed=replayed)
             return
         failure = self._reducer.failure
         self._drop_step()

@@ -1,0 +1,264 @@
+"""What a change of the ring looks like as spans: pure. Decisions and times come in, operations go out.
+
+    ring change     from what caused it until a step of the new ring is committed; workers' spans belong to it
+      collect       from the cause until the change is decided: joins are gathered, a step boundary awaited
+      prepare       Prepare is out, Ready is awaited; each Ready is an event. A planned change's members first
+                    apply the step it rides on
+      load          nobody held the state: the leader loads a checkpoint, or keeps what the script built
+      resume        Go is out: group, hand-over, and the first step, until all have applied it
+
+A change that is disturbed before the ring trains again is decided anew in the same trace. Times are seconds
+since the Unix epoch. `ring_tracing` carries the operations out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from elastane_master.decisions.effects import Commit, Effect, Load, Member, Note, Send
+from elastane_master.decisions.events import AnyEvent, MasterStarted, ReadyReported
+from elastane_master.decisions.state import HALTED, OVER, JobState
+from elastane_master.limits import clip
+from elastane_master.metrics.tally import MARKS, Cause
+
+REASON_CHARACTERS = 500
+MEMBERS_TOLD = 100
+"""Names of members that a span has; a ring of thousands would be more than a receiver takes."""
+
+Value = str | bool | int | float | Sequence[str]
+Attributes = dict[str, Value]
+Key = tuple[int, str]
+"""A span that is open: the change's number, and the span's name."""
+
+ROOT = "ring change"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A span begins. generation: workers that are told of it are told of this span; 0: of none."""
+
+    key: Key
+    parent: Key | None
+    at: float
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Covers:
+    """Workers that are told of this generation are told that `key` is the parent of their spans."""
+
+    key: Key
+    generation: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something came to pass within a span."""
+
+    key: Key
+    name: str
+    at: float
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End:
+    """A span is over."""
+
+    key: Key
+    at: float
+    attributes: Attributes = field(default_factory=dict)
+
+
+Operation = Begin | Covers | Event | End
+
+
+@dataclass
+class _Change:
+    """One that is under way. phase: the span within it that is open. formed: Go is out."""
+
+    number: int
+    generation: int
+    phase: str = ""
+    formed: bool = False
+
+    @property
+    def root(self) -> Key:
+        return self.number, ROOT
+
+
+class RingSpans:
+    """The changes of one job's ring. state: as it is when this master begins to serve it."""
+
+    def __init__(self, job: str, state: JobState) -> None:
+        self._job = job
+        self._members = state.ring.members
+        self._generation = state.ring.generation
+        self._count = 0
+        self._open: list[_Change] = []
+        #: When a worker came, or was last said to go, since the last change; "": the job was scaled.
+        self._marks: dict[str, tuple[Cause, float]] = {}
+
+    def decided(
+        self, event: AnyEvent, effects: Iterable[Effect], state: JobState, cause: Cause, now: float
+    ) -> list[Operation]:
+        """A decision was made: `state` is as it left it. cause: of the last change of the ring in it."""
+        operations: list[Operation] = []
+        if self._open and isinstance(event, ReadyReported):
+            operations += self._ready(event, state, now)
+        elif isinstance(event, MasterStarted) and state.ring.stage in ("preparing", "loading"):
+            operations += self._taken_over(state, now)
+        for effect in effects:
+            if isinstance(effect, Note):
+                operations += self._noted(effect, state, cause, now)
+            elif isinstance(effect, Commit):
+                operations += self._committed(effect, now)
+            elif isinstance(effect, Send) and isinstance(effect.message, Load) and self._open:
+                operations += self._phase(self._open[-1], "load", now, {"elastane.worker": effect.worker})
+        if self._open and (state.phase in OVER or state.phase in HALTED):
+            operations += self.stopped(state.phase, now)
+        return operations
+
+    def stopped(self, outcome: str, now: float) -> list[Operation]:
+        """Nobody waits for these changes any more: the job is over, or this master does not serve it."""
+        operations = [one for change in self._open for one in self._end(change, outcome, now)]
+        self._open.clear()
+        return operations
+
+    # ---------------------------------------------------------------- what came to pass
+
+    def _noted(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
+        if (mark := MARKS.get(note.kind)) is not None:
+            # A worker that drains and then leaves began to go when it was told to.
+            known = self._marks.get(note.worker)
+            if known is None or known[0] != mark:
+                self._marks[note.worker] = (mark, now)
+        elif note.kind == "worker_standby":
+            self._marks.pop(note.worker, None)
+        elif note.kind == "ring_formed":
+            return self._formed(note, now)
+        elif note.kind == "ring_change" and "planned" not in note.facts:
+            self._marks[""] = ("scale", now)
+        elif note.kind == "ring_change" and note.generation == state.ring.generation:
+            # One of an older number was decided anew before anybody was told of it.
+            return self._changed(note, state, cause, now)
+        return []
+
+    def _changed(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
+        members, planned = state.ring.members, note.facts["planned"] == "True"
+        before, self._members = self._members, members
+        attributes: Attributes = {
+            "elastane.ring.generation": note.generation,
+            "elastane.ring.reason": clip(note.reason, REASON_CHARACTERS),
+            "elastane.ring.planned": planned,
+            "elastane.ring.workers": len(members),
+            "elastane.ring.members": [member.worker for member in members[:MEMBERS_TOLD]],
+            "elastane.ring.ests_moved": moved(before, members),
+        }
+        if self._open and not planned and members:
+            # The ring has not trained since the last change, or lost what it began: the same wait.
+            change = self._open[-1]
+            change.generation, change.formed = note.generation, False
+            operations: list[Operation] = [
+                Event(change.root, "decided anew", now, attributes),
+                Covers(change.root, note.generation),
+            ]
+        else:
+            began = self._began(cause, before, members, now)
+            attributes |= {"elastane.ring.cause": cause, "elastane.ring.generation_before": self._generation}
+            change, operations = self._begin(note.generation, began, attributes)
+            if began < now:
+                collect = (change.number, "collect")
+                operations += [Begin(collect, change.root, began), End(collect, now)]
+        self._generation = note.generation
+        self._marks.clear()
+        if members:
+            return operations + self._phase(change, "prepare", now)
+        self._open.remove(change)
+        return operations + self._end(change, "no ring", now)
+
+    def _taken_over(self, state: JobState, now: float) -> list[Operation]:
+        """The master before was lost within a change; its spans were lost with it."""
+        attributes: Attributes = {
+            "elastane.ring.generation": state.ring.generation,
+            "elastane.ring.reason": clip(state.ring.reason, REASON_CHARACTERS),
+            "elastane.ring.cause": "other",
+            "elastane.ring.taken_over": True,
+        }
+        change, operations = self._begin(state.ring.generation, now, attributes)
+        return operations + self._phase(change, "prepare" if state.ring.stage == "preparing" else "load", now)
+
+    def _ready(self, event: ReadyReported, state: JobState, now: float) -> list[Operation]:
+        change, record = self._open[-1], state.workers.get(event.worker)
+        believed = record is not None and record.ready_generation == event.generation
+        if not believed or event.generation != change.generation or change.formed:
+            return []
+        told: Attributes = {
+            "elastane.worker": event.worker,
+            "elastane.step": event.applied_step,
+            "elastane.holds_state": event.holds_state,
+        }
+        return [Event((change.number, change.phase), "ready", now, told)]
+
+    def _formed(self, note: Note, now: float) -> list[Operation]:
+        if not self._open:
+            return []
+        change = self._open[-1]
+        change.formed = True
+        told: Attributes = {
+            "elastane.ring.resume_step": int(note.facts["resume_step"]),
+            "elastane.ring.donors": int(note.facts["donors"]),
+        }
+        return self._phase(change, "resume", now, told)
+
+    def _committed(self, commit: Commit, now: float) -> list[Operation]:
+        over = [change for change in self._open if change.generation <= commit.generation]
+        for change in over:
+            self._open.remove(change)
+        told: Attributes = {"elastane.step": commit.step}
+        return [one for change in over for one in self._end(change, "completed", now, told)]
+
+    # ---------------------------------------------------------------- spans
+
+    def _begin(self, generation: int, at: float, attributes: Attributes) -> tuple[_Change, list[Operation]]:
+        self._count += 1
+        change = _Change(self._count, generation)
+        self._open.append(change)
+        begin = Begin(change.root, None, at, {"elastane.job": self._job, **attributes})
+        return change, [begin, Covers(change.root, generation)]
+
+    def _phase(
+        self, change: _Change, name: str, now: float, attributes: Attributes | None = None
+    ) -> list[Operation]:
+        """The change goes on with this part of it."""
+        operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
+        change.phase = name
+        return [*operations, Begin((change.number, name), change.root, now, attributes or {})]
+
+    def _end(
+        self, change: _Change, outcome: str, now: float, attributes: Attributes | None = None
+    ) -> list[Operation]:
+        operations: list[Operation] = [End((change.number, change.phase), now)] if change.phase else []
+        told = {"elastane.ring.outcome": outcome, **(attributes or {})}
+        return [*operations, End(change.root, now, told)]
+
+    def _began(self, cause: Cause, before: Sequence[Member], members: Sequence[Member], now: float) -> float:
+        """When what caused the change came to pass, as far as it was noted."""
+        old, new = ({member.worker for member in ring} for ring in (before, members))
+        if cause == "scale":
+            return self._marks.get("", (cause, now))[1]
+        kind = "join" if cause == "start" else cause
+        concerned = new - old if kind == "join" else old - new
+        marks = [self._marks[worker] for worker in concerned if worker in self._marks]
+        return min((at for mark, at in marks if mark == kind), default=now)
+
+
+def moved(before: Iterable[Member], after: Iterable[Member]) -> int:
+    """How many ESTs that had a host have another one now."""
+    hosts = {rank: member.worker for member in before for rank in range(member.start, member.end)}
+    return sum(
+        hosts.get(rank, member.worker) != member.worker
+        for member in after
+        for rank in range(member.start, member.end)
+    )

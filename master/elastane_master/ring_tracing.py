@@ -1,0 +1,71 @@
+"""Carries out what `ring_spans` says of one job's ring, and knows which trace workers are to be told of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+from elastane_master.decisions.effects import Effect
+from elastane_master.decisions.events import AnyEvent
+from elastane_master.decisions.state import JobState
+from elastane_master.metrics.tally import Cause
+from elastane_master.ring_spans import Begin, Covers, End, Event, Key, Operation, RingSpans
+from elastane_proto.tracing import OpenSpan, Tracer, now_ns
+
+GENERATIONS_KEPT = 16
+"""Messages of older ones are not sent any more."""
+
+
+class RingTracing:
+    """Of one job, where spans are asked for. Used from one event loop."""
+
+    def __init__(self, job: str, state: JobState, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._spans = RingSpans(job, state)
+        self._open: dict[Key, OpenSpan] = {}
+        self._told: dict[int, str] = {}
+
+    def decided(
+        self, event: AnyEvent, effects: Iterable[Effect], state: JobState, cause: Cause
+    ) -> partial[None] | None:
+        """What is to be done once the decision is durable, before its messages go out; None: nothing.
+
+        By the wall clock: the clock of the decisions stands while the store is away.
+        """
+        operations = self._spans.decided(event, effects, state, cause, now_ns() / 1e9)
+        return partial(self._perform, operations) if operations else None
+
+    def stopped(self, outcome: str) -> None:
+        """This master does not serve the job any more: what is open ends with `outcome`."""
+        self._perform(self._spans.stopped(outcome, now_ns() / 1e9))
+
+    def traceparent(self, generation: int) -> str:
+        """The parent of what workers tell of this generation's change; empty: it is not traced."""
+        return self._told.get(generation, "")
+
+    def _perform(self, operations: Iterable[Operation]) -> None:
+        # What begins with a decision that never became durable is not there when its end comes.
+        for operation in operations:
+            span = self._open.get(operation.key)
+            match operation:
+                case Begin(key, parent, at, attributes):
+                    above = self._open.get(parent) if parent is not None else None
+                    self._open[key] = self._tracer.begin(
+                        key[1],
+                        at_ns=_ns(at),
+                        parent=above.traceparent if above is not None else "",
+                        attributes=attributes,
+                    )
+                case Covers(_, generation) if span is not None:
+                    self._told[generation] = span.traceparent
+                    while len(self._told) > GENERATIONS_KEPT:
+                        del self._told[next(iter(self._told))]
+                case Event(_, name, at, attributes) if span is not None:
+                    span.event(name, _ns(at), attributes)
+                case End(key, at, attributes) if span is not None:
+                    del self._open[key]
+                    span.end(_ns(at), attributes)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,225 @@
+"""Spans for OpenTelemetry, for masters and workers: whether they are asked for, and the way out.
+
+Asked for by the standard's variables (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, ...). Who does not
+ask imports nothing of OpenTelemetry. What is asked for and cannot be had is said once, and everything goes on
+without: the variables may be set for a whole cluster, and a training is worth more than its traces.
+
+Python's global generator decides the bits of a training, and OpenTelemetry draws from it: for ids, and for
+the pause before a batch that a receiver did not take is sent again. Neither may happen in a worker. Therefore
+ids come from the kernel here, the exporter gets a generator of its own, and only exporters are used of which
+this is known and tested.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from elastane_proto.log_lines import without_secrets
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+    from opentelemetry.trace import Tracer as OtelTracer
+
+_log = structlog.get_logger(__name__)
+
+EXPORTER: Final = "OTEL_TRACES_EXPORTER"
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+DISABLED: Final = "OTEL_SDK_DISABLED"
+
+CLOSE_SECONDS: Final = 1.0
+"""What the last spans have to get out. A worker whose node goes cannot wait for a receiver that is away."""
+
+Value = str | bool | int | float | Sequence[str]
+"""Of an attribute."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """exporter: "otlp", "console", or empty: none. problem: why none, though some was asked for."""
+
+    exporter: str = ""
+    problem: str = ""
+
+
+def wanted(environ: Mapping[str, str]) -> Wanted:
+    """What the standard's variables ask for: an exporter by name, or OTLP by its endpoint."""
+    if environ.get(DISABLED, "").strip().lower() == "true":
+        return Wanted()
+    names = [name.strip().lower() for name in environ.get(EXPORTER, "").split(",") if name.strip()]
+    if not names:
+        names = ["otlp"] if any(environ.get(name) for name in ENDPOINTS) else []
+    if not names or names == ["none"]:
+        return Wanted()
+    if len(names) > 1 or names[0] not in ("otlp", "console"):
+        return Wanted(problem=f"{EXPORTER}={','.join(names)}: one of otlp, console and none is known here")
+    protocol = next((value for name in PROTOCOLS if (value := environ.get(name, "").strip())), "grpc")
+    if names == ["otlp"] and protocol != "grpc":
+        return Wanted(problem=f"traces go by OTLP over grpc, port 4317 as a rule, not by {protocol}")
+    return Wanted(names[0])
+
+
+def open_tracer(service: str, instance: str) -> Tracer | None:
+    """The way out of this process's spans, where they are asked for and can be had; else None.
+
+    service: "elastane-master" or "elastane-worker", unless OTEL_SERVICE_NAME says otherwise. instance: its
+    name. Starts a thread: call it in processes that fork no more. Never raises for what it was asked for.
+    """
+    asked = wanted(os.environ)
+    if asked.problem:
+        _log.warning("nothing is traced", problem=asked.problem)
+    if not asked.exporter:
+        return None
+    try:
+        return Tracer(_provider(service, instance, _exporter(asked.exporter)))
+    except ImportError as error:
+        _log.warning(
+            "nothing is traced", problem=f"{error.name} is not installed: pip install 'elastane[tracing]'"
+        )
+    except Exception as error:  # noqa: BLE001 - of values of OTEL_* that the library cannot read
+        _log.warning("nothing is traced", problem=f"OpenTelemetry cannot be set up: {error!r}")
+    return None
+
+
+class Tracer:
+    """Makes spans and sends them, from a thread of its own. Its provider is not the global one, the script's.
+
+    Times are nanoseconds since the Unix epoch. May be called from any thread.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer: OtelTracer = provider.get_tracer("elastane")
+
+    def begin(
+        self, name: str, *, at_ns: int, parent: str = "", attributes: Mapping[str, Value] | None = None
+    ) -> OpenSpan:
+        """A span that goes on. parent: a traceparent; empty: it begins a trace."""
+        told = _without_secrets(attributes or {})
+        return OpenSpan(
+            self._tracer.start_span(name, context=_context(parent), attributes=told, start_time=at_ns)
+        )
+
+    def emit(
+        self, name: str, *, begin_ns: int, end_ns: int, parent: str, attributes: Mapping[str, Value]
+    ) -> None:
+        """A span that is over; nothing where `parent` is none."""
+        if is_traceparent(parent):
+            self.begin(name, at_ns=begin_ns, parent=parent, attributes=attributes).end(max(begin_ns, end_ns))
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
+        """Sends what is left, for so long at most. Blocks. Idempotent."""
+        thread = threading.Thread(target=self._provider.shutdown, name="elastane-spans", daemon=True)
+        thread.start()
+        thread.join(timeout_seconds)
+
+
+class OpenSpan:
+    """A span that goes on. traceparent: what its children name."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        context = span.get_span_context()
+        self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
+
+    def event(self, name: str, at_ns: int, attributes: Mapping[str, Value]) -> None:
+        """Something came to pass within it."""
+        self._span.add_event(name, _without_secrets(attributes), at_ns)
+
+    def end(self, at_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
+        """It is over, and sent."""
+        self._span.set_attributes(_without_secrets(attributes or {}))
+        self._span.end(at_ns)
+
+
+def _without_secrets(attributes: Mapping[str, Value]) -> dict[str, Value]:
+    """Reasons in words may quote what a script said; spans leave the cluster as log lines do."""
+    return {
+        name: without_secrets(value) if isinstance(value, str) else value
+        for name, value in attributes.items()
+    }
+
+
+def now_ns() -> int:
+    """By the wall clock, as the spans of all processes are laid side by side by it."""
+    return time.time_ns()
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether it names a span: W3C's version 00, no id nought."""
+    parts = text.split("-")
+    lengths = [len(part) for part in parts]
+    digits = all(set(part) <= set("0123456789abcdef") for part in parts)
+    return lengths == [2, 32, 16, 2] and digits and parts[0] == "00" and all(int(p, 16) for p in parts[1:3])
+
+
+def _context(traceparent: str) -> Context:
+    """Of the span that `traceparent` names, or of none: the script's current span is nobody's parent here."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+    if not is_traceparent(traceparent):
+        return Context()
+    _, trace, span, flags = (int(part, 16) for part in traceparent.split("-"))
+    remote = SpanContext(trace, span, is_remote=True, trace_flags=TraceFlags(flags))
+    return set_span_in_context(NonRecordingSpan(remote), Context())
+
+
+def _provider(service: str, instance: str, exporter: SpanExporter) -> TracerProvider:
+    from importlib import metadata
+
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.id_generator import IdGenerator
+
+    class KernelIds(IdGenerator):
+        """Ids that leave `random` as it is."""
+
+        def generate_span_id(self) -> int:
+            return int.from_bytes(os.urandom(8)) or 1
+
+        def generate_trace_id(self) -> int:
+            return int.from_bytes(os.urandom(16)) or 1
+
+    said = Resource.create()
+    attributes = {"service.version": metadata.version("elastane")}
+    # The library makes a name up where the variables give none.
+    if str(said.attributes.get("service.name", "")).startswith("unknown_service"):
+        attributes["service.name"] = service
+    if "service.instance.id" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        attributes["service.instance.id"] = instance
+    # Without a handler at the end of the process: who opened it closes it, and is not kept waiting.
+    provider = TracerProvider(
+        resource=said.merge(Resource(attributes)), id_generator=KernelIds(), shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def _exporter(name: str) -> SpanExporter:
+    if name == "console":
+        import sys
+
+        from opentelemetry.sdk.trace.export import ConsoleSpanExporter
+
+        # One line a span, and not on stdout: that is the script's.
+        return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: span.to_json(indent=None) + "\n")
+    from opentelemetry.exporter.otlp.proto.grpc import exporter
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    # It draws its pauses from the generator of the script (see above), in a thread of its own at that.
+    library: Any = exporter
+    library.random = random.SystemRandom()
+    return OTLPSpanExporter()

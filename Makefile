@@ -1,5 +1,7 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
 # make test    all tests            make check   format, lint, types, layers, protos
+# make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
+# make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
@@ -18,6 +20,8 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
+JOBS         ?= 2
+
 CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
 SOAK_MINUTES ?= 60
@@ -28,13 +32,25 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean
+.PHONY: demo test test-kube chaos soak sim sim-mutants fuzz fuzz-stored fuzz-parity check format proto proto-check audit-deps audit-hashes lock bench bench-check clean test-images
 
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
+# JOBS files of tests at once; most wait for processes of their own more than they work.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+# An unset variable is an error here, and not a page of skipped tests that looks like success.
+test-kube: $(VENV)/.installed
+	@test -n "$$ELASTANE_TEST_KUBECONFIG" || \
+	  { echo "set ELASTANE_TEST_KUBECONFIG to the kubeconfig of a test cluster: docs/testing-kubernetes.md" >&2; exit 2; }
+	@test -r "$$ELASTANE_TEST_KUBECONFIG" || \
+	  { echo "ELASTANE_TEST_KUBECONFIG: $$ELASTANE_TEST_KUBECONFIG cannot be read" >&2; exit 2; }
+	$(BIN)/python -m pytest tests/kube -k apiserver --durations 10 -rs
+# The worker's torch is PyPI's; TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu takes a tenth of the download.
+test-images: $(VENV)/.installed
+	ELASTANE_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images -s --timeout 3600
 
 # SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
 chaos: $(VENV)/.installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,10 @@ class Metadata:
     """One service. Without a provider it answers 404 to everything, as another web server would.
 
     Attributes to set: `notice` (None, or what the provider's documents show for one), `garbage` (sent
-    instead of every answer), `silent` (accepts and never answers; an event that ends it).
+    instead of every answer), `silent` (accepts and never answers; an event that ends it), `now` (the
+    service's clock, seconds since the epoch; None: that of this machine), `tokens_known` (False: a service
+    without session tokens), `tokens_lost` (True: the answer to the request for one never arrives),
+    `capacity` (what the provider's documents show for the kind of node; None: the path is not there).
     """
 
     def __init__(self, provider: str) -> None:
@@ -22,6 +26,10 @@ class Metadata:
         self.rebalance: str | None = None
         self.garbage: bytes | None = None
         self.silent: threading.Event | None = None
+        self.now: float | None = None
+        self.tokens_known = True
+        self.tokens_lost = False
+        self.capacity: str | None = None
         self.token_required = provider == "aws"
         self.tokens: set[str] = set()
         self.asked: list[str] = []
@@ -40,6 +48,8 @@ class Metadata:
         self, method: str, path: str, headers: Any, prefix: str
     ) -> tuple[int, str, dict[str, str]] | None:
         if (method, path) == ("PUT", "/latest/api/token"):
+            if not self.tokens_known:
+                return 404, "", {}
             if not headers.get(f"{prefix}-token-ttl-seconds"):
                 return 400, "", {}
             self.tokens.add(f"token-{len(self.asked)}")
@@ -54,6 +64,8 @@ class Metadata:
             return refused
         if path == "/latest/meta-data/instance-id":
             return 200, "i-1234567890abcdef0", {}
+        if path == "/latest/meta-data/instance-life-cycle" and self.capacity is not None:
+            return 200, self.capacity, {}
         if path == "/latest/meta-data/spot/instance-action" and self.notice:
             return 200, f'{{"action": "terminate", "time": "{self.notice}"}}', {}
         if path == "/latest/meta-data/events/recommendations/rebalance" and self.rebalance:
@@ -76,6 +88,8 @@ class Metadata:
             return 403, "", google
         if path == "/computeMetadata/v1/instance/preempted":
             return 200, "TRUE" if self.notice else "FALSE", google
+        if path == "/computeMetadata/v1/instance/scheduling/preemptible" and self.capacity is not None:
+            return 200, self.capacity, google
         if path == "/computeMetadata/v1/instance/id":
             return 200, "4242", google
         return None
@@ -85,6 +99,8 @@ class Metadata:
             return 400, '{"error": "Bad request. Required metadata header not specified"}', {}
         if path == "/metadata/instance/compute/name?api-version=2021-02-01&format=text":
             return 200, "scale_set_3", {}
+        if path.startswith("/metadata/instance/compute/priority?") and self.capacity is not None:
+            return 200, self.capacity, {}
         if path == "/metadata/scheduledevents?api-version=2020-07-01":
             events = f"[{self.notice}]" if self.notice else "[]"
             return 200, f'{{"DocumentIncarnation": 2, "Events": {events}}}', {}
@@ -106,15 +122,16 @@ def azure_event(kind: str, not_before: str, *resources: str, status: str = "Sche
 
 
 @contextlib.contextmanager
-def metadata_service(provider: str) -> Iterator[Metadata]:
+def metadata_service(provider: str, host: str = "127.0.0.1") -> Iterator[Metadata]:
     """Serves `Metadata` on a port of its own."""
-    metadata = Metadata(provider)
+    metadata, ended = Metadata(provider), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         def _serve(self) -> None:
             metadata.asked.append(f"{self.command} {self.path}")
-            if metadata.silent is not None:
-                metadata.silent.wait(30)
+            lost = metadata.tokens_lost and self.command == "PUT"
+            if metadata.silent is not None or lost:
+                (metadata.silent or ended).wait(30)
                 return
             status, body, headers = metadata.answer(self.command, self.path, self.headers)
             raw = body.encode() if metadata.garbage is None else metadata.garbage
@@ -126,16 +143,23 @@ def metadata_service(provider: str) -> Iterator[Metadata]:
 
         do_GET = do_PUT = _serve  # noqa: N815  (the names are http.server's)
 
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string(metadata.now)  # type: ignore[arg-type]
+
         def log_message(self, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Handler)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    metadata.url = f"http://127.0.0.1:{server.server_address[1]}"
+    metadata.url = f"http://{f'[{host}]' if ':' in host else host}:{server.server_address[1]}"
     try:
         yield metadata
     finally:
+        ended.set()
         if metadata.silent is not None:
             metadata.silent.set()
         server.shutdown()

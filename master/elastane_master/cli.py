@@ -70,6 +70,15 @@ def main(
         float | None,
         typer.Option(help="A leader that fell silent is replaced after so long. [3]", metavar="SECONDS"),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            help="HOST:PORT for /metrics, /healthz and /readyz over HTTP; 0.0.0.0:8080 in a container. [none]"
+        ),
+    ] = None,
+    http_port_file: Annotated[
+        Path | None, typer.Option(help="File that gets HOST:PORT once --http is served.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error. [info]")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json. [console]")] = None,
     token_file: Annotated[
@@ -99,6 +108,12 @@ def main(
             flag="--reflection/--no-reflection",
         ),
     ] = None,
+    http_open_metrics: Annotated[
+        bool | None,
+        _protection(
+            "Serve /metrics to whoever asks, without token or certificate.", flag="--http-open-metrics"
+        ),
+    ] = None,
     store_ca: Annotated[
         Path | None, _protection("PEM of the CA of a rediss:// store. Without: the system's.")
     ] = None,
@@ -108,7 +123,7 @@ def main(
         Path | None, _protection("File with the password of the user in --store.")
     ] = None,
 ) -> None:
-    """Serves the jobs of one store over gRPC.
+    """Serves the jobs of one store over gRPC, and with --http figures and probes over HTTP.
 
     Every option also is a variable, ELASTANE_LISTEN and so on; those that protect have a longer prefix,
     ELASTANE_MASTER_TOKEN_FILE and so on. Changed files of tokens and certificates are taken up at once.
@@ -127,6 +142,8 @@ def main(
         "standby": standby,
         "advertise": advertise,
         "leader_lease_seconds": leader_lease_seconds,
+        "http": http,
+        "http_port_file": http_port_file,
         "log_level": log_level,
         "log_format": log_format,
     }
@@ -137,6 +154,7 @@ def main(
         "tls_client_ca": tls_client_ca,
         "insecure": insecure,
         "reflection": reflection,
+        "http_open_metrics": http_open_metrics,
         "store_ca": store_ca,
         "store_cert": store_cert,
         "store_key": store_key,

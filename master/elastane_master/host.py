@@ -28,14 +28,17 @@ from elastane_master.decisions.events import (
     AnyEvent,
     ByeReported,
     Rejection,
+    StepReported,
     StreamLost,
     Tick,
     WorkerJoined,
 )
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.limits import Limits, clip, require_room
+from elastane_master.metrics.tally import JobTally
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
@@ -66,6 +69,8 @@ BROKEN_SECONDS = 1.0
 """After a Tick that could not be decided, the next is tried so much later."""
 
 
+_WITHOUT_TASKS = HALTED | {"failed", "cancelled"}
+
 _WANTED: dict[QueueStatus, Wanted] = {
     QueueStatus.HAS_TODO: "one",
     QueueStatus.WAIT: "none",
@@ -89,7 +94,8 @@ class HostOwner:
 class JobHost(LogListener):
     """One job, served. Used from one event loop.
 
-    changed: the job's state changed, durably. noted: there are new notes.
+    changed: the job's state changed, durably. noted: there are new notes. tally: what came to pass since
+    this master serves the job.
     """
 
     def __init__(
@@ -104,6 +110,7 @@ class JobHost(LogListener):
         self.limits = limits or Limits()
         self.watchers = 0
         self.machine = machine
+        self.tally = JobTally(machine.state)
         self.log = log
         self.clock = clock
         self.sessions: dict[str, Session] = {}
@@ -137,6 +144,7 @@ class JobHost(LogListener):
             self._decide(event)
         if note is not None:
             self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
+        self._plan(self._plan_seconds)  # a new job may be waited for, and nobody come
         return asyncio.shield(self.log.append(None))
 
     async def stop(self, refusal: Rejection) -> None:
@@ -343,6 +351,8 @@ class JobHost(LogListener):
             logger.exception("an event could not be decided", job=self.name, kind=type(event).__name__)
             self._rebuild()
             raise MachineBroken(f"{type(event).__name__} could not be decided: {error!r}") from error
+        if isinstance(event, StepReported):
+            self.tally.reported(event.step, stored.now)
         self._store(stored, decision)
         for effect in decision.effects:
             self._bind(effect, event, previous)
@@ -355,12 +365,16 @@ class JobHost(LogListener):
     def _store(self, stored: StoredEvent, decision: Decision) -> None:
         history, notes = [], []
         for effect in decision.effects:
-            if isinstance(effect, Commit | TaskCommit):
+            if isinstance(effect, TaskCommit):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
+                self.tally.noted(effect, stored.event, self.machine.state, stored.now)
                 effect = self._clipped(effect)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
+            elif isinstance(effect, Commit):
+                self.tally.committed(effect, stored.now)
+                history.append(records.encode(StoredCommit(stored.now, effect)))
         if decision.durable or history or notes:
             record = records.encode(stored) if decision.durable else None
             if record is not None:
@@ -430,7 +444,7 @@ class JobHost(LogListener):
 
     def _waiters_wanted(self, dataset: str) -> Wanted:
         queue = self.machine.queues.dynamic.get(dataset)
-        if queue is None or self.machine.state.phase in ("suspended", "failed", "cancelled"):
+        if queue is None or self.machine.state.phase in _WITHOUT_TASKS:
             return "all"
         return _WANTED[queue.status(self.clock())]
 

@@ -17,6 +17,7 @@ from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import OVER
 from elastane_master.host import HostOwner, JobHost
 from elastane_master.limits import Limits, require_room, require_within
+from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
@@ -28,11 +29,14 @@ logger = structlog.get_logger(__name__)
 
 TAKEN_OVER_AT_ONCE = 8
 
+_PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
+
 
 class JobHosts(HostOwner):
     """The jobs being served, by name. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
+    measures: of the writes of all jobs.
     """
 
     def __init__(
@@ -45,6 +49,7 @@ class JobHosts(HostOwner):
         on_reachable: Callable[[bool], None] = lambda reachable: None,
     ) -> None:
         self.store = store
+        self.measures = StoreMeasures()
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
         self._options = options
@@ -203,6 +208,7 @@ class JobHosts(HostOwner):
                 host = await self._serve(name, log, recovered)
                 _require_equal(host, settings)
                 return host, False
+            log.measures = self.measures
             host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
             self._hosts[name] = host
             await host.start(note=machine.creation_note())
@@ -220,6 +226,7 @@ class JobHosts(HostOwner):
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
+        log.measures = self.measures
         host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits)
         self._hosts[name] = host
         logger.info(
@@ -272,10 +279,24 @@ class JobHosts(HostOwner):
 
 
 def _require_equal(host: JobHost, settings: JobSettings) -> None:
-    """Raises Rejection unless the job was created with these settings."""
-    original = host.machine.state.original
+    """Raises Rejection unless the job was created with these settings.
+
+    Or with the numbers of workers it was scaled to since: whoever wants what is in force is not wrong. Prices
+    do not tell jobs apart: they change with the hour, and those in force stay.
+    """
+    state = host.machine.state
+    original, current = state.original, state.settings
     for field in JobSettings.__struct_fields__:
-        if getattr(original, field) != getattr(settings, field):
+        if field in _PRICES:
+            continue
+        asked = getattr(settings, field)
+        if field == "workers_max":
+            known = {of.workers_max or of.ests for of in (original, current)}
+            if (asked or settings.ests) in known:
+                continue
+        elif field == "workers_min" and asked == current.workers_min:
+            continue
+        if getattr(original, field) != asked:
             raise Rejection(
                 "already_exists",
                 f"job {host.name!r} is there with {field} {getattr(original, field)!r},"

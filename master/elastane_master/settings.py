@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from elastane_master.decisions.machine import VERSION
 from elastane_master.limits import Limits
@@ -25,6 +25,7 @@ class MasterSettings(Limits):
     standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
     advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
     leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
+    http: HOST:PORT of metrics and probes; empty: none. http_port_file: gets the address, once it is served.
     The limits (limits.py) are settings too.
     """
 
@@ -37,6 +38,8 @@ class MasterSettings(Limits):
     standby: bool | None = None
     advertise: str = ""
     leader_lease_seconds: float = Field(default=3.0, ge=0.1, le=3600)
+    http: str = ""
+    http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
     snapshot_seconds: float = Field(default=1.0, ge=0)
@@ -45,10 +48,12 @@ class MasterSettings(Limits):
     stop_grace_seconds: float = Field(default=2.0, ge=0)
     security: SecuritySettings = Field(default_factory=SecuritySettings)
 
-    @field_validator("listen")
+    @field_validator("listen", "http")
     @classmethod
-    def _has_port(cls, listen: str) -> str:
+    def _has_port(cls, listen: str, info: ValidationInfo) -> str:
         port = listen.rpartition(":")[2]
+        if info.field_name == "http" and not listen:
+            return listen
         if ":" not in listen or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError("must be HOST:PORT with a port from 0 to 65535")
         return listen
@@ -77,6 +82,15 @@ class MasterSettings(Limits):
     @property
     def listen_port(self) -> int:
         return int(self.listen.rpartition(":")[2])
+
+    @property
+    def http_host(self) -> str:
+        """The host of `http`; all interfaces if it names none."""
+        return self.http.rpartition(":")[0] or "[::]"
+
+    @property
+    def http_port(self) -> int:
+        return int(self.http.rpartition(":")[2])
 
     def store_options(self) -> StoreOptions:
         return StoreOptions(

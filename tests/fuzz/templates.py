@@ -48,6 +48,8 @@ def request_of(method: MethodDescriptor) -> Message:
             message.settings.CopyFrom(job_settings())
         case "Scale":
             message.workers_min, message.workers_max = 1, 2
+        case "SetPrices":
+            message.spot_price_micros, message.on_demand_price_micros, message.currency = 1, 2, "USD"
         case "DrainWorker":
             message.worker_id = "w0"
         case "CreateDataset":

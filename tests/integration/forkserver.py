@@ -51,9 +51,12 @@ _PRELOAD = (
 
 
 class ForkServer:
-    """One server: `fork` and `reap` are its only requests, answered one at a time."""
+    """One server: `fork` and `reap` are its only requests, answered one at a time.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    script: what it runs; another one than this has other things imported, and calls `serve` as well.
+    """
+
+    def __init__(self, environment: Mapping[str, str], script: str = __file__) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         self._socket = ours
@@ -62,7 +65,7 @@ class ForkServer:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, script, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -223,10 +226,13 @@ def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], 
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+
+
+def _seed_anew() -> None:
+    """Unseeded generators are different in every process. Python's seeds itself anew after a fork."""
     import numpy as np
     import torch
 
-    # Unseeded generators are different in every process. Python's seeds itself anew after a fork.
     np.random.seed()
     torch.seed()
 
@@ -272,6 +278,7 @@ def _main() -> None:
         importlib.import_module("sklearn.datasets")
     gc.freeze()  # or the first collection in a child would copy the memory
     request = serve(socket.socket(fileno=int(sys.argv[1])))
+    _seed_anew()
     leave(run_script(request["arguments"]))
 
 

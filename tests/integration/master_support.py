@@ -152,25 +152,28 @@ class MasterProcess:
         self.arguments = arguments
         self.address = "127.0.0.1:0"
         self.process: asyncio.subprocess.Process | None = None
+        self.log_path = folder.with_name(f"{folder.name}.log")  # the folder is made by the master
 
     async def start(self) -> None:
         port_file = self.folder / "port"
         port_file.unlink(missing_ok=True)
         arguments = ["--listen", self.address, "--state-dir", str(self.folder), "--port-file", str(port_file)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "elastane_master",
-            *arguments,
-            *self.arguments,
-            env=environment,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        # Into a file: a pipe that nobody reads fills up, and then the master stands still in its next line.
+        with self.log_path.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "elastane_master",
+                *arguments,
+                *self.arguments,
+                env=environment,
+                stderr=log,
+            )
         async with asyncio.timeout(60):
             while not port_file.exists():
                 if self.process.returncode is not None:
-                    raise AssertionError((await self.process.communicate())[1].decode())
+                    raise AssertionError(self.log_path.read_text())
                 await asyncio.sleep(0.01)
         self.address = port_file.read_text().strip()
 
@@ -183,7 +186,8 @@ class MasterProcess:
         """SIGTERM; returns what it logged."""
         self.process.terminate()
         async with asyncio.timeout(30):
-            return (await self.process.communicate())[1].decode()
+            await self.process.wait()
+        return self.log_path.read_text()
 
 
 @contextlib.asynccontextmanager

@@ -21,16 +21,18 @@ JOB = "mine"
 ABSENT = "mine-absent"
 
 _LOOK, _DATA = {"reader", "operator"}, {"worker", "operator"}
+_ALL = {"worker", "reader", "operator"}
 #: Written down apart from the product's table, from what the README promises.
 ALLOWED: dict[str, set[str]] = {
     "JobService.Create": {"operator"},
-    "JobService.Get": _LOOK,
+    "JobService.Get": _ALL,
     "JobService.List": _LOOK,
-    "JobService.Watch": _LOOK,
+    "JobService.Watch": _ALL,
     "JobService.Scale": {"operator"},
     "JobService.Suspend": {"operator"},
     "JobService.Resume": {"operator"},
     "JobService.Cancel": {"operator"},
+    "JobService.SetPrices": {"operator"},
     "JobService.DrainWorker": {"operator"},
     "JobService.Checkpoint": {"operator"},
     "ShardService.CreateDataset": _DATA,
@@ -43,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "ShardService.ExtendDataset": _DATA,
     "RingService.Attend": {"worker"},
     "RingService.GetRing": _LOOK,
-    "RingService.WatchEvents": _LOOK,
+    "RingService.WatchEvents": _ALL,
     "ContextService.Get": _LOOK,
     "ContextService.List": _LOOK,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -238,8 +240,18 @@ def test_a_signal_leaves_nothing_behind(tmp_path: Path, number: int, code: int, 
     command = [sys.executable, "-m", "elastane.cli", "verify", "--ests", "2", *flawed("slow")]
     pipe = os.open(told, os.O_RDWR)  # both ways: it never ends, and nobody waits to open it
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def tell_the_end() -> None:
+        process.wait()
+        with contextlib.suppress(OSError):  # nobody reads any more
+            end = os.open(told, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(end, b"ended\n")
+            os.close(end)
+
     with os.fdopen(pipe) as lines:
-        assert any(line == f"{mode}\n" for line in lines)
+        threading.Thread(target=tell_the_end, daemon=True).start()
+        line = next(line for line in lines if line in (f"{mode}\n", "ended\n"))
+        assert line != "ended\n", process.communicate(timeout=60)[1]
         children = psutil.Process(process.pid).children(recursive=True)
         assert any(FLAWED in child.cmdline() for child in children)
         process.send_signal(number)

@@ -150,6 +150,15 @@ class Operator(Caller):
 
         self._submit(ask)
 
+    def set_prices(self, spot: int, on_demand: int) -> None:
+        request = job_pb2.JobServiceSetPricesRequest(
+            name=JOB,
+            spot_price_micros=spot,
+            on_demand_price_micros=on_demand,
+            request_id=self.request_id(),
+        )
+        self._submit(lambda: self.ask("JobService/SetPrices", request))
+
     def drain(self, worker: str) -> None:
         request = job_pb2.JobServiceDrainWorkerRequest(
             name=JOB, worker_id=worker, request_id=self.request_id()

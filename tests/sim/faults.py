@@ -11,6 +11,7 @@ from sim.checkers import KEYS, Checkers
 from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Network
+from sim.policies import Policies
 from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
 from sim.worker_model import Script, WorkerModel
 from sim.world import World
@@ -74,6 +75,7 @@ class Cluster:
     options: LogOptions
     faults_until: float
     faults_per_second: float
+    policies: Policies
     groups: dict[int, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
@@ -89,6 +91,9 @@ class Cluster:
         """Workers come within half a second, then the faults begin."""
         for number in range(workers):
             self.world.after(self.world.rng.uniform(0.0, 0.5), lambda number=number: self.start(f"w{number}"))
+        for seconds, spot, on_demand in self.policies.prices:
+            prices = spot, on_demand
+            self.world.after(seconds, lambda prices=prices: self.operator.set_prices(*prices))
         self._plan_fault()
         self.world.after(1.0, self._agents)
         self.world.after(0.2, self._supervise)
@@ -203,13 +208,18 @@ class Cluster:
             if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
                 worker.kill()  # who is told to end and does not, its agent puts away
         wanted = max(self.workers_min, 1) if calm else 1
-        if calm and phase in ("suspended", "failed"):
+        if calm and phase in ("suspended", "failed", "max_wait_exceeded"):
             self.operator.resume()
         if calm and self.operator.scaled is not None:
-            wanted = max(wanted, self.operator.scaled[0])
-        wants_workers = phase not in ("suspended", "failed", "succeeded", "cancelled", "")
+            low, high = self.operator.scaled
+            wanted = max(wanted, min(high, self.script.ests) if self.policies.fixed else low)
+        wants_workers = phase not in (
+            "suspended", "failed", "succeeded", "cancelled", "max_wait_exceeded", ""
+        )  # fmt: skip
         if wants_workers and len(self.alive) < wanted and (calm or self.world.rng.random() < 0.3):
-            self.start(f"w{self.started}")
+            at_once = wanted - len(self.alive) if calm and self.policies.max_wait_seconds else 1
+            for _ in range(at_once):
+                self.start(f"w{self.started}")
         if not self.is_over:
             self.world.after(1.0, self._agents)
 

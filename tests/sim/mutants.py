@@ -63,6 +63,42 @@ class Mutant:
 DECISIONS = "elastane_master.decisions"
 MUTANTS = (
     Mutant(
+        "a dropped step is charged as useful",
+        f"{DECISIONS}.cost",
+        "    _replay(state.cost, state.cost.boundary[1])\n",
+        "    pass\n",
+    ),
+    Mutant(
+        "steps that history goes back behind are charged as useful",
+        f"{DECISIONS}.cost",
+        "        _replay(book, _working_at(book, step))\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a worker that is gone is charged on",
+        f"{DECISIONS}.cost",
+        ".add(record.capacity, -1)\n",
+        ".add(record.capacity, 0)\n",
+    ),
+    Mutant(
+        "new prices hold for the time before them too",
+        f"{DECISIONS}.operators",
+        "    cost.charge(state, turn.now)\n",
+        "",
+    ),
+    Mutant(
+        "fixed recovery trains with fewer workers",
+        f"{DECISIONS}.state",
+        'if settings.recovery == "fixed":',
+        "if False:",
+    ),
+    Mutant(
+        "nobody looks whether the wait is over",
+        f"{DECISIONS}.leases",
+        "        deadlines.append(state.wait_until)\n",
+        "",
+    ),
+    Mutant(
         "messages leave before they are durable",
         "elastane_master.host",
         "if not self._outbox and self.log.durable >= self.log.appended:",

@@ -17,12 +17,15 @@ import elastane_master.servers.job_service
 import elastane_master.servers.translate_shard
 import elastane_master.sessions
 import elastane_master.store.log
+from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
 from sim.callers import EPOCHS, TASKS, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
 from sim.network import Network
+from sim.policies import PolicyChecker
+from sim.policies import draw as draw_policies
 from sim.reference import FixedRuns
 from sim.store_model import StoreServer
 from sim.worker_model import Script
@@ -67,6 +70,8 @@ class _Run:
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
         self.script, self.settings = _draw(rng)
+        self.policies = draw_policies(seed)
+        self.policies.apply(self.settings)
         fixed = FixedRuns(self.script.ests, self.script.steps)
         self.checkers = Checkers(
             world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
@@ -81,10 +86,11 @@ class _Run:
             server,
             self.checkers,
             self.script,
-            self.settings.workers_min,
+            self.policies.needed(self.settings),
             options or drawn,
             world.now + FAULTS_SECONDS,
             rng.choice((0.3, 1.0, 4.0)),
+            self.policies,
         )
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [
@@ -191,12 +197,14 @@ def _seeded(world: World) -> Iterator[None]:
     services = elastane_master.servers.job_service, elastane_master.servers.translate_shard
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
     configuration, state = structlog.get_config(), random.getstate()
+    handle, looked_at = JobMachine.handle, PolicyChecker(world).wrap(JobMachine.handle)
     originals = log.time, sessions.uuid, [service.uuid for service in services]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     random.seed(world.rng.getrandbits(64))
     log.time = SimpleNamespace(monotonic=lambda: world.now)  # type: ignore[assignment]
     for module in (sessions, *services):
         module.uuid = identifiers  # type: ignore[attr-defined]
+    JobMachine.handle = looked_at  # type: ignore[method-assign, assignment]
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -204,6 +212,7 @@ def _seeded(world: World) -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+        JobMachine.handle = handle  # type: ignore[method-assign]
         log.time, sessions.uuid = originals[:2]
         for service, original in zip(services, originals[2], strict=True):
             service.uuid = original  # type: ignore[attr-defined]

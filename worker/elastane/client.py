@@ -207,6 +207,25 @@ class MasterClient:
         request = job_pb2.JobServiceCancelRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Cancel", request).job
 
+    def set_prices(
+        self,
+        name: str,
+        *,
+        spot_price_micros: int | None = None,
+        on_demand_price_micros: int | None = None,
+        currency: str = "",
+        request_id: str | None = None,
+    ) -> job_pb2.Job:
+        """What a worker costs an hour from now on, in millionths of the currency; None: as before."""
+        request = job_pb2.JobServiceSetPricesRequest(
+            name=name,
+            spot_price_micros=spot_price_micros,
+            on_demand_price_micros=on_demand_price_micros,
+            currency=currency,
+            request_id=request_id or new_request_id(),
+        )
+        return self._unary(job_pb2_grpc.JobServiceStub, "SetPrices", request).job
+
     def drain_worker(self, name: str, worker_id: str, request_id: str | None = None) -> job_pb2.Job:
         """Asks one worker to leave at the next step boundary."""
         request = job_pb2.JobServiceDrainWorkerRequest(

@@ -3,6 +3,7 @@
     ElastaneError
     ├── RefusedError            the master refused this worker or request: do not retry
     ├── MasterUnreachableError  no answer within the stated time
+    ├── JobMissingError         the master has no job of that name, and none came within the stated time
     ├── UnsupportedError        the script asks for something that would not keep the bits
     ├── StepError               the loop body broke a rule of the step (unused parameter, no optimizer.step)
     └── (modules add their own: StateError, CheckpointError, DataWorkerError, ...)
@@ -48,6 +49,10 @@ class MasterUnreachableError(ElastaneError):
     """No master answered within the stated time."""
 
     exit_code = EXIT_MASTER_UNREACHABLE
+
+
+class JobMissingError(ElastaneError):
+    """The job that was to be joined was not created within the stated time; it may be later."""
 
 
 class UnsupportedError(ElastaneError):

@@ -8,7 +8,7 @@ back meanwhile, so that nothing is applied that is not in it.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, life, ring
+from elastane_master.decisions import checkpoints, claims, cost, life, ring
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -60,6 +60,7 @@ def prepare_if_complete(turn: Turn) -> None:
         return
     turn.touch()
     contexts = book.prepare(state.ring.generation, turn.now)
+    cost.prepared(state, turn.now)
     state.contexts.put(book.prepared + 1, contexts)
     state.ring.stalled_since, state.ring.breaks = None, 0
     before = state.ring.names()
@@ -187,7 +188,7 @@ def _change_reason(state: JobState, members: tuple[Member, ...]) -> str:
         elif members:
             reasons.append(f"{worker} stands by: {len(members)} workers are enough")
         else:
-            reasons.append(f"fewer than {state.settings.workers_min} workers are left")
+            reasons.append(f"fewer than {state.workers_needed} workers are left")
     return "; ".join(dict.fromkeys(reasons)) or "ESTs are spread anew"
 
 

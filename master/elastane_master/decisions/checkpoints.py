@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from elastane_master.decisions import cost
 from elastane_master.decisions.effects import Checkpoint, ManifestEntry
 from elastane_master.decisions.events import Rejection, SavedReported
 
@@ -95,6 +96,7 @@ def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
     name = f"step-{step:012d}-generation-{state.ring.generation}"
     book.in_flight = CheckpointInFlight(name, step, workers, turn.now, book.wanted, closing)
     book.wanted = ()
+    cost.checkpointed(state, step)
     turn.touch()
     turn.note("checkpoint_requested", reason, checkpoint=name, at_step=step, shards=len(workers))
 

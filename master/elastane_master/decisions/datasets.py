@@ -174,7 +174,7 @@ def extend(turn: Turn, event: DatasetExtended) -> None:
 def lease(turn: Turn, event: TasksRequested) -> None:
     """Counts the reports, then leases; the result is a `LeaseResult`."""
     queue = _queue(turn, event.dataset)
-    if turn.state.phase in ("suspended", "failed", "cancelled"):
+    if turn.state.phase in ("suspended", "max_wait_exceeded", "failed", "cancelled"):
         raise Rejection(
             "wrong_phase", f"the job is {turn.state.phase}: {turn.state.reason}", phase=turn.state.phase
         )

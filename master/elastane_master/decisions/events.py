@@ -8,7 +8,7 @@ depends on, and times are seconds since the Unix epoch handed in as `now`.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,8 +24,20 @@ class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 Determinism = Literal["d0", "d1", "d2"]
 
 
+PRICE_MICROS_MAX = 10**12
+"""A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
+PriceMicros = Annotated[int, msgspec.Meta(ge=0, le=PRICE_MICROS_MAX)]
+#: How a worker's machine is paid for; workers of jobs stored before there were costs count as spot.
+Capacity = Literal["spot", "on_demand"]
+#: With how many workers a job trains: any number in its range, or only the full one.
+Recovery = Literal["elastic", "fixed"]
+
+
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change."""
+    """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
+
+    max_wait_seconds: 0: for ever. Prices: per worker and hour, in millionths of the currency; 0: unknown.
+    """
 
     ests: int
     workers_min: int = 1
@@ -43,6 +55,11 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     torch_threads: int = 1
     audit_samples: bool = True
     determinism: Determinism = "d1"
+    max_wait_seconds: float = 0.0
+    recovery: Recovery = "elastic"
+    currency: str = "USD"
+    spot_price_micros: PriceMicros = 0
+    on_demand_price_micros: PriceMicros = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -96,6 +113,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     generation: int = 0
     applied_step: int = 0
     holds_state: bool = False
+    capacity: Capacity = "spot"
 
 
 class StreamLost(Event, frozen=True, tag=True):
@@ -214,6 +232,15 @@ class CheckpointRequested(Event, frozen=True, tag=True):
     request_id: str
 
 
+class PricesRequested(Event, frozen=True, tag=True):
+    """What workers cost from now on. None, or an empty currency: it stays."""
+
+    request_id: str
+    spot_price_micros: int | None = None
+    on_demand_price_micros: int | None = None
+    currency: str = ""
+
+
 # ------------------------------------------------------------------ dynamic datasets
 
 
@@ -300,6 +327,7 @@ AnyEvent = (
     | CancelRequested
     | DrainRequested
     | CheckpointRequested
+    | PricesRequested
     | DatasetCreated
     | TasksRequested
     | DatasetExtended

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, quarantine, ring, sessions
+from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sessions, waiting
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -46,6 +46,8 @@ def tick(turn: Turn) -> None:
         else:
             _changing(turn)
         _leavers(turn)
+        notices.expire(turn)
+        waiting.expire(turn)
     flight = state.checkpoints.in_flight
     if flight is not None and turn.now >= flight.since + state.settings.idle_max_seconds:
         checkpoints.give_up(turn, f"not written within {state.settings.idle_max_seconds:g} s", again=False)
@@ -64,6 +66,8 @@ def next_deadline(turn: Turn) -> float | None:
         deadlines.append(state.checkpoints.in_flight.since + state.settings.idle_max_seconds)
     if not state.awaited():
         deadlines.append(ring_state.rebuild_due)
+        deadlines.append(state.wait_until)
+        deadlines.append(notices.next_deadline(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]
         deadlines += [ring_state.since + ready_seconds(turn) for _ in _unready_leavers(state)]
         if ring_state.stage == "none" and state.phase == "waiting":

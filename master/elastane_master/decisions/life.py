@@ -4,13 +4,16 @@ waiting <--> running --> succeeded | failed
    ^            |
    |            v
    +------- suspended          cancelled from any phase but the last three
+   +------- max_wait_exceeded, from waiting
 """
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims
+import re
+
+from elastane_master.decisions import checkpoints, claims, cost
 from elastane_master.decisions.effects import Done, Prepare
-from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.events import PRICE_MICROS_MAX, JobSettings, Rejection
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 
@@ -19,6 +22,12 @@ FAILURES_MAX = 3
 
 ESTS_MAX = 65_536
 """Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
+
+
+SECONDS_MAX = 1e9
+"""Thirty years: what is longer is a mistake, and few programs can read it as a duration."""
+
+_CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def check_settings(settings: JobSettings) -> None:
@@ -32,6 +41,7 @@ def check_settings(settings: JobSettings) -> None:
         "checkpoint_interval_steps": 0,
         "join_window_seconds": 0,
         "return_grace_seconds": 0,
+        "max_wait_seconds": 0,
     }
     for name in positive:
         if not 0 < getattr(settings, name) < float("inf"):
@@ -39,6 +49,9 @@ def check_settings(settings: JobSettings) -> None:
     for name, bound in least.items():
         if not bound <= getattr(settings, name) < float("inf"):
             raise _out_of_range(name, getattr(settings, name), f"at least {bound}")
+    for name in (name for name in (*positive, *least) if name.endswith("_seconds")):
+        if getattr(settings, name) > SECONDS_MAX:
+            raise _out_of_range(name, getattr(settings, name), f"at most {SECONDS_MAX:g}")
     if settings.ests > ESTS_MAX:
         raise _out_of_range("ests", settings.ests, f"at most {ESTS_MAX}")
     if settings.checkpoint_interval_steps and not settings.checkpoint_url:
@@ -47,6 +60,16 @@ def check_settings(settings: JobSettings) -> None:
             "checkpoint_interval_steps without a checkpoint_url",
             hint="set checkpoint_url to a folder that all workers reach",
         )
+    check_prices(settings)
+
+
+def check_prices(settings: JobSettings) -> None:
+    """Raises Rejection on a price or a currency that cannot be."""
+    for name in ("spot_price_micros", "on_demand_price_micros"):
+        if not 0 <= getattr(settings, name) <= PRICE_MICROS_MAX:
+            raise _out_of_range(name, getattr(settings, name), f"0 (unknown) to {PRICE_MICROS_MAX}")
+    if not _CURRENCY.fullmatch(settings.currency):
+        raise _out_of_range("currency", repr(settings.currency), "three capital letters, as USD")
 
 
 def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
@@ -61,20 +84,28 @@ def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
         raise _out_of_range("workers_min", workers_min, f"at most ests, {ests}: each worker hosts an EST")
 
 
-def set_phase(turn: Turn, phase: Phase, reason: str) -> None:
-    """Enters a phase, or changes the reason for being in it."""
+def set_phase(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
+    """Enters a phase, or changes the reason for being in it. facts: of the event that tells of the phase."""
     state = turn.state
     if (state.phase, state.reason) == (phase, reason):
         return
     turn.touch()
     if state.phase != phase:
-        turn.note(f"job_{phase}", reason)
+        turn.note(f"job_{phase}", reason, "", **facts)
     state.phase, state.reason = phase, reason
+
+
+def tell_cost(turn: Turn, kind: str, why: str) -> None:
+    """Tells people what the job has cost so far."""
+    spent = cost.view(turn.state, turn.now)
+    turn.note(kind, f"{why}: {cost.in_words(spent)}", "", **cost.facts(spent))
 
 
 def end(turn: Turn, phase: Phase, reason: str) -> None:
     """The job is over: nobody trains for it any more."""
     state, ring = turn.state, turn.state.ring
+    if phase != "succeeded":
+        cost.dropped(state, turn.now)
     checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
     checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
     ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
@@ -84,9 +115,11 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason)
+    tell_cost(turn, "job_cost", f"job {phase}")
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]
+            cost.left(state, record, turn.now)
         elif record.role == "ring" or phase != "succeeded":
             record.draining, record.drain_reason, record.drain_sent = True, reason, True
             turn.send(record.worker, Done(phase, reason))
@@ -94,7 +127,16 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
 
 def suspend(turn: Turn, reason: str) -> None:
     """Sends every worker away; Resume goes on."""
+    halt(turn, "suspended", reason)
+    lost = turn.state.steps_unsaved
+    if lost > 0:
+        turn.note("job_suspended", f"{lost} steps after the newest checkpoint will be done again", lost=lost)
+
+
+def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
+    """Stops training and sends every worker away until Resume. phase: one of HALTED."""
     state, ring = turn.state, turn.state.ring
+    cost.dropped(state, turn.now)
     state.suspending, state.join_due = False, None
     checkpoints.give_up(turn, reason, again=True)
     claims.load_given_up(state)
@@ -104,13 +146,11 @@ def suspend(turn: Turn, reason: str) -> None:
     ring.rebuild_due, ring.put_off = None, ""
     state.steps.drop_reports()
     turn.queues.ring_stopped()
-    set_phase(turn, "suspended", reason)
-    lost = state.steps.committed - max(state.checkpoints.saved_step, 0)
-    if lost > 0:
-        turn.note("job_suspended", f"{lost} steps after the newest checkpoint will be done again", lost=lost)
+    set_phase(turn, phase, reason, **facts)
+    tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
     for record in state.workers.values():
         if record.role == "tasks":
-            turn.send(record.worker, Done("suspended", reason))
+            turn.send(record.worker, Done(phase, reason))
         elif not record.drain_sent:
             record.draining, record.drain_reason = True, reason
             turn.send(record.worker, Prepare(ring.generation, (), reason))

@@ -13,7 +13,17 @@ from typing import Any
 
 import msgspec
 
-from elastane_master.decisions import boundary, datasets, leases, life, operators, ring, sessions
+from elastane_master.decisions import (
+    boundary,
+    cost,
+    datasets,
+    leases,
+    life,
+    operators,
+    ring,
+    sessions,
+    waiting,
+)
 from elastane_master.decisions.effects import Decision, Note
 from elastane_master.decisions.events import (
     AnyEvent,
@@ -39,9 +49,10 @@ from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 
-VERSION = 2
-"""2: tasks leased as a run are one entry of a queue's snapshot."""
-VERSIONS_READ = (1, VERSION)
+VERSION = 3
+"""2: tasks leased as a run are one entry of a queue's snapshot. 3: a job has a cost, and may wait for so long
+only."""
+VERSIONS_READ = (1, 2, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -76,7 +87,9 @@ class JobMachine:
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
             )
         life.check_settings(settings)
-        return cls(JobState(name=name, original=settings, settings=settings, created_at=now), Queues())
+        state = JobState(name=name, original=settings, settings=settings, created_at=now, decided_at=now)
+        waiting.begin(state, now)
+        return cls(state, Queues())
 
     @property
     def state(self) -> JobState:
@@ -97,8 +110,12 @@ class JobMachine:
     def handle(self, event: AnyEvent, now: float) -> Decision:
         """Decides on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
         turn = Turn(self._state, self._queues, now)
+        members = cost.ring_key(self._state)
         _HANDLERS.get(type(event), operators.request)(turn, event)
         boundary.release(turn)
+        if turn.changed:
+            cost.settle(self._state, members, now)
+            waiting.settle(turn)
         return turn.decision()
 
     def next_deadline(self) -> float | None:

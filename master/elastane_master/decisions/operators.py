@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions import life, ring, sessions
+from elastane_master.decisions import cost, life, ring, sessions
 from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
     DrainRequested,
+    JobSettings,
+    PricesRequested,
     Rejection,
     ResumeRequested,
     ScaleRequested,
     SuspendRequested,
 )
-from elastane_master.decisions.state import OVER
+from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.turn import Turn
 
 Request = (
@@ -24,6 +26,7 @@ Request = (
     | CancelRequested
     | DrainRequested
     | CheckpointRequested
+    | PricesRequested
 )
 REQUESTS_MAX = 1000
 
@@ -45,6 +48,8 @@ def request(turn: Turn, event: Request) -> None:
             _drain(turn, event)
         case CheckpointRequested():
             _checkpoint(turn, event)
+        case PricesRequested():
+            _set_prices(turn, event)
     if event.request_id:
         turn.touch()
         turn.state.requests[event.request_id] = type(event).__name__
@@ -72,7 +77,7 @@ def _scale(turn: Turn, event: ScaleRequested) -> None:
 def _suspend(turn: Turn) -> None:
     state = turn.state
     _require_not_over(turn)
-    if state.phase == "suspended" or state.suspending:
+    if state.phase in HALTED or state.suspending:
         return
     if state.signature is not None and not state.settings.checkpoint_url:
         raise Rejection(
@@ -98,11 +103,11 @@ def _resume(turn: Turn) -> None:
         state.suspending = False
         turn.note("job_resumed", "the suspension is called off before it took effect")
         return
-    if state.phase not in ("suspended", "failed"):
+    if state.phase not in HALTED and state.phase != "failed":
         raise Rejection(
             "wrong_phase",
             f"the job is {state.phase}, not suspended",
-            hint="only a suspended or failed job can be resumed",
+            hint="only a job that is suspended, failed or exceeded its max wait can be resumed",
             phase=state.phase,
         )
     turn.touch()
@@ -141,11 +146,46 @@ def _checkpoint(turn: Turn, event: CheckpointRequested) -> None:
             hint="create the job with one; it cannot be added later",
         )
     _require_not_over(turn)
-    if state.phase == "suspended" or state.all_committed:
-        what = "is suspended" if state.phase == "suspended" else "has done its last step"
+    if state.phase in HALTED or state.all_committed:
+        what = "has no workers" if state.phase in HALTED else "has done its last step"
         raise Rejection("wrong_phase", f"the job {what}: there is no step boundary to save at")
     turn.touch()
     state.checkpoints.wanted = (*state.checkpoints.wanted, event.request_id)
+
+
+def _set_prices(turn: Turn, event: PricesRequested) -> None:
+    state = turn.state
+    asked: dict[str, object] = {}
+    for name in ("spot_price_micros", "on_demand_price_micros"):
+        if (price := getattr(event, name)) is not None:
+            asked[name] = price
+    if event.currency:
+        asked["currency"] = event.currency
+    changed = msgspec.structs.replace(state.settings, **asked)
+    life.check_prices(changed)
+    if changed == state.settings:
+        return
+    before = cost.view(state, turn.now)
+    if changed.currency != before.currency and (before.spent_micros or before.on_demand_micros):
+        raise Rejection(
+            "wrong_phase",
+            f"{cost.money(before.spent_micros, before.currency)} are charged already:"
+            f" they cannot become {changed.currency}",
+            hint=f"give the prices in {before.currency}",
+            currency=before.currency,
+        )
+    cost.charge(state, turn.now)
+    turn.touch()
+    state.settings = changed
+    life.tell_cost(turn, "prices_changed", f"{_prices(changed)}, before {_prices(before)}; so far")
+
+
+def _prices(priced: JobSettings | cost.CostView) -> str:
+    spot, on_demand = (
+        cost.price(price, priced.currency)
+        for price in (priced.spot_price_micros, priced.on_demand_price_micros)
+    )
+    return f"spot {spot} and on demand {on_demand} an hour"
 
 
 def _require_not_over(turn: Turn) -> None:

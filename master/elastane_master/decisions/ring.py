@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from elastane_master.decisions import checkpoints, claims, life, quarantine
+from elastane_master.decisions import checkpoints, claims, cost, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, Load, Member, Prepare, Prepared
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
-from elastane_master.decisions.state import OVER, JobState, WorkerRecord
+from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 BREAK_SECONDS = 0.1
@@ -34,7 +34,7 @@ def next_members(
 
     Workers in quarantine are left out of it, unless there is none without them or they alone hold the state.
     """
-    if len(state.workers) < _fewest(state):
+    if len(state.workers) < state.workers_needed:
         return ()
     order = {worker: place for place, worker in enumerate(state.ring.order)}
     everybody = [
@@ -64,15 +64,10 @@ def _chosen(state: JobState, candidates: list[Candidate], *, planned: bool) -> t
     return choose_members(
         candidates,
         ests=state.settings.ests,
-        workers_min=_fewest(state),
+        workers_min=state.workers_needed,
         workers_max=state.settings.workers_max,
         planned=planned,
     )
-
-
-def _fewest(state: JobState) -> int:
-    # Members whose scripts ended are not missing: the rest may finish in a smaller ring.
-    return 1 if state.finished else state.settings.workers_min
 
 
 def most_members(state: JobState) -> int:
@@ -89,7 +84,7 @@ def _enough(state: JobState) -> bool:
         if record.role == "ring" and not (record.awaited or record.draining or record.drain_sent)
         if record.held_until is None
     )
-    fewest = _fewest(state)
+    fewest = state.workers_needed
     return sum(1 for _ in islice(free, fewest)) == fewest
 
 
@@ -124,6 +119,7 @@ def announce(
     state, ring = turn.state, turn.state.ring
     turn.touch()
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
+    cost.dropped(state, turn.now)
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     claims.load_given_up(state)
@@ -164,7 +160,7 @@ def prepare_message(state: JobState, worker: str) -> Prepare:
 def reform(turn: Turn, reason: str) -> None:
     """The ring must change at once: the step in flight is dropped and done again."""
     state = turn.state
-    if state.phase in OVER or state.phase == "suspended" or life.conclude_if_finished(turn):
+    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
         return
     if state.awaited():
         # Who is still away decides what the next ring can be: wait until the grace is over.
@@ -181,7 +177,7 @@ def reform(turn: Turn, reason: str) -> None:
 def form_if_due(turn: Turn) -> None:
     """Forms a ring where there is none: when enough workers are there and joins have been gathered."""
     state = turn.state
-    if state.ring.stage != "none" or state.phase in OVER or state.phase == "suspended" or state.awaited():
+    if state.ring.stage != "none" or state.phase in OVER or state.phase in HALTED or state.awaited():
         return
     gathering = state.join_due is not None and turn.now < state.join_due
     if gathering and len(state.workers) < most_members(state) and _enough(state):
@@ -203,11 +199,14 @@ def wait(turn: Turn) -> None:
     """No ring can be formed: says how many workers are missing."""
     state = turn.state
     there = sum(1 for record in state.ring_workers() if not record.draining)
-    wanted = state.settings.workers_min
+    wanted, fixed = state.workers_needed, state.settings.recovery == "fixed"
     if there >= wanted:
         reason = f"{there} of {wanted} workers are there; joins are being gathered"
     elif there or not state.ring.generation:
-        reason = f"{there} of at least {wanted} workers are there"
+        few = f"{there} of all {wanted}" if fixed else f"{there} of at least {wanted}"
+        reason = f"{few} workers are there"
+        if fixed and there >= state.settings.workers_min:
+            reason += "; with fixed recovery no fewer train"
     else:
         saved = state.checkpoints.saved_step
         source = f"the checkpoint of step {saved}" if saved >= 0 else "the initial state"
@@ -434,6 +433,7 @@ def _go(turn: Turn, resume_step: int) -> None:
     state, ring = turn.state, turn.state.ring
     turn.touch()
     records = state.active_members()
+    cost.resumed(state, resume_step, turn.now)
     at_step = [claims.usable_step(state, record) == resume_step for record in records]
     ring.stage, ring.since, ring.planned_from = "running", turn.now, ()
     ring.resume_step = resume_step

@@ -8,7 +8,7 @@ if all come back the generation does not change.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, datasets, life, quarantine, ring
+from elastane_master.decisions import checkpoints, claims, cost, datasets, life, quarantine, ring, waiting
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -19,9 +19,11 @@ from elastane_master.decisions.events import (
     WorkerJoined,
 )
 from elastane_master.decisions.signatures import completed, require_equal, require_level
-from elastane_master.decisions.state import OVER, WorkerRecord
+from elastane_master.decisions.state import HALTED, OVER, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
+NOTICE_MARGIN_SECONDS = 1.0
+"""So much before the end of its notice, a tenth of it at most, a worker is not waited for any more."""
 GENERATIONS_AHEAD_MAX = 1000
 """A worker that knows of a ring so much newer than the store's does not belong to this job."""
 
@@ -31,7 +33,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     state = turn.state
     if not event.worker or not event.session:
         raise Rejection("invalid_argument", "Hello without a worker id", hint="set worker_id")
-    if state.phase in OVER or state.phase == "suspended":
+    if state.phase in OVER or state.phase in HALTED:
         turn.send(event.worker, Welcome(state.ring.generation, False))
         turn.send(event.worker, Done(state.phase, state.reason))
         return
@@ -119,9 +121,15 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
 
 
 def leaving(turn: Turn, event: LeavingReported) -> None:
-    """A worker asks to be drained."""
+    """A worker asks to be drained: now, or within the notice its node was given."""
     record = turn.attending(event.worker, event.session)
-    if record is not None and not record.draining:
+    if record is None:
+        return
+    if event.notice_seconds > 0:
+        turn.touch()
+        leave_by = turn.now + event.notice_seconds - min(NOTICE_MARGIN_SECONDS, event.notice_seconds / 10)
+        record.leave_by = leave_by if record.leave_by is None else min(record.leave_by, leave_by)
+    if not record.draining:
         drain(turn, record, event.reason or "it asked to leave")
 
 
@@ -141,7 +149,7 @@ def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
 def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
     """Decides what the ring does without workers that have just been removed."""
     state, ring_state = turn.state, turn.state.ring
-    if state.phase in OVER or state.phase == "suspended" or life.conclude_if_finished(turn):
+    if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
         return
     if ring_state.stage == "none":
         ring.form_if_due(turn)
@@ -156,6 +164,8 @@ def master_started(turn: Turn, event: MasterStarted) -> None:
     """A master took over: the ring's members have a grace to return, everybody else joins anew."""
     state, ring_state = turn.state, turn.state.ring
     turn.touch()
+    cost.recount(state, turn.now)
+    waiting.master_started(turn)
     if not state.workers:
         turn.note("master_started", f"{event.master} leads the job", master=event.master)
     else:
@@ -304,7 +314,9 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
         applied_step=event.applied_step,
         holds_state=claims.believe_hello(state, event),
         reason="leases dynamic tasks" if event.role == "tasks" else "joins at the next change of the ring",
+        capacity=event.capacity,
     )
+    cost.joined(state, state.workers[event.worker], turn.now)
     turn.send(event.worker, Welcome(state.ring.generation, False))
     what = "to lease tasks" if event.role == "tasks" else "to train"
     turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
@@ -343,6 +355,7 @@ def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> b
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
     if worker in ring_state.names():
         ring_state.gone = (*ring_state.gone, worker)
+    cost.left(state, record, turn.now)
     flight = state.checkpoints.in_flight
     if flight is not None and worker in flight.workers:
         checkpoints.give_up(turn, f"{worker} is gone: {reason}", again=True)

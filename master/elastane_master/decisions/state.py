@@ -14,14 +14,17 @@ import msgspec
 
 from elastane_master.decisions.checkpoints import CheckpointBook
 from elastane_master.decisions.contexts import ContextTable
+from elastane_master.decisions.cost import CostBook
 from elastane_master.decisions.datasets import DatasetBook
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import JobSettings, Signature
+from elastane_master.decisions.events import Capacity, JobSettings, Signature
 from elastane_master.decisions.steps import StepBook
 
-Phase = Literal["waiting", "running", "suspended", "succeeded", "failed", "cancelled"]
+Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
 OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
 """Phases in which no worker is wanted any more."""
+HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
+"""Phases in which no worker is wanted until Resume."""
 
 Stage = Literal["none", "preparing", "loading", "running"]
 
@@ -33,7 +36,7 @@ class WorkerRecord(msgspec.Struct):
     (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
     trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
     went into user code between two steps; None inside a step. held_until: it died too often and stands by
-    until then (quarantine.py).
+    until then (quarantine.py). leave_by: shortly before its node is taken away, where that is known.
     """
 
     worker: str
@@ -56,6 +59,8 @@ class WorkerRecord(msgspec.Struct):
     awaited: bool = False
     reason: str = ""
     held_until: float | None = None
+    capacity: Capacity = "spot"
+    leave_by: float | None = None
 
 
 class RingState(msgspec.Struct, dict=True):
@@ -117,7 +122,8 @@ class JobState(msgspec.Struct):
     restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
     which each member's script ended. failures, failed_step, failed_generation: script errors in a row
     at one step. requests: operators' request ids that took effect, oldest first. deaths: when ring workers
-    died, by worker id (quarantine.py).
+    died, by worker id (quarantine.py). cost: what workers have cost (cost.py). waiting_since: since when too
+    few workers are there, where that is bounded; wait_until: then those there are released (waiting.py).
     """
 
     name: str
@@ -147,11 +153,31 @@ class JobState(msgspec.Struct):
     failed_generation: int = -1
     requests: dict[str, str] = {}
     deaths: dict[str, tuple[float, ...]] = {}
+    cost: CostBook = msgspec.field(default_factory=CostBook)
+    waiting_since: float | None = None
+    wait_until: float | None = None
+
+    @property
+    def workers_needed(self) -> int:
+        """How many workers a ring has at least; all of them where recovery is fixed."""
+        settings = self.settings
+        if (
+            self.finished
+        ):  # members whose scripts ended are not missing: the rest may finish in a smaller ring
+            return 1
+        if settings.recovery == "fixed":
+            return min(settings.workers_max or settings.ests, settings.ests)
+        return settings.workers_min
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole training; 0 while the script has not said it."""
         return self.signature.epochs * self.signature.steps_per_epoch if self.signature else 0
+
+    @property
+    def steps_unsaved(self) -> int:
+        """Committed steps that no checkpoint holds: they are done again once no worker holds the state."""
+        return max(0, self.steps.committed - max(self.checkpoints.saved_step, 0))
 
     @property
     def all_committed(self) -> bool:

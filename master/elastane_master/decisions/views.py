@@ -6,11 +6,12 @@ from typing import Literal
 
 import msgspec
 
+from elastane_master.decisions import cost
 from elastane_master.decisions.checkpoints import FailedCheckpoint, SavedCheckpoint
 from elastane_master.decisions.contexts import parts_bytes, parts_sha256
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import JobSettings, Parts, Rejection
+from elastane_master.decisions.events import Capacity, JobSettings, Parts, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_shards.progress import Progress
@@ -34,10 +35,11 @@ class WorkerView(msgspec.Struct, frozen=True):
     reason: str
     host: str
     pid: int
+    capacity: Capacity = "spot"
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """A job, as job.proto's Job. step: the next to commit. settings: with the scaling in force."""
+    """A job, as job.proto's Job. step: the next to commit. settings: with scaling and prices in force."""
 
     name: str
     settings: JobSettings
@@ -53,6 +55,7 @@ class JobView(msgspec.Struct, frozen=True):
     created_at: float
     workers: tuple[WorkerView, ...]
     revision: int
+    cost: cost.CostView
 
 
 class RingView(msgspec.Struct, frozen=True):
@@ -93,8 +96,8 @@ class ProgressView(msgspec.Struct, frozen=True):
     holders: tuple[TaskInfo, ...]
 
 
-def job_view(machine: JobMachine) -> JobView:
-    """The job and its workers."""
+def job_view(machine: JobMachine, now: float | None = None) -> JobView:
+    """The job and its workers. now: up to when its cost is counted; None: up to the last decision."""
     state = machine.state
     signature = state.signature
     steps_per_epoch = signature.steps_per_epoch if signature else 0
@@ -115,6 +118,7 @@ def job_view(machine: JobMachine) -> JobView:
         created_at=state.created_at,
         workers=tuple(_worker_view(state, record) for record in state.workers.values()),
         revision=state.revision,
+        cost=cost.view(state, state.decided_at if now is None else now),
     )
 
 
@@ -214,6 +218,7 @@ def _worker_view(state: JobState, record: WorkerRecord) -> WorkerView:
         reason=record.reason,
         host=record.host,
         pid=record.pid,
+        capacity=record.capacity,
     )
 
 

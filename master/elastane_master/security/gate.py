@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import ExitStack, aclosing
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -27,6 +28,7 @@ from elastane_master.security.files import Stamp, open_to_others, read_file, sta
 from elastane_master.security.policy import (
     Rule,
     hide_others,
+    http_rule_of,
     require_job,
     require_role,
     rule_of,
@@ -141,11 +143,12 @@ class _Call:
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Lets calls in or refuses them. Used from one event loop.
 
-    facts: of the jobs; set before the server starts.
+    facts: of the jobs; set before the server starts. refusals: how many, by reason.
     """
 
     def __init__(self, tokens: TokenFile, facts: Facts | None = None) -> None:
         self.facts = facts
+        self.refusals: Counter[str] = Counter()
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
@@ -173,6 +176,18 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._log_refusal(rpc, error)
             return _refusing(handler, error)
         return self._guarded(handler, rpc, rule, digest)
+
+    def let_in(self, route: str, authorization: Sequence[str]) -> Principal:
+        """Who asks for an HTTP route, with these Authorization headers. Raises Rejection."""
+        try:
+            rule = http_rule_of(route)
+            _, caller = self._tokens.find(_bearer(list(authorization)))
+            require_role(rule, route, caller)
+            self._quotas.take_request(caller, asyncio.get_running_loop().time())
+        except Rejection as error:
+            self._log_refusal(route, error)
+            raise
+        return caller
 
     async def keep_tokens(self) -> None:
         """Takes up changes of the file, once they have settled, until it is cancelled."""
@@ -290,6 +305,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         await refuse(context, refusal)
 
     def _log_refusal(self, rpc: str, error: Rejection, peer: str = "") -> None:
+        self.refusals[error.reason] += 1
         now = asyncio.get_running_loop().time()
         if now - self._logged_at < REFUSALS_LOGGED_SECONDS:
             self._unlogged += 1
@@ -302,7 +318,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 def _token(metadata: Any) -> str | None:
     """The token of a call; None if it bears none. Raises Rejection for several, or something else."""
-    values = [value for key, value in metadata or () if key == HEADER]
+    return _bearer([value for key, value in metadata or () if key == HEADER])
+
+
+def _bearer(values: list[Any]) -> str | None:
+    """The token in the values of the header. Raises Rejection for several, or something else."""
     if not values:
         return None
     value = values[0] if isinstance(values[0], str) else ""

@@ -57,13 +57,15 @@ _ALL: frozenset[Role] = frozenset({"worker", "reader", "operator"})
 
 RULES: dict[str, Rule] = {
     _JOB + "Create": Rule(_OPERATOR, "name", takes="job"),
-    _JOB + "Get": Rule(_LOOK, "name"),
+    # An agent in a pod has a worker's token: it joins its job, follows it, reads why a worker was sent away.
+    _JOB + "Get": Rule(_ALL, "name"),
     _JOB + "List": Rule(_LOOK, lists="jobs"),
-    _JOB + "Watch": Rule(_LOOK, "name"),
+    _JOB + "Watch": Rule(_ALL, "name"),
     _JOB + "Scale": Rule(_OPERATOR, "name"),
     _JOB + "Suspend": Rule(_OPERATOR, "name"),
     _JOB + "Resume": Rule(_OPERATOR, "name"),
     _JOB + "Cancel": Rule(_OPERATOR, "name"),
+    _JOB + "SetPrices": Rule(_OPERATOR, "name"),
     _JOB + "DrainWorker": Rule(_OPERATOR, "name"),
     _JOB + "Checkpoint": Rule(_OPERATOR, "name"),
     _SHARD + "CreateDataset": Rule(_DATA, "job", takes="dataset"),
@@ -76,7 +78,7 @@ RULES: dict[str, Rule] = {
     _SHARD + "ExtendDataset": Rule(_DATA, "job"),
     _RING + "Attend": Rule(_WORKER, "hello.job", takes="session"),
     _RING + "GetRing": Rule(_LOOK, "job"),
-    _RING + "WatchEvents": Rule(_LOOK, "job"),
+    _RING + "WatchEvents": Rule(_ALL, "job"),
     _CONTEXT + "Get": Rule(_LOOK, "job"),
     _CONTEXT + "List": Rule(_LOOK, "job"),
     # Probes of an orchestrator bear no token. A watch would be held open, so it needs one.
@@ -86,6 +88,13 @@ RULES: dict[str, Rule] = {
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_ALL),
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Rule(_ALL),
 }
+
+HTTP_RULES: dict[str, Rule] = {
+    "/metrics": Rule(_LOOK, lists="job_name"),
+}
+"""Routes of the HTTP port that need a right. What they list is left out for jobs that a token is not for.
+
+Probes and the page that names the routes say nothing of jobs, and are open."""
 
 
 def rule_of(rpc: str) -> Rule:
@@ -98,6 +107,14 @@ def rule_of(rpc: str) -> Rule:
             hint="this is a fault of the master: the rpc is missing in its table of rights",
             rpc=rpc,
         )
+    return rule
+
+
+def http_rule_of(route: str) -> Rule:
+    """The rule of a route. Raises Rejection when there is none."""
+    rule = HTTP_RULES.get(route)
+    if rule is None:
+        raise Rejection("permission_denied", f"nobody may see {route}: it has no rule", rpc=route)
     return rule
 
 

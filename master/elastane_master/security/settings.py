@@ -22,7 +22,8 @@ class SecuritySettings(BaseSettings):
 
     token_file: see `tokens`; without one every caller may do everything. tls_cert, tls_key: PEM files of
     the server; tls_client_ca: callers need a certificate of this CA. insecure: serve without these beyond
-    loopback. reflection: whether the API describes itself. store_ca, store_cert, store_key: for rediss://.
+    loopback. reflection: whether the API describes itself. http_open_metrics: /metrics needs neither token
+    nor certificate. store_ca, store_cert, store_key: for rediss://.
     store_password_file: of the user in --store; read at each connection.
     """
 
@@ -34,6 +35,7 @@ class SecuritySettings(BaseSettings):
     tls_client_ca: Path | None = None
     insecure: bool = False
     reflection: bool = True
+    http_open_metrics: bool = False
     store_ca: Path | None = None
     store_cert: Path | None = None
     store_key: Path | None = None

@@ -54,9 +54,16 @@ class ServerTls:
             require_client_authentication=self._files.client_ca is not None,
         )
 
-    def ssl_context(self) -> ssl.SSLContext:
-        """For asyncio and HTTP servers: every handshake has the certificate and client CA of the moment."""
+    def ssl_context(self, *, certificate_optional: bool = False) -> ssl.SSLContext:
+        """For asyncio and HTTP servers: every handshake has the certificate and client CA of the moment.
+
+        certificate_optional: callers may show no certificate, for a port that has open routes too; one that
+        is shown must be of the client CA all the same.
+        """
         context = self._make_context()
+        if certificate_optional and context.verify_mode is ssl.CERT_REQUIRED:
+            # Of the connection, not of the context that is put in its place below.
+            context.verify_mode = ssl.CERT_OPTIONAL
         # Whoever resumes a session shows no certificate again: there is nothing to resume.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET

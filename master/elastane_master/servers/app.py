@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
 import structlog
@@ -26,6 +27,7 @@ from redis.exceptions import RedisError
 from elastane_master.decisions.events import Rejection
 from elastane_master.errors import CannotListen
 from elastane_master.hosts import JobHosts
+from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.facts import JobFacts
 from elastane_master.security.gate import Gate, TokenFile
 from elastane_master.security.tls import ServerTls, TlsFiles
@@ -43,6 +45,9 @@ from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
 from elastane_master.succession import Follower, SuccessionKeeper
 from elastane_proto.v1 import context_pb2, job_pb2, ring_pb2, shard_pb2
+
+if TYPE_CHECKING:
+    from elastane_master.http.port import HttpPort
 
 logger = structlog.get_logger(__name__)
 
@@ -65,7 +70,7 @@ def services() -> list[ServiceDescriptor]:
 class Master(Follower):
     """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started. leads: whether it serves now.
+    address: HOST:PORT as bound, once started. leads: whether it serves now. measures: of its calls and store.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
@@ -84,18 +89,24 @@ class Master(Follower):
         self._tls: ServerTls | None = None
         self._health_news = Signal()
         self._reachable = True
+        self._stopping = False
+        self._http: HttpPort | None = None
+        self.measures = MasterMeasures()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
         """Serves, or stands by, when it returns. Raises CannotListen, BadSecurityFile and StoreError."""
         settings = self.settings
-        if settings.port_file is not None:
-            settings.port_file.unlink(missing_ok=True)
+        for file in (settings.port_file, settings.http_port_file):
+            if file is not None:
+                file.unlink(missing_ok=True)
         settings.security.require_safe(settings.listen, settings.listen_host)
         files = settings.security.tls_files()
         self._tls = ServerTls(files) if files is not None else None
         self._gate = Gate(TokenFile(settings.security.token_file))
         self._server = self._bind(self._gate)
+        if settings.http:
+            self._http = await self._open_http()
         if not settings.store:
             self._state_lock = StateLock(settings.state_dir)
             self._state_lock.acquire()
@@ -107,6 +118,7 @@ class Master(Follower):
             on_failed=self._failed,
             on_reachable=self._store_reachable,
         )
+        self._hosts.measures = self.measures.store
         self._gate.facts = JobFacts(self._hosts)
         self._hosts.refuse(not_leading(None))
         names = self._add_services(self._server, self._hosts)
@@ -126,6 +138,7 @@ class Master(Follower):
         logger.info(
             "master serves" if self.leads else "master stands by",
             address=self.address,
+            http=self._http.address if self._http is not None else None,
             store=self._store.url,
             jobs=self._hosts.count if self.leads else None,
             tls=_how(files),
@@ -148,6 +161,7 @@ class Master(Follower):
 
         A master that stands by for this one is told once everything is written.
         """
+        self._stopping = True
         if self._tokens_task is not None:
             self._tokens_task.cancel()
         if self._health_task is not None:
@@ -164,13 +178,17 @@ class Master(Follower):
             await self._keeper.release()
         if self._server is not None:
             await self._server.stop(self.settings.stop_grace_seconds)
+        if self._http is not None:
+            await self._http.stop()
         if self._store is not None:
             # Whoever took the jobs over may use the same private store.
             await self._store.close(stop_embedded=not fenced)
         if self._state_lock is not None:
             self._state_lock.release()
-        if self.settings.port_file is not None and not fenced:
-            self.settings.port_file.unlink(missing_ok=True)
+        if not fenced:
+            for file in (self.settings.port_file, self.settings.http_port_file):
+                if file is not None:
+                    file.unlink(missing_ok=True)
         logger.info("master stopped", address=self.address)
 
     # ---------------------------------------------------------------- succession
@@ -214,8 +232,9 @@ class Master(Follower):
         self.leads = True
         self._hosts.refuse_by(self._lease_over)
         self._health_news.announce()
+        self.measures.takeovers += 1
+        self.measures.takeover_seconds = seconds = round(time.monotonic() - started, 3)
         if self._keeper is not None:
-            seconds = round(time.monotonic() - started, 3)
             logger.info("leads", jobs=self._hosts.count, address=self.address, takeover_seconds=seconds)
 
     async def pause(self, reason: str) -> None:
@@ -274,7 +293,7 @@ class Master(Follower):
         described = services()
         server.add_generic_rpc_handlers(
             [
-                service_handler(service, servicer, self.settings.watch_write_seconds_max)
+                service_handler(service, servicer, self.settings.watch_write_seconds_max, self.measures.rpcs)
                 for service, servicer in zip(described, servicers, strict=True)
             ]
         )
@@ -320,6 +339,25 @@ class Master(Follower):
         self.address = f"{host}:{port}"
         return server
 
+    async def _open_http(self) -> HttpPort:
+        """Binds and serves the HTTP port: probes answer while the jobs are still being taken over."""
+        from elastane_master.http.port import HttpPort  # aiohttp is only needed from here on
+        from elastane_master.http.routes import Access
+
+        settings, security = self.settings, self.settings.security
+        security.require_safe(settings.http, settings.http_host)
+        port = HttpPort(
+            self,
+            Access(security.http_open_metrics, certificate=security.tls_client_ca is not None),
+            connections_max=settings.http_connections_max,
+            tls=self._tls.ssl_context(certificate_optional=True) if self._tls is not None else None,
+            grace_seconds=settings.stop_grace_seconds,
+        )
+        await port.start(settings.http_host, settings.http_port)
+        if settings.http_port_file is not None:
+            _write_atomically(settings.http_port_file, port.address)
+        return port
+
     async def _keep_health(self, names: list[str]) -> None:
         """Sets every service's health to what the store allows, again whenever that changes."""
         while True:
@@ -329,6 +367,45 @@ class Master(Follower):
             for name in names:
                 await self._health.set(name, serving)
             await self._health_news.beyond(seen)
+
+    # ---------------------------------------------------------------- for the HTTP port
+
+    @property
+    def hosts(self) -> JobHosts | None:
+        """The jobs; None before the store is open."""
+        return self._hosts
+
+    @property
+    def gate(self) -> Gate:
+        """Who is let in; there is one from the start on."""
+        assert self._gate is not None
+        return self._gate
+
+    @property
+    def store_reachable(self) -> bool:
+        """Whether the store answers, as far as is known."""
+        return self._store is not None and self._reachable
+
+    @property
+    def fencing_token(self) -> int:
+        """Of the leader's lease as this master held it last; 0: never, or its store has no lease."""
+        return self._keeper.state.token if self._keeper is not None else 0
+
+    def not_ready(self) -> str:
+        """Why requests are refused now, in words; empty while they are served."""
+        if self._stopping:
+            return "stops"
+        if self._store is None:
+            return "waits for its store"
+        if not self._reachable:
+            return "the store does not answer"
+        if self.leads:
+            lapsed = self._lease_over()
+            return str(lapsed) if lapsed is not None else ""
+        leader = self._keeper.state.leader if self._keeper is not None else None
+        if leader is not None:
+            return f"stands by: {leader.master} at {leader.address} leads"
+        return "takes the jobs over, or waits for the store to say who leads"
 
     # ---------------------------------------------------------------- from the jobs
 

@@ -9,6 +9,7 @@ INVALID_ARGUMENT, and the errors named in `errors.REFUSALS` become typed ones.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -19,12 +20,17 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.servers.errors import REFUSALS, refuse
+from elastane_master.metrics.measures import MethodMeasures, RpcMeasures
+from elastane_master.servers.errors import REFUSALS, as_rejection, code_of, refuse
 from elastane_proto import versions
 
 _SPOKEN = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 
 _LOOK_SECONDS_MIN = 0.001
+
+_OK, _CANCELLED, _UNKNOWN = (
+    code.name for code in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
+)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -46,30 +52,39 @@ class Malformed:
 
 
 def service_handler(
-    service: ServiceDescriptor, servicer: object, write_seconds: float = 30.0
+    service: ServiceDescriptor,
+    servicer: object,
+    write_seconds: float = 30.0,
+    measures: RpcMeasures | None = None,
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """The handler that serves all methods of `service` by the methods of `servicer` of the same names.
 
     A method that streams to the client is an async generator. A client that does not read a message for
-    `write_seconds` is cut off. Raises AttributeError when a method is missing.
+    `write_seconds` is cut off. measures: get the time and outcome of each call. Raises AttributeError when a
+    method is missing.
     """
+    measures = measures or RpcMeasures()
     handlers = {
-        method.name: _method_handler(method, getattr(servicer, method.name), write_seconds)
+        method.name: _method_handler(method, getattr(servicer, method.name), write_seconds, measures)
         for method in service.methods
     }
     return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
 
-def _method_handler(method: MethodDescriptor, behaviour: Callable[..., Any], write_seconds: float) -> Any:
+def _method_handler(
+    method: MethodDescriptor, behaviour: Callable[..., Any], write_seconds: float, measures: RpcMeasures
+) -> Any:
     parse = _parser(method)
+    name = f"{method.containing_service.name}.{method.name}"
+    measured = measures.method(name, streaming=method.server_streaming)
     if method.server_streaming:
         streaming = (
             grpc.stream_stream_rpc_method_handler
             if method.client_streaming
             else grpc.unary_stream_rpc_method_handler
         )
-        return streaming(_streaming(behaviour, write_seconds), parse, _serialize)
-    return grpc.unary_unary_rpc_method_handler(_unary(behaviour), parse, _serialize)
+        return streaming(_streaming(behaviour, write_seconds, measured), parse, _serialize)
+    return grpc.unary_unary_rpc_method_handler(_unary(behaviour, measured), parse, _serialize)
 
 
 def _parser(method: MethodDescriptor) -> Callable[[bytes], Message | Malformed]:
@@ -160,23 +175,38 @@ class _Writer:
         self._timer = self._loop.call_later(max(left, _LOOK_SECONDS_MIN), self._look)
 
 
-def _unary(behaviour: Callable[[Any, Context], Awaitable[Message]]) -> Callable[..., Awaitable[Message]]:
+def _unary(
+    behaviour: Callable[[Any, Context], Awaitable[Message]], measured: MethodMeasures
+) -> Callable[..., Awaitable[Message]]:
     async def serve(request: Message | Malformed, context: Context) -> Message:
+        began, code = time.perf_counter(), _UNKNOWN
         try:
             require_client(context)
             if isinstance(request, Malformed):
                 raise request.rejection()
-            return await behaviour(request, context)
+            response = await behaviour(request, context)
+            code = _OK
+            return response
+        except asyncio.CancelledError:
+            code = _CANCELLED
+            raise
         except REFUSALS as error:
+            code = _refused(measured, error)
             await refuse(context, error)
+        finally:
+            measured.ended(code, time.perf_counter() - began)
 
     return serve
 
 
 def _streaming(
-    behaviour: Callable[[Any, Context], AsyncGenerator[Message | bytes]], write_seconds: float
+    behaviour: Callable[[Any, Context], AsyncGenerator[Message | bytes]],
+    write_seconds: float,
+    measured: MethodMeasures,
 ) -> Callable[..., Awaitable[None]]:
     async def serve(request: Any, context: Context) -> None:
+        began, code = time.perf_counter(), _UNKNOWN
+        measured.open += 1
         try:
             require_client(context)
             if isinstance(request, Malformed):
@@ -189,7 +219,22 @@ def _streaming(
                         await writer.write(message)
             finally:
                 writer.close()
+            code = _OK
+        except asyncio.CancelledError:
+            code = _CANCELLED
+            raise
         except REFUSALS as error:
+            code = _refused(measured, error)
             await refuse(context, error)
+        finally:
+            measured.open -= 1
+            measured.ended(code, time.perf_counter() - began)
 
     return serve
+
+
+def _refused(measured: MethodMeasures, error: Exception) -> str:
+    """Counts a refusal; the name of its status."""
+    rejection = as_rejection(error)
+    measured.refused(rejection.reason)
+    return code_of(rejection).name

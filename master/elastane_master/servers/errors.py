@@ -62,9 +62,14 @@ def as_rejection(error: Exception) -> Rejection:
     return Rejection("store_unavailable", f"the store does not answer: {error}", hint="ask again in a moment")
 
 
+def code_of(rejection: Rejection) -> grpc.StatusCode:
+    """The status code of a refusal; an unknown reason is a fault of ours and becomes INTERNAL."""
+    return _CODES.get(rejection.reason, grpc.StatusCode.INTERNAL)
+
+
 def status_of(rejection: Rejection) -> status_pb2.Status:
-    """The google.rpc.Status of a refusal; an unknown reason is a fault of ours and becomes INTERNAL."""
-    code = _CODES.get(rejection.reason, grpc.StatusCode.INTERNAL)
+    """The google.rpc.Status of a refusal."""
+    code = code_of(rejection)
     known = rejection.reason in _CODES
     detail = errors_pb2.ErrorDetail(
         reason=f"ERROR_REASON_{rejection.reason.upper()}" if known else None,

@@ -11,6 +11,7 @@ from elastane_master.decisions.events import (
     CancelRequested,
     CheckpointRequested,
     DrainRequested,
+    PricesRequested,
     Rejection,
     ResumeRequested,
     ScaleRequested,
@@ -21,7 +22,7 @@ from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.binding import Context
 from elastane_master.servers.following import require_serving
-from elastane_master.servers.translate import checked_name, checked_request_id
+from elastane_master.servers.translate import NAME_CHARACTERS_MAX, checked_name, checked_request_id, shown
 from elastane_master.servers.translate_job import job_message, job_settings
 from elastane_proto.v1 import job_pb2
 
@@ -94,6 +95,17 @@ class JobServicer:
         event = CancelRequested(checked_request_id(request.request_id))
         return job_pb2.JobServiceCancelResponse(job=await self._ask(request.name, event))
 
+    async def SetPrices(
+        self, request: job_pb2.JobServiceSetPricesRequest, context: Context
+    ) -> job_pb2.JobServiceSetPricesResponse:
+        event = PricesRequested(
+            checked_request_id(request.request_id),
+            request.spot_price_micros if request.HasField("spot_price_micros") else None,
+            request.on_demand_price_micros if request.HasField("on_demand_price_micros") else None,
+            shown(request.currency, NAME_CHARACTERS_MAX),
+        )
+        return job_pb2.JobServiceSetPricesResponse(job=await self._ask(request.name, event))
+
     async def DrainWorker(
         self, request: job_pb2.JobServiceDrainWorkerRequest, context: Context
     ) -> job_pb2.JobServiceDrainWorkerResponse:
@@ -123,7 +135,7 @@ class JobServicer:
 
 
 def _job(host: JobHost) -> job_pb2.Job:
-    return job_message(job_view(host.machine), host.liveness)
+    return job_message(job_view(host.machine, host.clock()), host.liveness)
 
 
 def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:

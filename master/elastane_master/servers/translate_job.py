@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from elastane_master.decisions.events import Determinism, JobSettings, Parts, Rejection
+from elastane_master.decisions.cost import NANOS, CostView
+from elastane_master.decisions.events import Determinism, JobSettings, Parts, Recovery, Rejection
 from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import ContextView, JobView, WorkerView
 from elastane_master.records import StoredNote
-from elastane_master.servers.translate import as_range, duration, seconds, timestamp
+from elastane_master.servers.translate import (
+    NAME_CHARACTERS_MAX,
+    as_range,
+    duration,
+    seconds,
+    shown,
+    timestamp,
+)
+from elastane_master.servers.translate_session import CAPACITIES
 from elastane_proto import contexts
 from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
@@ -18,11 +27,16 @@ _PHASES = {
     "succeeded": job_pb2.JOB_PHASE_SUCCEEDED,
     "failed": job_pb2.JOB_PHASE_FAILED,
     "cancelled": job_pb2.JOB_PHASE_CANCELLED,
+    "max_wait_exceeded": job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 }
 _LEVELS: dict[Determinism, job_pb2.DeterminismLevel] = {
     "d0": job_pb2.DETERMINISM_LEVEL_D0,
     "d1": job_pb2.DETERMINISM_LEVEL_D1,
     "d2": job_pb2.DETERMINISM_LEVEL_D2,
+}
+_RECOVERIES: dict[Recovery, job_pb2.RecoveryPolicy] = {
+    "elastic": job_pb2.RECOVERY_POLICY_ELASTIC,
+    "fixed": job_pb2.RECOVERY_POLICY_FIXED,
 }
 _PLACES = {
     "member": job_pb2.WORKER_STATE_MEMBER,
@@ -56,6 +70,11 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
         torch_threads=message.torch_threads or _DEFAULTS.torch_threads,
         audit_samples=message.audit_samples,
         determinism=_determinism(message.determinism),
+        max_wait_seconds=span("max_wait", _DEFAULTS.max_wait_seconds),
+        recovery=_recovery(message.recovery),
+        currency=shown(message.currency, NAME_CHARACTERS_MAX) or _DEFAULTS.currency,
+        spot_price_micros=message.spot_price_micros,
+        on_demand_price_micros=message.on_demand_price_micros,
     )
 
 
@@ -70,6 +89,20 @@ def _determinism(value: job_pb2.DeterminismLevel) -> Determinism:
         f"determinism: this master does not know level {int(value)}",
         hint="use D0, D1 or D2, or a newer master",
         field="determinism",
+    )
+
+
+def _recovery(value: job_pb2.RecoveryPolicy) -> Recovery:
+    if value == job_pb2.RECOVERY_POLICY_UNSPECIFIED:
+        return _DEFAULTS.recovery
+    for recovery, known in _RECOVERIES.items():
+        if known == value:
+            return recovery
+    raise Rejection(
+        "invalid_argument",
+        f"recovery: this master does not know policy {int(value)}",
+        hint="use ELASTIC or FIXED, or a newer master",
+        field="recovery",
     )
 
 
@@ -92,6 +125,11 @@ def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
         torch_threads=settings.torch_threads,
         audit_samples=settings.audit_samples,
         determinism=_LEVELS[settings.determinism],
+        max_wait=duration(settings.max_wait_seconds),
+        recovery=_RECOVERIES[settings.recovery],
+        currency=settings.currency,
+        spot_price_micros=settings.spot_price_micros,
+        on_demand_price_micros=settings.on_demand_price_micros,
     )
 
 
@@ -111,6 +149,29 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         created=timestamp(view.created_at),
         workers=[_worker_message(worker, liveness) for worker in view.workers],
         revision=view.revision,
+        cost=cost_message(view.cost),
+    )
+
+
+def cost_message(view: CostView) -> job_pb2.Cost:
+    """What a job has cost."""
+    return job_pb2.Cost(
+        currency=view.currency,
+        spent_micros=view.spent_micros,
+        on_demand_micros=view.on_demand_micros,
+        saved_micros=view.saved_micros,
+        savings=view.savings,
+        worker_seconds=view.worker_nanos / NANOS,
+        spot_worker_seconds=view.spot_worker_nanos / NANOS,
+        on_demand_worker_seconds=view.on_demand_worker_nanos / NANOS,
+        useful_seconds=view.useful_nanos / NANOS,
+        replayed_seconds=view.replayed_nanos / NANOS,
+        idle_seconds=view.idle_nanos / NANOS,
+        replayed_micros=view.replayed_micros,
+        idle_micros=view.idle_micros,
+        unpriced_seconds=view.unpriced_nanos / NANOS,
+        spot_price_micros=view.spot_price_micros,
+        on_demand_price_micros=view.on_demand_price_micros,
     )
 
 
@@ -126,6 +187,7 @@ def _worker_message(view: WorkerView, liveness: Liveness) -> job_pb2.WorkerInfo:
         reason=view.reason,
         host=view.host,
         pid=view.pid,
+        capacity=CAPACITIES[view.capacity],
     )
 
 

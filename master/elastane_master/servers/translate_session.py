@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from elastane_master.decisions import effects, events
-from elastane_master.decisions.events import JobSettings, Rejection
+from elastane_master.decisions.events import Capacity, JobSettings, Rejection
 from elastane_master.limits import clip
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
@@ -23,6 +23,10 @@ from elastane_proto.v1 import common_pb2, ring_pb2
 _ROLES: dict[int, Literal["ring", "tasks"]] = {
     ring_pb2.WORKER_ROLE_RING: "ring",
     ring_pb2.WORKER_ROLE_TASKS: "tasks",
+}
+CAPACITIES: dict[Capacity, common_pb2.CapacityType] = {
+    "spot": common_pb2.CAPACITY_TYPE_SPOT,
+    "on_demand": common_pb2.CAPACITY_TYPE_ON_DEMAND,
 }
 _BYES: dict[int, Literal["finished", "drained", "failed"]] = {
     ring_pb2.BYE_REASON_FINISHED: "finished",
@@ -55,6 +59,21 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         generation=message.generation,
         applied_step=message.applied_step,
         holds_state=message.holds_state,
+        capacity=_capacity(message.capacity),
+    )
+
+
+def _capacity(value: common_pb2.CapacityType) -> Capacity:
+    if value == common_pb2.CAPACITY_TYPE_UNSPECIFIED:
+        return "spot"
+    for capacity, known in CAPACITIES.items():
+        if known == value:
+            return capacity
+    raise Rejection(
+        "invalid_argument",
+        f"this master does not know capacity {int(value)}",
+        hint="use SPOT or ON_DEMAND, or a newer master",
+        field="capacity",
     )
 
 

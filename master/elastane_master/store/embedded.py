@@ -19,7 +19,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Literal
@@ -36,6 +35,9 @@ logger = structlog.get_logger(__name__)
 
 _SOCKET_PATH_BYTES_MAX = 100
 """The kernel's limit is 107; some are left for the temporary name a server may bind first."""
+
+#: For sockets whose folder's path is too long.
+_PLACE = Path("/tmp")
 
 _END_SECONDS = 5.0
 _POLL_SECONDS = 0.01
@@ -227,13 +229,23 @@ class EmbeddedStore:
 
 
 def _socket_path(folder: Path) -> Path:
-    """A path short enough for the kernel: in the folder, else in a private one under the system's."""
+    """A path short enough for the kernel: in the folder, else in a private one under /tmp.
+
+    It is the same for every process of a user, whatever its TMPDIR: a master must find the server that lives.
+    """
     path = folder / "store.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:
         return path
     digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    private = Path(tempfile.gettempdir()) / f"elastane-{os.getuid()}-{digest}"
-    private.mkdir(mode=0o700, exist_ok=True)
+    private = _PLACE / f"elastane-{os.getuid()}-{digest}"
+    try:
+        private.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise EmbeddedStoreFailed(
+            f"the path of the socket, {path}, is too long, and {private} cannot be made: {error}",
+            hint="choose a shorter --state-dir",
+            folder=folder,
+        ) from error
     status = private.lstat()
     if status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise EmbeddedStoreFailed(

@@ -30,6 +30,7 @@ from redis.exceptions import RedisError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from elastane_master.cancellation import cancel
+from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
 from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
@@ -117,6 +118,16 @@ class _Write:
     snapshot: bytes = b""
     lost: Sequence[Told] = ()
 
+    @property
+    def records(self) -> int:
+        """How many records become durable with it."""
+        return sum([len(group.records) for group in self.groups])
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the snapshot, or of the records where there is none."""
+        return len(self.snapshot) or sum([group.bytes for group in self.groups])
+
     def arguments(self, token: int, options: LogOptions) -> list[bytes | int | str]:
         """ARGV of the script."""
         records = tuple(record for group in self.groups for record in group.records)
@@ -142,7 +153,8 @@ class JobLog:
     """Write-ahead log of one job, held by the master whose fencing token is the newest.
 
     Positions count appends from 1; `appended` is that of the newest, `durable` that of the newest
-    that is safe. Used from one event loop.
+    that is safe. measures: of its writes; the owner of several logs gives them all the same. Used from one
+    event loop.
     """
 
     def __init__(self, redis: StoreRedis, job: str, token: int, sequence: int, options: LogOptions) -> None:
@@ -150,6 +162,7 @@ class JobLog:
         self.appended = 0
         self.durable = 0
         self.failure: StoreError | None = None
+        self.measures = StoreMeasures()
         self._keys = JobKeys.of(job)
         self._token = token
         self._sequence = sequence
@@ -189,6 +202,16 @@ class JobLog:
         self._snapshot_source = snapshot_source
         self._listener = listener or self._listener
         self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Size of the last snapshot that was written."""
+        return self._snapshot_bytes
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the records written since."""
+        return self._log_bytes
 
     @property
     def reachable(self) -> bool:
@@ -329,19 +352,23 @@ class JobLog:
         groups = list(self._groups)
         self._groups.clear()
         self._dirty = False
+        took_seconds = time.monotonic() - started
+        self.measures.snapshot_seconds.observe(took_seconds)
         # A snapshot that takes long is taken seldom: at most a twentieth of the time goes into it.
-        seconds = max(self._options.snapshot_seconds, 20 * (time.monotonic() - started))
+        seconds = max(self._options.snapshot_seconds, 20 * took_seconds)
         self._snapshot_at = started + seconds
         self._snapshot_bytes, self._log_bytes = len(snapshot), 0
         return _Write(sequence, "replace" if is_replacement else "write", groups, snapshot)
 
     async def _write(self, write: _Write) -> None:
         self._writing = write.groups
+        started = time.monotonic()
         reply = await self._send(write)
         if reply.startswith("GAP"):
             write = self._take_again(write, reply)
             self._writing = write.groups
             await self._send(write)
+        self.measures.appended(time.monotonic() - started, write.records, write.size_bytes)
         self._sequence = write.sequence
         self._writing = ()
         told = [*write.lost, *(group.told for group in write.groups)]
@@ -407,6 +434,7 @@ class JobLog:
         """Repeats a write without end; whether an earlier attempt arrived does not matter (see WRITE)."""
         if self._reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
+            self.measures.outages += 1
             self._set_reachable(False)
 
         async def revive(state: RetryCallState) -> None:

@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class CapacityType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CAPACITY_TYPE_UNSPECIFIED: _ClassVar[CapacityType]
+    CAPACITY_TYPE_SPOT: _ClassVar[CapacityType]
+    CAPACITY_TYPE_ON_DEMAND: _ClassVar[CapacityType]
+CAPACITY_TYPE_UNSPECIFIED: CapacityType
+CAPACITY_TYPE_SPOT: CapacityType
+CAPACITY_TYPE_ON_DEMAND: CapacityType
 
 class Range(_message.Message):
     __slots__ = ("start", "end")

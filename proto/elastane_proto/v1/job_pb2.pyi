@@ -21,6 +21,13 @@ class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_PHASE_SUCCEEDED: _ClassVar[JobPhase]
     JOB_PHASE_FAILED: _ClassVar[JobPhase]
     JOB_PHASE_CANCELLED: _ClassVar[JobPhase]
+    JOB_PHASE_MAX_WAIT_EXCEEDED: _ClassVar[JobPhase]
+
+class RecoveryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RECOVERY_POLICY_UNSPECIFIED: _ClassVar[RecoveryPolicy]
+    RECOVERY_POLICY_ELASTIC: _ClassVar[RecoveryPolicy]
+    RECOVERY_POLICY_FIXED: _ClassVar[RecoveryPolicy]
 
 class DeterminismLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -44,6 +51,10 @@ JOB_PHASE_SUSPENDED: JobPhase
 JOB_PHASE_SUCCEEDED: JobPhase
 JOB_PHASE_FAILED: JobPhase
 JOB_PHASE_CANCELLED: JobPhase
+JOB_PHASE_MAX_WAIT_EXCEEDED: JobPhase
+RECOVERY_POLICY_UNSPECIFIED: RecoveryPolicy
+RECOVERY_POLICY_ELASTIC: RecoveryPolicy
+RECOVERY_POLICY_FIXED: RecoveryPolicy
 DETERMINISM_LEVEL_UNSPECIFIED: DeterminismLevel
 DETERMINISM_LEVEL_D0: DeterminismLevel
 DETERMINISM_LEVEL_D1: DeterminismLevel
@@ -56,7 +67,7 @@ WORKER_STATE_TASKS_ONLY: WorkerState
 WORKER_STATE_AWAITED: WorkerState
 
 class JobSettings(_message.Message):
-    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism")
+    __slots__ = ("ests", "workers_min", "workers_max", "seed", "checkpoint_url", "checkpoint_interval_steps", "checkpoint_keep", "heartbeat_timeout", "lease_min", "lease_factor", "join_window", "return_grace", "idle_max", "torch_threads", "audit_samples", "determinism", "max_wait", "recovery", "currency", "spot_price_micros", "on_demand_price_micros")
     ESTS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MIN_FIELD_NUMBER: _ClassVar[int]
     WORKERS_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +84,11 @@ class JobSettings(_message.Message):
     TORCH_THREADS_FIELD_NUMBER: _ClassVar[int]
     AUDIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     DETERMINISM_FIELD_NUMBER: _ClassVar[int]
+    MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_FIELD_NUMBER: _ClassVar[int]
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
     ests: int
     workers_min: int
     workers_max: int
@@ -89,10 +105,51 @@ class JobSettings(_message.Message):
     torch_threads: int
     audit_samples: bool
     determinism: DeterminismLevel
-    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ...) -> None: ...
+    max_wait: _duration_pb2.Duration
+    recovery: RecoveryPolicy
+    currency: str
+    spot_price_micros: int
+    on_demand_price_micros: int
+    def __init__(self, ests: _Optional[int] = ..., workers_min: _Optional[int] = ..., workers_max: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_interval_steps: _Optional[int] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_min: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., lease_factor: _Optional[float] = ..., join_window: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., return_grace: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., idle_max: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., torch_threads: _Optional[int] = ..., audit_samples: _Optional[bool] = ..., determinism: _Optional[_Union[DeterminismLevel, str]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., recovery: _Optional[_Union[RecoveryPolicy, str]] = ..., currency: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ...) -> None: ...
+
+class Cost(_message.Message):
+    __slots__ = ("currency", "spent_micros", "on_demand_micros", "saved_micros", "savings", "worker_seconds", "spot_worker_seconds", "on_demand_worker_seconds", "useful_seconds", "replayed_seconds", "idle_seconds", "replayed_micros", "idle_micros", "unpriced_seconds", "spot_price_micros", "on_demand_price_micros")
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    SPENT_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_MICROS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_MICROS_FIELD_NUMBER: _ClassVar[int]
+    SAVINGS_FIELD_NUMBER: _ClassVar[int]
+    WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    USEFUL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_MICROS_FIELD_NUMBER: _ClassVar[int]
+    IDLE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    UNPRICED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    currency: str
+    spent_micros: int
+    on_demand_micros: int
+    saved_micros: int
+    savings: float
+    worker_seconds: float
+    spot_worker_seconds: float
+    on_demand_worker_seconds: float
+    useful_seconds: float
+    replayed_seconds: float
+    idle_seconds: float
+    replayed_micros: int
+    idle_micros: int
+    unpriced_seconds: float
+    spot_price_micros: int
+    on_demand_price_micros: int
+    def __init__(self, currency: _Optional[str] = ..., spent_micros: _Optional[int] = ..., on_demand_micros: _Optional[int] = ..., saved_micros: _Optional[int] = ..., savings: _Optional[float] = ..., worker_seconds: _Optional[float] = ..., spot_worker_seconds: _Optional[float] = ..., on_demand_worker_seconds: _Optional[float] = ..., useful_seconds: _Optional[float] = ..., replayed_seconds: _Optional[float] = ..., idle_seconds: _Optional[float] = ..., replayed_micros: _Optional[int] = ..., idle_micros: _Optional[int] = ..., unpriced_seconds: _Optional[float] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "state", "ests", "applied_step", "joined", "last_heard", "reason", "host", "pid")
+    __slots__ = ("worker_id", "state", "ests", "applied_step", "joined", "last_heard", "reason", "host", "pid", "capacity")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +159,7 @@ class WorkerInfo(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: WorkerState
     ests: _common_pb2.Range
@@ -111,10 +169,11 @@ class WorkerInfo(_message.Message):
     reason: str
     host: str
     pid: int
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., applied_step: _Optional[int] = ..., joined: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    capacity: _common_pb2.CapacityType
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., applied_step: _Optional[int] = ..., joined: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "saved_step", "created", "workers", "revision")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "saved_step", "created", "workers", "revision", "cost")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +187,7 @@ class Job(_message.Message):
     CREATED_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    COST_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -141,7 +201,8 @@ class Job(_message.Message):
     created: _timestamp_pb2.Timestamp
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     revision: int
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ...) -> None: ...
+    cost: Cost
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")
@@ -250,6 +311,26 @@ class JobServiceCancelRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class JobServiceCancelResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceSetPricesRequest(_message.Message):
+    __slots__ = ("name", "spot_price_micros", "on_demand_price_micros", "request_id", "currency")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SPOT_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    ON_DEMAND_PRICE_MICROS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CURRENCY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    spot_price_micros: int
+    on_demand_price_micros: int
+    request_id: str
+    currency: str
+    def __init__(self, name: _Optional[str] = ..., spot_price_micros: _Optional[int] = ..., on_demand_price_micros: _Optional[int] = ..., request_id: _Optional[str] = ..., currency: _Optional[str] = ...) -> None: ...
+
+class JobServiceSetPricesResponse(_message.Message):
     __slots__ = ("job",)
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: Job

@@ -76,6 +76,11 @@ class JobServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.FromString,
                 _registered_method=True)
+        self.SetPrices = channel.unary_unary(
+                '/elastane.v1.JobService/SetPrices',
+                request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesResponse.FromString,
+                _registered_method=True)
         self.DrainWorker = channel.unary_unary(
                 '/elastane.v1.JobService/DrainWorker',
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDrainWorkerRequest.SerializeToString,
@@ -94,7 +99,8 @@ class JobServiceServicer:
     """
 
     def Create(self, request, context):
-        """Creates a job, or returns the one of that name when its settings are equal.
+        """Creates a job, or returns the one of that name when its settings are equal: those it was created with,
+        or the workers it was scaled to since. Prices and currency are not compared, and stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +147,13 @@ class JobServiceServicer:
 
     def Cancel(self, request, context):
         """Ends the job at once; its checkpoints stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPrices(self, request, context):
+        """Changes what workers cost from now on; what was charged before stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,6 +215,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.SerializeToString,
+            ),
+            'SetPrices': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPrices,
+                    request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesResponse.SerializeToString,
             ),
             'DrainWorker': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainWorker,
@@ -432,6 +450,33 @@ class JobService:
             '/elastane.v1.JobService/Cancel',
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.SerializeToString,
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPrices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.JobService/SetPrices',
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -75,7 +75,7 @@ class ScriptSignature(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version")
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +87,7 @@ class Hello(_message.Message):
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
     HOLDS_STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     role: WorkerRole
@@ -98,7 +99,8 @@ class Hello(_message.Message):
     applied_step: int
     holds_state: bool
     version: str
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+    capacity: _common_pb2.CapacityType
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import threading
@@ -14,7 +15,8 @@ import pytest
 
 from elastane.agent.notices.detect import check_choice, chosen_source, detect_source
 from elastane.agent.notices.fetch import Reply, Request, fetcher
-from elastane.agent.notices.notice import Notice, NoticeFormatError
+from elastane.agent.notices.node import NodeNotices
+from elastane.agent.notices.notice import LEFT_MIN_SECONDS, Notice, NoticeFormatError
 from elastane.agent.notices.sources import CLOUDS, Source
 from elastane.agent.notices.watch import NoticeWatch
 from elastane.errors import RefusedError
@@ -36,15 +38,115 @@ def test_notice_of_each_cloud(cloud: str) -> None:
     with metadata_service(cloud) as service:
         source = CLOUDS[cloud](fetcher(5.0), service.url)
         assert source.look() is None
-        service.notice = NOTICES[cloud]
+        service.notice, service.now = NOTICES[cloud], AT_SECONDS - 17.0
         notice = source.look()
     assert notice is not None
     assert (notice.kind, notice.source, notice.lead_seconds) == ("reclaim", cloud, LEADS[cloud])
-    if cloud == "gcp":
-        assert notice.seconds_left(AT_SECONDS) == 30.0
-    else:
-        assert notice.seconds_left(AT_SECONDS - 17.5) == 17.5
-        assert notice.seconds_left(AT_SECONDS + 5.0) == 0.0
+    # However wrong this node's own clock is.
+    for skew in (-7200.0, 0.0, 7200.0):
+        assert notice.seconds_left(AT_SECONDS - 17.0 + skew) == (30.0 if cloud == "gcp" else 17.0)
+
+
+def test_a_time_that_is_past_leaves_time_for_a_step() -> None:
+    with metadata_service("aws") as service:
+        service.notice, service.now = AT, AT_SECONDS + 600.0
+        notice = CLOUDS["aws"](fetcher(5.0), service.url).look()
+    assert notice is not None and notice.seconds_left(AT_SECONDS) == LEFT_MIN_SECONDS
+    of_a_file = Notice("reclaim", "file", "gone", AT_SECONDS)
+    assert of_a_file.seconds_left(AT_SECONDS - 17.5) == 17.5
+    assert of_a_file.seconds_left(AT_SECONDS + 3600.0) == LEFT_MIN_SECONDS
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["no tokens", "tokens lost on their way"])
+def test_a_service_without_session_tokens(lost: bool) -> None:
+    with metadata_service("aws") as service:
+        service.tokens_known, service.tokens_lost, service.token_required = False, lost, False
+        source = CLOUDS["aws"](fetcher(0.2), service.url)
+        assert source.is_here() and source.look() is None
+        service.notice = AT
+        assert source.look() is not None
+        service.token_required = True
+        with pytest.raises(NoticeFormatError, match="401"):
+            source.look()
+
+
+def test_a_service_on_ipv6() -> None:
+    with metadata_service("aws", "::1") as service:
+        service.notice = AT
+        assert CLOUDS["aws"](fetcher(5.0), service.url).look() is not None
+
+
+def test_an_ipv6_address_without_a_port_is_no_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def connect(address: tuple[str, int], *_: object, **__: object) -> socket.socket:
+        asked.append(address)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with pytest.raises(OSError):
+        fetcher(1.0)(Request("http://[fd00:ec2::254]/latest/meta-data/"))
+    assert asked == [("fd00:ec2::254", 80)]
+
+
+@pytest.mark.parametrize(
+    ("cloud", "answers"),
+    [
+        ("aws", {"spot": "spot", "on-demand": "on-demand", "scheduled": "on-demand", "<html>": "", None: ""}),
+        ("gcp", {"TRUE": "spot", "FALSE": "on-demand", "maybe": "", None: ""}),
+        ("azure", {"Spot": "spot", "Regular": "on-demand", "": "on-demand", "x": "", None: ""}),
+        ("alibaba", {None: ""}),
+    ],
+)
+def test_what_kind_of_node_this_is(cloud: str, answers: dict[str | None, str]) -> None:
+    with metadata_service(cloud) as service:
+        source = CLOUDS[cloud](fetcher(5.0), service.url)
+        for told, capacity in answers.items():
+            service.capacity = told
+            assert source.capacity() == capacity, told
+
+
+def test_workers_learn_what_kind_of_node_this_is_and_when_it_goes(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    with metadata_service("aws") as service:
+        service.capacity, service.notice = "on-demand", AT
+        notices = NodeNotices("auto", service.url, 0.02)
+        files = {name: Path(path) for name, path in notices.environment().items()}
+        notices.start(told.put, pytest.fail)
+        assert told.get(timeout=30).source == "aws"
+        assert files["ELASTANE_CAPACITY_FILE"].read_text() == "on-demand"
+        notices.announce(15.0, "why")
+        assert json.loads(files["ELASTANE_NOTICE_FILE"].read_text())["reason"] == "why"
+        notices.stop()
+    assert not files["ELASTANE_NOTICE_FILE"].parent.exists()
+    declared = NodeNotices("none", capacity="spot")
+    assert declared.environment()["ELASTANE_CAPACITY"] == "spot"
+    declared.stop()
+
+
+def test_of_two_sources_whichever_speaks_first_is_heard(tmp_path: Path) -> None:
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    file = tmp_path / "notice"
+    with metadata_service("aws") as service:
+        notices = NodeNotices(f"auto, file:{file}", service.url, 0.02)
+        notices.start(told.put, pytest.fail)
+        file.write_text('{"seconds": 60}')
+        assert told.get(timeout=30).source == "file"
+        service.notice = AT
+        assert told.get(timeout=30).source == "aws"
+        notices.stop()
+
+
+def test_a_notice_that_is_withdrawn_was_told_all_the_same() -> None:
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    with metadata_service("azure") as service:
+        service.notice = NOTICES["azure"]
+        watch = NoticeWatch(lambda: CLOUDS["azure"](fetcher(5.0), service.url), told.put, pytest.fail, 0.02)
+        watch.start()
+        assert told.get(timeout=30).kind == "reclaim"
+        service.notice = None
+        watch._thread.join(30)
+    assert told.empty(), "the drain has begun: it costs no step, and the agent is started again"
 
 
 def test_rebalance_is_no_reclaim() -> None:
@@ -181,7 +283,7 @@ def test_hooks(tmp_path: Path, hook: str, text: str, seconds: float, reason: str
         source = chosen_source(check_choice(choice), fetcher(5.0))
         assert source is not None and source.look() is None
         file.write_text(text)
-        service.notice = text
+        service.notice, service.now = text, AT_SECONDS - 60.0
         notice = source.look()
     assert notice is not None and notice.reason == reason
     assert notice.seconds_left(AT_SECONDS - 60.0) == seconds
@@ -208,7 +310,7 @@ def test_hook_that_says_nonsense(tmp_path: Path, text: str) -> None:
         source.look()
 
 
-@pytest.mark.parametrize("choice", ["", "ec2", "file:", "https://x", "AWS"])
+@pytest.mark.parametrize("choice", ["", "ec2", "file:", "https://x", "AWS", "aws,", "aws,ec2"])
 def test_choice_that_is_none(choice: str) -> None:
     with pytest.raises(RefusedError, match="no such source"):
         check_choice(choice)

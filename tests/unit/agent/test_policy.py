@@ -297,3 +297,12 @@ def test_fatal_trouble_elsewhere_stops_the_workers() -> None:
     actions = policy.fatal(1.0, CODE_FAILED, "the master is broken")
     assert Terminate("w0") in actions and "the master is broken" in said(actions)
     assert finished(policy.worker_exited(2.0, "w0", DRAINED)) == CODE_FAILED
+
+
+def test_of_two_notices_the_sooner_counts_whichever_came_last() -> None:
+    policy = started(workers=1)
+    policy.noticed(10.0, 120.0, "of the cloud")
+    policy.noticed(11.0, 15.0, "of a file")
+    assert policy.next_due() == 26.0
+    policy.noticed(12.0, 300.0, "of the cloud again")
+    assert policy.next_due() == 26.0 and Kill("w0") in policy.tick(26.0)

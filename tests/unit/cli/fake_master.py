@@ -181,6 +181,14 @@ class FakeMaster(
         self._seen(request, context)
         return job_pb2.JobServiceCancelResponse(job=self._job(request.name, context))
 
+    def SetPrices(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        job = self._job(request.name, context)
+        for name in ("spot_price_micros", "on_demand_price_micros"):
+            if request.HasField(name):
+                setattr(job.cost, name, getattr(request, name))
+        return job_pb2.JobServiceSetPricesResponse(job=job)
+
     def DrainWorker(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)
         return job_pb2.JobServiceDrainWorkerResponse(job=self._job(request.name, context))

@@ -31,6 +31,8 @@ def running(*workers: str, ests: int = 4, **changes: Any) -> JobDriver:
         {"heartbeat_timeout_seconds": float("nan")},
         {"join_window_seconds": -1.0},
         {"torch_threads": 0},
+        {"max_wait_seconds": 2.0**62},
+        {"idle_max_seconds": 1.1e9},
     ],
 )
 def test_bad_settings_are_refused(changes: dict[str, Any]) -> None:

@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastane.errors import RefusedError
-from elastane.launch.plan import (
-    HostsFormatError,
-    Slot,
-    choose,
-    environment,
-    parse_hosts,
-    processes,
-    remote_command,
-    tf_config,
-)
+from elastane.hosts.remote import remote_command
+from elastane.hosts.slots import HostsFormatError, Slot, parse_hosts
+from elastane.launch.plan import choose, environment, processes, tf_config
 
 hosts = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 4), max_size=6)
 

@@ -9,11 +9,10 @@ import pytest
 from elastane.agent.budget import RestartBudget
 from elastane.agent.policy import Finish, Kill, Say, Terminate
 from elastane.agent.process import ExitStatus
+from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS
 from elastane.launch.policy import (
-    CALM_SECONDS,
     CODE_FAILED,
     CODE_NO_HOSTS,
-    HOST_REST_SECONDS,
     Action,
     LaunchPolicy,
     StartRound,
@@ -149,7 +148,7 @@ def test_a_host_that_fails_again_and_again_rests() -> None:
     assert started(fail_round(launch, 40.0, 2)) == ["a", "a"]
     launch.hosts_changed(60.0, {"a": 2, "bad": 1})
     assert launch.next_due() is None
-    rested = 50.0 + HOST_REST_SECONDS
+    rested = 50.0 + REST_SECONDS
     assert ranks(launch.hosts_changed(rested, {"a": 2, "bad": 1}), Terminate) == []
     assert ranks(launch.tick(rested + 5.0), Terminate) == [0, 1]
 

@@ -10,75 +10,53 @@ for something else does so in a thread of its own and puts what it learned into 
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import queue
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from elastane.agent import policy as policies
 from elastane.agent.budget import RestartBudget
+from elastane.agent.exit_codes import CODE_FAILED, CODE_OK, CODE_REFUSED, CODE_UNREACHABLE, EXIT_DRAINED
+from elastane.agent.joining import wait_for_job
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
-from elastane.agent.notices.detect import NONE, chosen_source, detect_source
-from elastane.agent.notices.fetch import fetcher
+from elastane.agent.notices.node import NodeNotices
 from elastane.agent.notices.notice import Notice
-from elastane.agent.notices.sources import CLOUDS, Source
-from elastane.agent.notices.watch import NoticeWatch
 from elastane.agent.output import Output
+from elastane.agent.placement import Placement
 from elastane.agent.policy import Action, JobView, SupervisorPolicy
+from elastane.agent.price_table import PriceFeed, PriceRow
 from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.agent.settings import AgentSettings
+from elastane.agent.worker_command import local_start, remote_start, worker_variables
 from elastane.client import ClientClosedError, MasterClient
-from elastane.credentials import worker_environment
-from elastane.determinism import level_from_proto, process_environment
 from elastane.errors import ElastaneError
+from elastane.hosts.discovery import Discovery
+from elastane.hosts.remote import out_of_reach
+from elastane.observe.agent_side import AgentMetrics
+from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
-#: How long a metadata service may take to answer; it is on the node itself.
-NOTICE_TIMEOUT_SECONDS = 1.0
 #: How long the reason of a worker's leave is asked for.
 _ASK_SECONDS = 2.0
 #: The embedded master stays this much longer than the job, so that who watches sees the end.
 _LINGER_SECONDS = 0.7
 #: A master that stays away is spoken of so often.
 _SAY_WAITING_SECONDS = 5.0
-_RESUMABLE = (job_pb2.JOB_PHASE_SUSPENDED, job_pb2.JOB_PHASE_FAILED)
+_RESUMABLE = (
+    job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_FAILED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
+)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-@dataclass(frozen=True)
-class AgentSettings:
-    """What `elastane run` was asked for.
-
-    command: script and arguments, or "-m", module and arguments. local_workers: most workers on this
-    machine. master: "host:port"; empty: an embedded one, with its state in `state_dir` (empty: a
-    temporary folder). worker_prefix: worker k is called prefix + k. notices: where spot notices are read,
-    see `notices.detect.check_choice`; notices_url: of the metadata service, instead of the
-    cloud's own; notices_poll_seconds: how often they are looked for, 0 as the cloud advises.
-    """
-
-    command: tuple[str, ...]
-    job: str
-    settings: job_pb2.JobSettings
-    local_workers: int
-    master: str = ""
-    state_dir: Path | None = None
-    master_timeout_seconds: float = 600.0
-    grace_seconds: float = 30.0
-    budget: RestartBudget = field(default_factory=RestartBudget)
-    worker_prefix: str = "w"
-    notices: str = NONE
-    notices_url: str = ""
-    notices_poll_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,7 +90,12 @@ class _Noticed:
     notice: Notice
 
 
-_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled | _Noticed
+@dataclass(frozen=True)
+class _HostsFound:
+    hosts: Mapping[str, int]
+
+
+_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled | _Noticed | _HostsFound
 
 
 class _StoppedEarlyError(Exception):
@@ -136,16 +119,29 @@ class Agent:
         self._master_due: float | None = None
         self._temporary_dir: Path | None = None
         self._watch_client: MasterClient | None = None
-        self._notice_watch: NoticeWatch | None = None
-        self._notice_folder = tempfile.TemporaryDirectory(prefix="elastane-agent-")
-        self._notice_file = Path(self._notice_folder.name) / "notice.json"
+        self._notices = NodeNotices(
+            settings.notices, settings.notices_url, settings.notices_poll_seconds, settings.capacity
+        )
+        self._discovery: Discovery | None = None
+        self._placement: Placement | None = None
+        self._said_of_hosts: set[str] = set()
+        self._prices: PriceFeed | None = None
+        self._metrics = AgentMetrics(settings.job, settings.metrics)
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
         self._say_waiting_at = 0.0
         self._code: int | None = None
-        ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
-        self._policy = SupervisorPolicy(ids, settings.budget, grace_seconds=settings.grace_seconds)
+        if settings.hosts is not None:
+            self._placement, ids = Placement(settings.worker_prefix), []
+        else:
+            ids = [f"{settings.worker_prefix}{number}" for number in range(settings.local_workers)]
+        self._policy = SupervisorPolicy(
+            ids,
+            settings.budget,
+            grace_seconds=settings.grace_seconds,
+            dynamic=settings.hosts is not None,
+        )
 
     def run(self) -> int:
         """Supervise until the job is over for this agent; returns the exit code.
@@ -154,12 +150,17 @@ class Agent:
         """
         with self._signal_handlers():
             try:
+                if address := self._metrics.serve():
+                    where = f"figures at http://{address}/metrics"
+                    self._output.say(where, event="metrics_served", address=address)
                 self._open_master()
-                view = self._create_job()
+                view = self._enter_job()
                 self._starting = False
                 self._watch_job()
+                self._feed_prices()
                 self._watch_notices()
                 self._perform(self._policy.start(time.monotonic(), view))
+                self._watch_hosts()
                 while self._code is None:
                     self._turn()
             except _StoppedEarlyError as stopped:
@@ -179,8 +180,13 @@ class Agent:
         state_dir = self._settings.state_dir
         if state_dir is None:
             state_dir = self._temporary_dir = Path(tempfile.mkdtemp(prefix="elastane-"))
+        host, _, port = self._settings.listen.rpartition(":")
         self._master = EmbeddedMaster(
-            state_dir, on_exit=lambda status: self._events.put(_MasterExited(status))
+            state_dir,
+            host=host,
+            port=int(port),
+            arguments=("--http", self._settings.http) if self._settings.http else (),
+            on_exit=lambda status: self._events.put(_MasterExited(status)),
         )
         self._address = self._master.start()
         self._output.say(
@@ -190,15 +196,23 @@ class Agent:
             state_dir=str(state_dir),
         )
 
-    def _create_job(self) -> JobView:
+    def _enter_job(self) -> JobView:
         settings = self._settings
         timeout = settings.master_timeout_seconds
         with MasterClient(self._address, timeout_seconds=timeout, on_wait=self._waiting) as client:
-            job, created = client.create_job(settings.job, settings.settings)
+            if settings.settings is None:
+                job, created = (
+                    wait_for_job(client, settings.job, settings.job_timeout_seconds, self._output),
+                    False,
+                )
+            else:
+                job, created = client.create_job(settings.job, settings.settings)
             if not created and self._master is not None and job.phase in _RESUMABLE:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
         self._job = job
+        if settings.settings is not None:
+            self._compare_prices(job, settings.settings)
         view = job_view(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
@@ -209,6 +223,19 @@ class Agent:
             job=job.name,
         )
         return view
+
+    def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
+        """Prices of a job that is there stay as they are: says so where others were asked for."""
+        found = job.settings
+        names = ("spot_price_micros", "on_demand_price_micros")
+        if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
+            spot, on_demand = (price_text(getattr(found, name), found.currency) for name in names)
+            self._output.say(
+                f"the job's prices stay as they are: spot {spot}, on demand {on_demand};"
+                " `elastane price` changes them",
+                "warning",
+                event="prices_kept",
+            )
 
     def _waiting(self, seconds: float, error: str) -> None:
         now = time.monotonic()
@@ -228,28 +255,51 @@ class Agent:
 
         threading.Thread(target=watch, name="watch job", daemon=True).start()
 
-    def _watch_notices(self) -> None:
-        if self._settings.notices == NONE:
+    def _feed_prices(self) -> None:
+        if self._settings.prices is None:
             return
-        fetch, choice = fetcher(NOTICE_TIMEOUT_SECONDS), self._settings.notices
-        url = self._settings.notices_url
+        client, created = self._watch_client, self._job.created.ToNanoseconds() / 1e9
+        assert client is not None
 
-        def find() -> Source | None:
-            return chosen_source(choice, fetch, url) or detect_source(fetch, dict.fromkeys(CLOUDS, url))
+        def tell(row: PriceRow) -> None:
+            client.set_prices(
+                self._settings.job,
+                spot_price_micros=row.spot_micros,
+                on_demand_price_micros=row.on_demand_micros,
+            )
 
-        self._notice_watch = NoticeWatch(
-            find,
-            on_notice=lambda notice: self._events.put(_Noticed(notice)),
-            on_trouble=lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
-            poll_seconds=self._settings.notices_poll_seconds,
+        self._prices = PriceFeed(
+            self._settings.prices.since_epoch(created),
+            tell,
+            lambda text: self._output.say(text, "warning", "prices_refused"),
         )
-        self._notice_watch.start()
+        self._prices.start()
+
+    def _watch_notices(self) -> None:
+        self._notices.start(
+            lambda notice: self._events.put(_Noticed(notice)),
+            lambda text: self._output.say(text, "warning", "spot_notices_unreadable"),
+        )
+
+    def _watch_hosts(self) -> None:
+        hosts = self._settings.hosts
+        if hosts is None or self._code is not None:
+            return
+        self._discovery = Discovery(
+            hosts.script,
+            interval_seconds=hosts.interval_seconds,
+            timeout_seconds=hosts.timeout_seconds,
+            on_hosts=lambda found: self._events.put(_HostsFound(found)),
+            on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
+        )
+        self._discovery.start()
 
     # ------------------------------------------------------------------ events
 
     def _turn(self) -> None:
         """Wait for one event, or for time to pass, and act."""
-        dues = [due for due in (self._policy.next_due(), self._master_due) if due is not None]
+        places_due = self._placement.next_due() if self._placement is not None else None
+        dues = [due for due in (self._policy.next_due(), self._master_due, places_due) if due is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         try:
             event = self._events.get(timeout=timeout)
@@ -260,7 +310,10 @@ class Agent:
             self._perform(self._handle(now, event))
         if self._master_due is not None and now >= self._master_due and self._code is None:
             self._perform(self._restart_master())
-        self._perform(self._policy.tick(time.monotonic()))
+        now = time.monotonic()
+        if places_due is not None and now >= places_due:
+            self._perform(self._places_changed(now))
+        self._perform(self._policy.tick(now))
 
     def _handle(self, now: float, event: _Event) -> list[Action]:
         match event:
@@ -273,12 +326,14 @@ class Agent:
                 return self._policy.signalled(now, number)
             case _Noticed(notice):
                 return self._noticed(now, notice)
+            case _HostsFound(hosts):
+                return self._hosts_found(now, hosts)
             case _MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
             case _JobLost(error):
                 if isinstance(error, ClientClosedError):
                     return []
-                return self._policy.fatal(now, policies.CODE_REFUSED, f"the job is lost: {error}")
+                return self._policy.fatal(now, CODE_REFUSED, f"the job is lost: {error}")
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -286,10 +341,9 @@ class Agent:
                 case policies.Spawn(worker):
                     self._spawn(worker)
                 case policies.Announce(seconds, reason):
-                    announcement = {"at": time.time() + seconds, "reason": reason}
-                    self._notice_file.write_text(json.dumps(announcement))
+                    self._notices.announce(seconds, reason)
                 case policies.Terminate(worker):
-                    self._workers[worker].signal(signal.SIGTERM)
+                    self._terminate(worker)
                 case policies.Kill(worker):
                     self._workers[worker].kill_group()
                 case policies.Say(text, kind, event, worker):
@@ -302,53 +356,79 @@ class Agent:
         if notice.kind == "rebalance":
             text = f"{notice.source}: {notice.reason}; this node may go soon"
             return [policies.Say(text, "warning", "spot_rebalance")]
+        self._metrics.counts.spot_notices += 1
         reason = f"spot notice of {notice.source}: {notice.reason}"
         return self._policy.noticed(now, notice.seconds_left(time.time()), reason)
+
+    # ------------------------------------------------------------------ hosts
+
+    def _hosts_found(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
+        assert self._placement is not None
+        held = dict.fromkeys(out_of_reach(self._address, hosts), "it cannot reach a master on loopback")
+        self._placement.found(hosts, held)
+        for host in held.keys() - self._said_of_hosts:
+            self._output.say(f"{host} is left out: {held[host]}", "warning", "host_left_out")
+        self._said_of_hosts |= held.keys()
+        return self._places_changed(now)
+
+    def _places_changed(self, now: float) -> list[Action]:
+        assert self._placement is not None
+        return self._policy.places_changed(now, self._placement.wanted(now))
+
+    def _terminate(self, worker: str) -> None:
+        """Ask a worker to drain and leave."""
+        child = self._workers[worker]
+        if self._placement is None or not self._placement.is_remote(worker):
+            child.signal(signal.SIGTERM)
+            return
+
+        def drain() -> None:
+            # A signal to a remote shell ends the shell: the worker's last lines and exit code would be lost.
+            try:
+                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                    client.drain_worker(self._settings.job, worker)
+            except ElastaneError:
+                child.signal(signal.SIGTERM)  # the hang-up reaches it all the same
+
+        threading.Thread(target=drain, name=f"drain {worker}", daemon=True).start()
 
     # ------------------------------------------------------------------ workers
 
     def _spawn(self, worker: str) -> None:
+        command, environment = self._start_of(worker)
+        if self._placement is not None:
+            self._placement.started(time.monotonic(), worker)
         child = ChildProcess(
             worker,
-            [sys.executable, "-u", *self._settings.command],
-            environment=self._worker_environment(worker),
+            command,
+            environment=environment,
             on_line=self._output.line,
             on_exit=lambda _, status: self._events.put(_WorkerExited(worker, status)),
         )
         child.start()
         self._workers[worker] = child
+        self._metrics.counts.starts[worker] += 1
         self._output.say(
             f"{worker} started, pid {child.pid}", event="worker_started", worker=worker, pid=child.pid
         )
 
-    def _worker_environment(self, worker: str) -> dict[str, str]:
-        settings = self._job.settings
-        environment = {
-            **worker_environment(os.environ),
-            "PYTHONUNBUFFERED": "1",
-            # A peer's death is a normal event here; torch would print a C++ backtrace for it.
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            # Unlike values in the agent's own shell give way: they belong to the job.
-            **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
-            "ELASTANE_MODE": "elastic",
-            "ELASTANE_MASTER": self._address,
-            "ELASTANE_JOB": self._settings.job,
-            "ELASTANE_WORKER_ID": worker,
-            "ELASTANE_ESTS": str(settings.ests),
-            "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
-            "ELASTANE_MASTER_TIMEOUT_SECONDS": str(self._settings.master_timeout_seconds),
-            "ELASTANE_NOTICE_SECONDS": str(self._settings.grace_seconds),
-            "ELASTANE_NOTICE_FILE": str(self._notice_file),
-            "ELASTANE_DRAIN_EXIT_CODE": str(policies.EXIT_DRAINED),
-        }
-        for own in ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL"):
-            environment.pop(own, None)
-        if settings.HasField("seed"):
-            environment["ELASTANE_SEED"] = str(settings.seed)
-        return environment
+    def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
+        """Command and environment of a worker's process here; it may be a remote shell's."""
+        own = worker_variables(self._settings, self._job, self._address, worker)
+        if self._placement is not None and self._placement.is_remote(worker):
+            return remote_start(self._settings, self._placement.slot(worker).host, own)
+        return local_start(
+            self._settings, own | self._notices.environment() | self._metrics.variables(worker)
+        )
 
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
-        if status.returncode != policies.EXIT_DRAINED:
+        self._metrics.counts.exited(status.returncode, EXIT_DRAINED)
+        if self._placement is not None:
+            status = self._placement.status(worker, status)
+            if fault := self._placement.ended(now, worker, status):
+                places = self._placement.wanted(now)
+                return self._policy.host_failed(now, worker, fault.text, fault.event, places)
+        if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)
         # Sent away or gone by itself? The master knows; its news may be behind the exit.
         actions: list[Action] = []
@@ -368,13 +448,14 @@ class Agent:
         decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
         self._master_deaths.append(now)
         if not decision.allowed:
-            return self._policy.fatal(now, policies.CODE_FAILED, f"{what}; {decision.reason}")
+            return self._policy.fatal(now, CODE_FAILED, f"{what}; {decision.reason}")
         self._master_due = now + decision.delay_seconds
         return [policies.Say(f"{what}; {decision.reason}", "warning", "master_died")]
 
     def _restart_master(self) -> list[Action]:
         assert self._master is not None
         self._master_due = None
+        self._metrics.counts.master_restarts += 1
         try:
             self._master.start()
         except MasterStartError as error:
@@ -384,8 +465,10 @@ class Agent:
     # ------------------------------------------------------------------ the end
 
     def _close(self) -> None:
-        if self._notice_watch is not None:
-            self._notice_watch.stop()
+        for feed in (self._discovery, self._prices):
+            if feed is not None:
+                feed.stop()
+        self._notices.stop()
         for child in self._workers.values():
             child.kill_group()
         for child in self._workers.values():
@@ -393,10 +476,10 @@ class Agent:
         if self._watch_client is not None:
             self._watch_client.close()
         if self._master is not None:
-            if self._code == policies.CODE_OK and self._master.running:
+            if self._code == CODE_OK and self._master.running:
                 self._linger()
             self._master.stop()
-        self._notice_folder.cleanup()
+        self._metrics.close()
         self._dispose_of_state()
 
     def _linger(self) -> None:
@@ -411,11 +494,11 @@ class Agent:
         """Remove the temporary state directory, unless somebody may want it."""
         if self._temporary_dir is None:
             return
-        resumable = bool(self._settings.settings.checkpoint_url) and self._job.phase not in (
+        resumable = bool(self._job.settings.checkpoint_url) and self._job.phase not in (
             job_pb2.JOB_PHASE_SUCCEEDED,
             job_pb2.JOB_PHASE_CANCELLED,
         )
-        if self._code in (policies.CODE_FAILED, policies.CODE_UNREACHABLE, None) or resumable:
+        if self._code in (CODE_FAILED, CODE_UNREACHABLE, None) or resumable:
             self._output.say(
                 f"state kept: go on with --state-dir {self._temporary_dir}",
                 event="state_kept",

@@ -26,6 +26,7 @@ OVER = (
     job_pb2.JOB_PHASE_FAILED,
     job_pb2.JOB_PHASE_CANCELLED,
     job_pb2.JOB_PHASE_SUSPENDED,
+    job_pb2.JOB_PHASE_MAX_WAIT_EXCEEDED,
 )
 
 

@@ -107,7 +107,8 @@ class EmbeddedMaster:
             log=self.log_path,
             on_exit=self._exited,
             death_signal=signal.SIGTERM,
-            environment={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
+            # An HTTP port is served by the master that was asked for one, not by every one started here.
+            environment={**os.environ, "PYTHONUNBUFFERED": "1", "ELASTANE_HTTP": "", **self._environment},
         )
         process.start()
         self._process = process

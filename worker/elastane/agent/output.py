@@ -137,6 +137,6 @@ class Output:
                     encoding = target.encoding or "ascii"
                     target.write(text.encode(encoding, "backslashreplace").decode(encoding))
                 target.flush()
-            except (BrokenPipeError, ValueError):
-                # The reader is gone (ValueError: the stream is closed). The workers go on.
+            except (OSError, ValueError):
+                # The reader is gone, or the terminal (EIO), or the stream is closed. The workers go on.
                 self._closed.add(stream)

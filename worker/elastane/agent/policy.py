@@ -10,25 +10,29 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     82 (refused)              everything stops: the same refusal would meet every restart
     83 (master unreachable)   everything stops
     1, or a signal            restarted within the budget
+    any, its place is gone    away; another worker takes its part elsewhere, if there is room
 """
 
 from __future__ import annotations
 
+import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal
 
 from elastane.agent.budget import RestartBudget
+from elastane.agent.exit_codes import (
+    CODE_FAILED,
+    CODE_MAX_WAIT,
+    CODE_OK,
+    CODE_REFUSED,
+    CODE_UNREACHABLE,
+    EXIT_DRAINED,
+)
 from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
-
-EXIT_DRAINED: Final = 80
-"""What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE)."""
-
-#: Exit codes of the agent itself.
-CODE_OK, CODE_FAILED, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 3, 4
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
@@ -39,8 +43,17 @@ PHASE_WAIT_SECONDS: Final = 10.0
 #: How long workers have to leave by themselves once the job is over.
 OVER_GRACE_SECONDS: Final = 30.0
 
-Phase = Literal["unspecified", "waiting", "running", "suspended", "succeeded", "failed", "cancelled"]
-_OVER: Final = frozenset({"suspended", "succeeded", "failed", "cancelled"})
+Phase = Literal[
+    "unspecified",
+    "waiting",
+    "running",
+    "suspended",
+    "max_wait_exceeded",
+    "succeeded",
+    "failed",
+    "cancelled",
+]
+_OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
 
 
 @dataclass(frozen=True)
@@ -129,18 +142,35 @@ class _Slot:
     restarts: list[float] = field(default_factory=list)
     raises: int = 0
     surplus: bool = False  # told to leave because the job was scaled in
+    held: str = ""  # why it may not be started now
+    leave_by: float | None = None  # told to leave because its place is gone; killed then
+
+    @property
+    def leaving(self) -> bool:
+        return self.leave_by is not None
 
 
 class SupervisorPolicy:
     """State of one agent. Times are seconds of any clock that only goes forward.
 
     workers: ids of the workers this agent may run, in order. grace_seconds: from the first signal to
-    SIGKILL.
+    SIGKILL. dynamic: places for workers come and go (`places_changed`), there may be none for a while.
     """
 
-    def __init__(self, workers: Sequence[str], budget: RestartBudget, *, grace_seconds: float = 30.0) -> None:
-        assert workers, "an agent has at least one worker"
+    def __init__(
+        self,
+        workers: Sequence[str],
+        budget: RestartBudget,
+        *,
+        grace_seconds: float = 30.0,
+        dynamic: bool = False,
+    ) -> None:
+        assert workers or dynamic, "an agent has at least one worker"
+        self._dynamic = dynamic
+        self._said_no_place = False
+        self._goes_at: float | None = None  # this node, by the soonest notice
         self._slots = {worker: _Slot(worker) for worker in workers}
+        self._places = frozenset(workers)
         self._budget = budget
         self._grace_seconds = grace_seconds
         self._restarts: list[float] = []
@@ -192,8 +222,12 @@ class SupervisorPolicy:
             how = "finished" if code == 0 else f"left ({status})"
             actions = [Say(f"{worker} {how}", event="worker_exited", worker=worker)]
         elif code == 0:
-            slot.state = SlotState.FINISHED
+            slot.state, slot.leave_by = SlotState.FINISHED, None
             actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
+        elif slot.leaving:
+            actions = [Say(f"{worker} left ({status})", event="worker_drained", worker=worker)]
+            self._vacate(slot)
+            actions += self._fill()
         elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._view.workers_max} workers"
@@ -212,6 +246,42 @@ class SupervisorPolicy:
         else:
             actions = self._died(now, slot, status)
         return [*actions, *self._end(now)]
+
+    def places_changed(self, now: float, workers: Mapping[str, str]) -> list[Action]:
+        """There is a place for these workers now, in order; for each why it may not be started yet, or "".
+
+        Those that run elsewhere drain and leave, and are killed after the grace time: their place may be
+        gone already.
+        """
+        actions: list[Action] = []
+        slots = {worker: self._slots.get(worker) or _Slot(worker) for worker in workers}
+        for worker, held in workers.items():
+            slots[worker].held = held
+        for worker, slot in self._slots.items():
+            if worker in slots:
+                continue
+            if slot.state in (SlotState.RUNNING, SlotState.FINISHED):
+                slots[worker] = slot  # until it has ended; what is finished still counts
+                slot.held = "its place is gone"
+            if slot.state is SlotState.RUNNING and not slot.leaving and self._code is None:
+                slot.leave_by = now + self._grace_seconds
+                text = f"{worker} drains and leaves: its host is no longer listed"
+                actions += [Say(text, "warning", "host_gone", worker), Terminate(worker)]
+        self._slots, self._places = slots, frozenset(workers)
+        if self._code is None:
+            actions += self._fill()
+        return [*actions, *self._end(now)]
+
+    def host_failed(
+        self, now: float, worker: str, text: str, event: str, workers: Mapping[str, str]
+    ) -> list[Action]:
+        """A worker ended for the sake of its host: no restart is counted. workers: as in `places_changed`."""
+        slot = self._slots[worker]
+        if self._code is not None:
+            slot.state = SlotState.DEAD
+            return [Say(text, event=event, worker=worker), *self._end(now)]
+        self._vacate(slot)
+        return [Say(text, "warning", event, worker), *self.places_changed(now, workers)]
 
     def signalled(self, now: float, number: int) -> list[Action]:
         """SIGTERM or SIGINT came to the agent: the first drains, the second kills."""
@@ -233,8 +303,10 @@ class SupervisorPolicy:
         actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
         if self._code is None:
             actions += self._stop(now, 128 + signal.SIGTERM)
+        # Of two notices the sooner counts, whichever came last.
+        self._goes_at = min(now + seconds, self._goes_at or now + seconds)
         if self._kill_at is not None:
-            self._kill_at = now + seconds
+            self._kill_at = self._goes_at
         return [*actions, *self._end(now)]
 
     def fatal(self, now: float, code: int, text: str) -> list[Action]:
@@ -251,6 +323,11 @@ class SupervisorPolicy:
             if left:
                 actions.append(Say(f"{', '.join(left)} did not leave in time", "warning", "killing"))
             actions.extend(self._kill(now))
+        for slot in self._in(SlotState.RUNNING):
+            if slot.leave_by is not None and now >= slot.leave_by:
+                slot.leave_by = math.inf
+                text = f"{slot.worker} did not leave in time"
+                actions += [Say(text, "warning", "killing", slot.worker), Kill(slot.worker)]
         if self._code is None:
             for slot in self._in(SlotState.BACKOFF):
                 if now >= slot.due:
@@ -262,6 +339,9 @@ class SupervisorPolicy:
         """When `tick` has something to do at the latest."""
         dues = [slot.due for slot in self._in(SlotState.BACKOFF)] if self._code is None else []
         dues += [time for time in (self._kill_at, self._phase_by) if time is not None]
+        dues += [
+            slot.leave_by for slot in self._in(SlotState.RUNNING) if slot.leave_by not in (None, math.inf)
+        ]
         return min(dues, default=None)
 
     # ------------------------------------------------------------------ inside
@@ -271,14 +351,18 @@ class SupervisorPolicy:
 
     def _too_many(self) -> int:
         """How many workers run here beyond what the job wants."""
-        staying = [slot for slot in self._in(SlotState.RUNNING) if not slot.surplus]
+        staying = [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
         return len(staying) - self._view.workers_max
 
     def _dismiss(self) -> list[Action]:
         """Ask those to leave that stand by because the job was scaled in."""
         actions: list[Action] = []
         for slot in reversed(self._in(SlotState.RUNNING)):
-            if self._too_many() > 0 and slot.worker in self._view.standby and not slot.surplus:
+            if (
+                self._too_many() > 0
+                and slot.worker in self._view.standby
+                and not (slot.surplus or slot.leaving)
+            ):
                 slot.surplus = True
                 actions.append(Terminate(slot.worker))
         return actions
@@ -287,12 +371,20 @@ class SupervisorPolicy:
         """Start idle workers while the job wants more."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
-            there = len(self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED))
-            if there >= self._view.workers_max:
+            there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
+            if sum(not other.leaving for other in there) >= self._view.workers_max:
                 break
-            slot.state = SlotState.RUNNING
+            if slot.held:
+                continue
+            slot.state, self._said_no_place = SlotState.RUNNING, False
             actions.append(Spawn(slot.worker))
         return actions
+
+    def _vacate(self, slot: _Slot) -> None:
+        """The worker of a slot is gone for no fault of its own: its place is free, if it still is one."""
+        slot.state, slot.surplus, slot.leave_by = SlotState.IDLE, False, None
+        if slot.worker not in self._places:
+            del self._slots[slot.worker]
 
     def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
         how = _cause(status)
@@ -321,12 +413,16 @@ class SupervisorPolicy:
     def _over(self, now: float) -> list[Action]:
         """The job is over: workers leave by themselves, within a grace time."""
         view = self._view
-        kind = {"succeeded": "success", "failed": "error"}.get(view.phase, "warning")
-        self._code = CODE_FAILED if view.phase == "failed" else CODE_OK
+        kind = {"succeeded": "success", "failed": "error", "max_wait_exceeded": "error"}
+        self._code = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}.get(view.phase, CODE_OK)
         self._kill_at = now + OVER_GRACE_SECONDS
         self._drop(SlotState.BACKOFF)
-        text = f"job {view.phase}: {view.reason}" if view.reason else f"job {view.phase}"
-        return [Say(text, kind, f"job_{view.phase}")]
+        text = f"job {view.phase.replace('_', ' ')}"
+        if view.reason:
+            text += f": {view.reason}"
+        if view.phase == "max_wait_exceeded":
+            text += "; `elastane resume` waits again"
+        return [Say(text, kind.get(view.phase, "warning"), f"job_{view.phase}")]
 
     def _stop(self, now: float, code: int) -> list[Action]:
         """Every worker is to drain and leave; the agent exits with `code` afterwards."""
@@ -334,7 +430,9 @@ class SupervisorPolicy:
         self._kill_at = now + self._grace_seconds
         self._phase_by = None
         self._drop(SlotState.BACKOFF)
-        return [Terminate(slot.worker) for slot in self._in(SlotState.RUNNING)]
+        # Whoever was told already takes a second signal for impatience.
+        told = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
+        return [Terminate(slot.worker) for slot in self._in(SlotState.RUNNING) if slot not in told]
 
     def _kill(self, now: float) -> list[Action]:
         self._kill_at = None
@@ -351,6 +449,8 @@ class SupervisorPolicy:
         if self._code is not None:
             return self._finish(self._code)
         if not self._in(SlotState.FINISHED):
+            if self._dynamic and (not self._slots or self._in(SlotState.IDLE)):
+                return self._wait_for_place()
             return self._finish(
                 CODE_OK, Say(f"all workers were drained; the job waits at step {self._view.step}", "warning")
             )
@@ -359,6 +459,15 @@ class SupervisorPolicy:
         if now < self._phase_by:
             return []
         return self._ended_early()
+
+    def _wait_for_place(self) -> list[Action]:
+        """Nothing runs, but a host may come, or be done with its rest."""
+        if self._said_no_place:
+            return []
+        self._said_no_place = True
+        why = sorted({slot.held for slot in self._in(SlotState.IDLE) if slot.held})
+        text = f"no worker runs: {'; '.join(why) or 'no host has a slot'}; waiting for hosts"
+        return [Say(text, "warning", "waiting_for_hosts")]
 
     def _ended_early(self) -> list[Action]:
         """All workers said they were finished, and the job is not over."""

@@ -35,10 +35,18 @@ COMMANDS: Final = {
     "chaos": Entry(
         "chaos", "Run", "Break everything around a training on this machine, and show that nothing is lost."
     ),
+    "drill": Entry(
+        "drill", "Run", "Rehearse the reclaim of spot nodes with your own script: in time, and the same bits?"
+    ),
     "master": Entry("master", "Run", "Start a master (all options: elastane master --help)."),
-    "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, and its workers."),
+    "status": Entry("jobs", "Look", "Show a job: phase and reason, step, generation, cost, and its workers."),
     "jobs": Entry("jobs", "Look", "List all jobs of the master."),
     "list": Entry("jobs", "Look", "List all jobs of the master.", hidden=True),
+    "cost": Entry(
+        "cost",
+        "Look",
+        "Show what a job's workers have cost, and what was saved against on-demand machines.",
+    ),
     "health": Entry("health", "Look", "Say whether a master serves; for health checks."),
     "scale": Entry(
         "operate",
@@ -54,8 +62,17 @@ COMMANDS: Final = {
     "suspend": Entry(
         "operate", "Operate", "Save a checkpoint, then send every worker away; `elastane resume` goes on."
     ),
-    "resume": Entry("operate", "Operate", "Let a suspended job go on as soon as workers are there."),
+    "resume": Entry(
+        "operate",
+        "Operate",
+        "Let a suspended job, or one that waited too long, go on as soon as workers are there.",
+    ),
     "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "price": Entry(
+        "cost",
+        "Operate",
+        "Say what a job's workers cost from now on; what was charged before stays.",
+    ),
     "progress": Entry(
         "progress",
         "Look",

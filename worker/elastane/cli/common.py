@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
-from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.errors import ElastaneError, JobMissingError, MasterUnreachableError, RefusedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 CODE_FAILED = 1
 CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
+CODE_NO_JOB = 6
 
 Parameters = ParamSpec("Parameters")
 
@@ -64,9 +66,9 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return run
 
 
-def fail(error: ElastaneError, *, as_json: bool) -> NoReturn:
-    """Say what happened and what to do; exit with the code of the error's kind."""
-    code = exit_code(error)
+def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoReturn:
+    """Say what happened and what to do; exit with `code`, or that of the error's kind."""
+    code = exit_code(error) if code is None else code
     message = error.args[0] if error.args else type(error).__name__
     if as_json:
         document = {
@@ -91,6 +93,8 @@ def exit_code(error: ElastaneError) -> int:
     """The command line's code for an error."""
     if isinstance(error, MasterUnreachableError):
         return CODE_UNREACHABLE
+    if isinstance(error, JobMissingError):
+        return CODE_NO_JOB
     if isinstance(error, RefusedError):
         return CODE_REFUSED
     return CODE_FAILED
@@ -129,6 +133,20 @@ def console() -> Console:
     return Console(
         soft_wrap=not sys.stdout.isatty(), width=None if sys.stdout.isatty() else 200, highlight=False
     )
+
+
+@contextlib.contextmanager
+def sigterm_cleans_up() -> Iterator[None]:
+    """SIGTERM leaves by the same way as Ctrl-C: no process and no temporary folder stays behind."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def worker_limits(text: str) -> tuple[int, int]:

@@ -29,6 +29,7 @@ _PHASE_STYLES = {
     "waiting": "yellow",
     "running": "green",
     "suspended": "yellow",
+    "max_wait_exceeded": "red",
     "succeeded": "bold green",
     "failed": "bold red",
     "cancelled": "red",
@@ -48,7 +49,7 @@ def status(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a job: phase and reason, step, generation, and its workers.
+    """Show a job: phase and reason, step, generation, cost, and its workers.
 
     Examples: elastane status; elastane status train --json
     """
@@ -137,13 +138,22 @@ def headline(job: job_pb2.Job) -> str:
     """Name, phase, reason, step and numbers of a job, in rich's markup."""
     from rich.markup import escape
 
+    from elastane.cli.cost import cost_line
+    from elastane_proto.v1 import job_pb2
+
     reason = f": {escape(job.reason)}" if job.reason else ""
     limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
+    if job.settings.recovery == job_pb2.RECOVERY_POLICY_FIXED:
+        limits += ", fixed recovery"
+    if seconds := job.settings.max_wait.ToTimedelta().total_seconds():
+        limits += f", max wait {seconds:g} s"
+    cost = cost_line(job.cost)
     saved = f", saved at step {job.saved_step}" if job.saved_step >= 0 else ""
     return (
         f"[bold]{escape(job.name)}[/]  {_phase(job)}{reason}\n"
         f"step {_step(job)}, epoch {_epoch(job)}, generation {job.generation}{saved}\n"
         f"{job.settings.ests} ESTs on {_workers(job)} workers (wanted: {limits})"
+        + (f"\n{cost}" if cost else "")
     )
 
 
@@ -157,7 +167,7 @@ def phase_name(job: job_pb2.Job) -> str:
 
 def _phase(job: job_pb2.Job) -> str:
     phase = phase_name(job)
-    return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase}[/]"
+    return f"[{_PHASE_STYLES.get(phase, 'default')}]{phase.replace('_', ' ')}[/]"
 
 
 def _step(job: job_pb2.Job) -> str:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from elastane.cli.common import command, worker_limits
+from elastane.cli.run_options import (
+    DEFAULT_TEMPLATE,
+    SCRIPT_SETTINGS,
+    HostsIntervalOption,
+    HostsOption,
+    HostsTimeoutOption,
+    JsonOption,
+    ModuleOption,
+    PassOption,
+    RemoteOption,
+    ScriptArgument,
+    require_script,
+)
+from elastane.cli.run_options import option as _option
 
 HELP = "\n\n".join(
     (
@@ -25,49 +38,29 @@ HELP = "\n\n".join(
 )
 
 
-def _option(name: str, metavar: str | None, text: str, **options: Any) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, **options)
-
-
 def register(app: typer.Typer) -> None:
-    app.command(
-        "launch",
-        help=HELP,
-        rich_help_panel="Run",
-        # Everything after the script belongs to the script.
-        context_settings={"allow_interspersed_args": False},
-    )(launch)
+    app.command("launch", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(launch)
 
 
 @command
 def launch(
-    script: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
-    ],
+    script: ScriptArgument,
     workers: Annotated[
         str,
         _option("--workers", "MIN:MAX", "Fewest and most processes.", show_default="every slot, 1 at least"),
     ] = "",
-    module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+    module: ModuleOption = False,
     no_python: Annotated[
         bool, _option("--no-python", None, "SCRIPT is a program, not a Python file.")
     ] = False,
-    hosts: Annotated[
-        Path | None,
-        _option("--hosts", "SCRIPT", "Program that prints hosts and slots.", show_default="this machine"),
-    ] = None,
-    interval: Annotated[float, _option("--hosts-interval", "SECONDS", "How often it is run.", min=0.1)] = 5.0,
+    hosts: HostsOption = None,
+    interval: HostsIntervalOption = 5.0,
+    hosts_timeout: HostsTimeoutOption = 60.0,
     settle: Annotated[
         float, _option("--settle", "SECONDS", "New hosts are gathered so long before a restart.", min=0.0)
     ] = 5.0,
-    remote: Annotated[
-        str, _option("--remote", "TEMPLATE", "How a command is run on another host.")
-    ] = "ssh -tt -o BatchMode=yes {host} {command}",
-    passed: Annotated[
-        list[str] | None,
-        _option("--pass", "NAME", "Variable that processes on other hosts get too; may be repeated."),
-    ] = None,
+    remote: RemoteOption = DEFAULT_TEMPLATE,
+    passed: PassOption = None,
     port: Annotated[
         int,
         _option("--port", "PORT", "First port of rank 0.", min=0, max=65435, show_default="free or 29500"),
@@ -81,27 +74,29 @@ def launch(
         _option("--max-wait", "SECONDS", "Give up without enough hosts for so long; 0: never.", min=0.0),
     ] = 0.0,
     grace: Annotated[float, _option("--grace", "SECONDS", "Time to end after SIGTERM.", min=0.1)] = 30.0,
-    as_json: Annotated[bool, _option("--json", None, "Print JSON lines, the processes' output too.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    if not module and not no_python and not Path(script[0]).is_file():
-        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+    require_script(script, is_file=not module and not no_python)
 
     from elastane.agent.budget import RestartBudget
     from elastane.agent.output import Output
-    from elastane.launch.launcher import Launcher, LaunchSettings, ask_hosts, python_command
-    from elastane.launch.plan import SLOTS_MAX, check_template
+    from elastane.hosts.discovery import ask_hosts
+    from elastane.hosts.remote import check_template
+    from elastane.hosts.slots import SLOTS_MAX
+    from elastane.launch.launcher import Launcher, LaunchSettings, python_command
 
     check_template(remote)
     limits = worker_limits(workers) if workers else (1, SLOTS_MAX)
     local = {"localhost": limits[1] if workers else 1}
     if hosts is not None:
         hosts = hosts.absolute()
-        ask_hosts(hosts)  # one that fails at once is a mistake, and not a moment's trouble
+        ask_hosts(hosts, hosts_timeout)  # one that fails at once is a mistake, and not a moment's trouble
     settings = LaunchSettings(
         command=python_command(script, module=module, program=no_python),
         workers_min=limits[0], workers_max=limits[1],
         hosts={} if hosts is not None else local,
-        hosts_script=hosts, interval_seconds=interval, settle_seconds=settle,
+        hosts_script=hosts, interval_seconds=interval, hosts_timeout_seconds=hosts_timeout,
+        settle_seconds=settle,
         template=remote, passed=tuple(passed or ()), port=port, with_tf_config=with_tf_config,
         grace_seconds=grace, wait_max_seconds=max_wait,
         budget=RestartBudget(restarts_max=max_restarts),

@@ -118,7 +118,7 @@ def resume(
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a suspended job go on as soon as workers are there.
+    """Let a suspended job, or one that waited too long, go on as soon as workers are there.
 
     Example: elastane resume train
     """

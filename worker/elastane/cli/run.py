@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-import os
 import re
+import secrets
 import socket
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import typer
 
 from elastane.addresses import parse_addresses
-from elastane.cli.common import command, worker_limits
+from elastane.cli.common import command, exit_code, fail, worker_limits
+from elastane.cli.cost import checked_currency, micros_of
+from elastane.cli.run_options import (
+    DEFAULT_TEMPLATE,
+    SCRIPT_SETTINGS,
+    HostsIntervalOption,
+    HostsOption,
+    HostsTimeoutOption,
+    JsonOption,
+    ModuleOption,
+    PassOption,
+    RemoteOption,
+    ScriptArgument,
+    metrics_address,
+    require_script,
+    run_option,
+    variable,
+)
 from elastane.determinism import DEFAULT_LEVEL, Level
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2
+
+JOB_PANEL: Final = "The job"
+LIMITS_PANEL: Final = "Time limits of the job"
+#: Panels of the options that the master's own record of the job replaces where it is joined.
+_OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
+
+
+_SECONDS_MAX: Final = 1e9
+"""Of a job's time limits: thirty years."""
+
+
+class Recovery(StrEnum):
+    """With how many workers a job trains."""
+
+    ELASTIC = "elastic"
+    FIXED = "fixed"
+
+
+class Prices(NamedTuple):
+    """What a worker costs an hour, in millionths of the currency; 0: unknown."""
+
+    currency: str = "USD"
+    spot_micros: int = 0
+    on_demand_micros: int = 0
+
+
+NO_PRICES = Prices()
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -27,51 +72,52 @@ HELP = "\n\n".join(
         "  elastane run --ests 4 train.py --epochs 10",
         "  elastane run --ests 8 --workers 1:4 --state-dir run1 --checkpoint run1/saved train.py",
         "  elastane run --ests 4 --master 10.0.0.5:50051 --local-workers 2 -m mypackage.train",
-        "  elastane run --ests 4 --determinism d2 --master 10.0.0.5:50051 train.py",
+        "  elastane run --master 10.0.0.5:50051 --job digits train.py   (joins the job as it is there)",
+        "  elastane run --ests 8 --hosts ./hosts.sh --listen 10.0.0.5 train.py   (over ssh, where it says)",
+        "Every option is a variable too, so that a container's command may be just: elastane run train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
-        "was refused, 4 when the master was unreachable, 130 or 143 when a signal ended it.",
+        "was refused, 4 when the master was unreachable, 5 when fewer workers than needed were there for "
+        "--max-wait, 6 when the job to be joined was not created, 130 or 143 when a signal ended it. With "
+        "--exit-codes pod, 204 and 206 stand for 4 and 6.",
     )
 )
 
 
 def _job(name: str, metavar: str | None, text: str, **options: Any) -> Any:
     """An option that fixes the job; equal in all agents of one job."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="The job", **options)
+    return run_option(name, metavar, text, JOB_PANEL, **options)
 
 
 def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
     """An option of this agent alone."""
-    return typer.Option(name, metavar=metavar, help=text, rich_help_panel="This machine", **options)
+    return run_option(name, metavar, text, "This machine", **options)
 
 
 def _limit(name: str, text: str, **options: Any) -> Any:
     """A time limit of the job."""
-    return typer.Option(
-        name, metavar="SECONDS", help=text, rich_help_panel="Time limits of the job", **options
-    )
+    return run_option(name, "SECONDS", text, LIMITS_PANEL, **options)
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        "run",
-        help=HELP,
-        rich_help_panel="Run",
-        # Everything after the script belongs to the script.
-        context_settings={"allow_interspersed_args": False},
-    )(run)
+    app.command("run", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(run)
 
 
 @command
 def run(
-    script: Annotated[
-        list[str],
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
-    ],
+    context: typer.Context,
+    script: ScriptArgument,
     ests: Annotated[
-        int,
-        _job("--ests", "N", "Number of logical workers; decides the result.", min=1, show_default=False),
-    ],
-    module: Annotated[bool, _agent("-m", None, "SCRIPT is a module, as for python -m.")] = False,
+        int | None,
+        _job(
+            "--ests",
+            "N",
+            "Number of logical workers; decides the result. Without it the job named by --job is joined "
+            "as the master has it.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
+    module: ModuleOption = False,
     workers: Annotated[
         str | None,
         _job("--workers", "MIN:MAX", "Fewest and most workers; beyond N they stand by.", show_default="1:N"),
@@ -97,14 +143,69 @@ def run(
         int, _job("--checkpoint-steps", "STEPS", "One every so many steps; 0: on demand.", min=0)
     ] = 0,
     keep: Annotated[int, _job("--keep", "COUNT", "Checkpoints kept.", min=1)] = 3,
+    max_wait: Annotated[
+        float,
+        _job(
+            "--max-wait",
+            "SECONDS",
+            "When fewer workers than needed were there for so long, those that were are released, and the "
+            "job stops until `elastane resume`; 0: wait for ever.",
+            min=0.0,
+            envvar="ELASTANE_MAX_WAIT",
+        ),
+    ] = 0.0,
+    recovery: Annotated[
+        Recovery,
+        _job(
+            "--recovery",
+            None,
+            "elastic: any number of workers from MIN to MAX trains; fixed: only MAX (N at most), a loss is "
+            "waited out. The bits are the same.",
+            case_sensitive=False,
+            envvar="ELASTANE_RECOVERY",
+        ),
+    ] = Recovery.ELASTIC,
+    spot_price: Annotated[
+        str | None,
+        _job(
+            "--spot-price",
+            "PRICE",
+            "Of a spot worker for an hour, for `elastane cost`; `elastane price` changes it.",
+            show_default="unknown",
+            envvar="ELASTANE_SPOT_PRICE",
+        ),
+    ] = None,
+    on_demand_price: Annotated[
+        str | None,
+        _job(
+            "--on-demand-price",
+            "PRICE",
+            "Of an on-demand worker for an hour.",
+            show_default="unknown",
+            envvar="ELASTANE_ON_DEMAND_PRICE",
+        ),
+    ] = None,
+    currency: Annotated[
+        str, _job("--currency", "CODE", "Of the prices: three letters.", envvar="ELASTANE_CURRENCY")
+    ] = "USD",
     no_audit_samples: Annotated[
         bool, _job("--no-audit-samples", None, "Do not record which samples a task had.")
     ] = False,
     job: Annotated[
         str | None, _agent("--job", "NAME", "Name of the job.", show_default="the script's name")
     ] = None,
+    job_timeout: Annotated[
+        float, _agent("--job-timeout", "SECONDS", "How long to wait for a job that is to be joined.", min=0.0)
+    ] = 600.0,
     local_workers: Annotated[
-        int | None, _agent("--local-workers", "K", "Most workers on this machine.", min=1, show_default="MAX")
+        int | None,
+        _agent(
+            "--local-workers",
+            "K",
+            "Most workers on this machine.",
+            min=1,
+            show_default="MAX; 1 where a job is joined",
+        ),
     ] = None,
     master: Annotated[
         str,
@@ -112,7 +213,6 @@ def run(
             "--master",
             "HOST:PORT",
             "A master that runs; of several, all addresses with commas, or a DNS name that has them.",
-            envvar="ELASTANE_MASTER",
             show_default="embedded",
         ),
     ] = "",
@@ -125,6 +225,21 @@ def run(
             show_default="a temporary folder",
         ),
     ] = None,
+    listen: Annotated[
+        str,
+        _agent(
+            "--listen",
+            "HOST[:PORT]",
+            "Address of this machine at which other hosts reach the embedded master; beyond loopback it "
+            "needs TLS and tokens (docs/security.md).",
+            show_default="loopback",
+        ),
+    ] = "",
+    hosts: HostsOption = None,
+    hosts_interval: HostsIntervalOption = 5.0,
+    hosts_timeout: HostsTimeoutOption = 60.0,
+    remote: RemoteOption = DEFAULT_TEMPLATE,
+    passed: PassOption = None,
     max_restarts: Annotated[
         int, _agent("--max-restarts", "R", "Restarts of dead workers in any hour.", min=0)
     ] = 10,
@@ -140,8 +255,8 @@ def run(
             "--spot",
             "SOURCE",
             "Where reclaims of this node are announced: auto, none, aws, gcp, azure, alibaba, file:PATH "
-            "(a file that appears) or http://URL (answers 200). Workers then drain in the time left.",
-            envvar="ELASTANE_SPOT",
+            "(a file that appears) or http://URL (answers 200); several with commas. Workers then drain in "
+            "the time left.",
         ),
     ] = "auto",
     spot_url: Annotated[
@@ -150,7 +265,6 @@ def run(
             "--spot-url",
             "URL",
             "Of the metadata service.",
-            envvar="ELASTANE_SPOT_URL",
             show_default="the cloud's own",
         ),
     ] = "",
@@ -164,7 +278,49 @@ def run(
             show_default="as the cloud advises, 1 to 5",
         ),
     ] = None,
-    as_json: Annotated[bool, _agent("--json", None, "Print JSON lines, the workers' output too.")] = False,
+    capacity: Annotated[
+        Literal["auto", "spot", "on-demand"],
+        _agent("--capacity", None, "What this node is paid as; auto: as its metadata service says."),
+    ] = "auto",
+    price_table: Annotated[
+        Path | None,
+        _agent(
+            "--price-table",
+            "FILE",
+            "CSV or JSON with at, spot, on_demand: prices that the master is told as each time comes "
+            "(seconds since the job was created, or times of the clock). For one agent of a job.",
+            show_default="none",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
+    exit_codes: Annotated[
+        Literal["shell", "pod"],
+        _agent("--exit-codes", None, "pod: codes from 128 on for what may pass, for who retries those."),
+    ] = "shell",
+    metrics: Annotated[
+        str,
+        _agent(
+            "--metrics",
+            "HOST:PORT",
+            "Serve figures of this agent and its workers for Prometheus at /metrics.",
+            show_default="none",
+        ),
+    ] = "",
+    metrics_insecure: Annotated[
+        bool,
+        _agent("--metrics-insecure", None, "Serve them beyond this machine: to anybody, without TLS."),
+    ] = False,
+    http: Annotated[
+        str,
+        _agent(
+            "--http",
+            "HOST:PORT",
+            "Metrics and probes of the embedded master over HTTP.",
+            show_default="none",
+        ),
+    ] = "",
+    as_json: JsonOption = False,
     heartbeat_timeout: Annotated[
         float, _limit("--heartbeat-timeout", "A worker silent for so long is put out.", min=0.1)
     ] = 3.0,
@@ -179,45 +335,134 @@ def run(
         float, _limit("--return-grace", "A restarted master waits so long for its ring.", min=0.0)
     ] = 10.0,
 ) -> None:
-    limits = worker_limits(workers) if workers is not None else (1, ests)
-    target = Path(script[0])
-    if not module and not target.is_file():
-        raise typer.BadParameter(f"{target} is not a file", param_hint="SCRIPT")
+    require_script(script, is_file=not module)
     if master:
         try:
             parse_addresses(master)
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--master") from error
+    if hosts is not None and local_workers is not None:
+        raise typer.BadParameter(
+            "with --hosts the script says how many run where", param_hint="--local-workers"
+        )
+    if listen and master:
+        raise typer.BadParameter("--master names a master that runs, --listen one that is embedded here")
+    address = _listen_address(listen)
+    limits = (1, 1)
+    if ests is None:
+        _require_joinable(context, master=master, job=job)
+    else:
+        limits = worker_limits(workers) if workers is not None else (1, ests)
+    if master and http:
+        typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     name = job or default_job_name(script[0], module=module)
 
-    from elastane.agent.agent import Agent, AgentSettings
+    prices = Prices(
+        checked_currency(currency),
+        micros_of(spot_price, "--spot-price") or 0,
+        micros_of(on_demand_price, "--on-demand-price") or 0,
+    )
+
+    from elastane.agent import exit_codes as codes
+    from elastane.agent.agent import Agent
     from elastane.agent.budget import RestartBudget
+    from elastane.agent.hosts_check import check_hosts
     from elastane.agent.notices.detect import check_choice
     from elastane.agent.output import Output
+    from elastane.agent.price_table import read_price_table
+    from elastane.agent.settings import AgentSettings, HostSettings
+    from elastane.errors import ElastaneError
 
+    host_settings = None
+    if hosts is not None:
+        host_settings = HostSettings(
+            hosts.absolute(), remote, hosts_interval, hosts_timeout, tuple(passed or ())
+        )
+        check_hosts(host_settings, master or address)
+    prefix = worker_prefix() if master else "" if hosts is not None else "w"
     settings = AgentSettings(
         command=("-m", *script) if module else tuple(script),
         job=name,
-        settings=job_settings(
+        settings=None if ests is None else job_settings(
             ests=ests, limits=limits, seed=seed, checkpoint=checkpoint, checkpoint_steps=checkpoint_steps,
             keep=keep, threads=threads, determinism=determinism, audit_samples=not no_audit_samples,
             durations={
                 "heartbeat_timeout": heartbeat_timeout, "lease_min": lease_min,
                 "idle_max": idle_max,
-                "return_grace": return_grace, "join_window": join_window,
+                "return_grace": return_grace, "join_window": join_window, "max_wait": max_wait,
             },
+            recovery=recovery, prices=prices,
         ),
         local_workers=local_workers or limits[1],
         master=master,
+        job_timeout_seconds=job_timeout,
         state_dir=state_dir,
         master_timeout_seconds=master_timeout,
         grace_seconds=grace,
         budget=RestartBudget(restarts_max=max_restarts),
         notices=check_choice(spot), notices_url=spot_url, notices_poll_seconds=spot_poll or 0.0,
-        # Workers of several machines meet at one master: their ids must differ.
-        worker_prefix=f"{socket.gethostname()}-{os.getpid()}-" if master else "w",
+        capacity=capacity,
+        prices=read_price_table(price_table) if price_table is not None else None,
+        worker_prefix=prefix,
+        listen=address,
+        hosts=host_settings,
+        metrics=metrics_address(metrics, insecure=metrics_insecure) if metrics else None,
+        http="" if master else http,
     )  # fmt: skip
-    raise typer.Exit(Agent(settings, Output(as_json=as_json)).run())
+    try:
+        code = Agent(settings, Output(as_json=as_json)).run()
+    except ElastaneError as error:
+        fail(error, as_json=as_json, code=codes.exit_code(exit_code(error), exit_codes))
+    raise typer.Exit(codes.exit_code(code, exit_codes))
+
+
+def _listen_address(listen: str) -> str:
+    """HOST:PORT of the embedded master; raises BadParameter for what other hosts could not be told."""
+    if not listen:
+        return "127.0.0.1:0"
+    host, separator, port = listen.rpartition(":")
+    if not separator or listen.endswith("]"):
+        host, port = listen, "0"
+    if not host or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise typer.BadParameter(f"{listen!r} is not HOST or HOST:PORT", param_hint="--listen")
+    if host.strip("[]") in ("0.0.0.0", "::", "*"):
+        raise typer.BadParameter(
+            f"{host} is no address that others can be told: name the one at which they reach this machine",
+            param_hint="--listen",
+        )
+    return f"{host}:{port}"
+
+
+def _require_joinable(context: typer.Context, *, master: str, job: str | None) -> None:
+    """Raises BadParameter unless there is a job to join, and nothing is said that it would not heed."""
+    if not master or not job:
+        raise typer.BadParameter(
+            "say how many logical workers the job has, or join one that a master has with --master and --job",
+            param_hint="--ests",
+        )
+    ignored = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if getattr(parameter, "rich_help_panel", None) not in _OF_THE_JOB or source is None:
+            continue
+        name = parameter.opts[0]
+        if source.name == "COMMANDLINE":
+            raise typer.BadParameter(
+                f"without --ests the job {job!r} is joined, and the master knows this already",
+                param_hint=name,
+            )
+        if source.name == "ENVIRONMENT":
+            ignored.append(variable(name) or name)
+    if ignored:
+        typer.echo(f"joining job {job}: the master's settings count, not {', '.join(ignored)}", err=True)
+
+
+def worker_prefix() -> str:
+    """Of the ids of an agent's workers, which meet those of other agents at one master: no two are alike.
+
+    By chance, not by pid: every container's first process is 1, and on the host's network all have its name.
+    """
+    return f"{socket.gethostname()}-{secrets.token_hex(3)}-"
 
 
 def job_settings(
@@ -232,6 +477,8 @@ def job_settings(
     audit_samples: bool,
     durations: dict[str, float],
     determinism: Level = DEFAULT_LEVEL,
+    recovery: Recovery = Recovery.ELASTIC,
+    prices: Prices = NO_PRICES,
 ) -> job_pb2.JobSettings:
     """The message for Create. durations: fields of JobSettings in seconds."""
     from elastane_proto.v1 import job_pb2
@@ -247,8 +494,17 @@ def job_settings(
         torch_threads=threads,
         audit_samples=audit_samples,
         determinism=determinism.to_proto(),
+        recovery=getattr(job_pb2, f"RECOVERY_POLICY_{recovery.name}"),
+        currency=prices.currency,
+        spot_price_micros=prices.spot_micros,
+        on_demand_price_micros=prices.on_demand_micros,
     )
     for name, seconds in durations.items():
+        if not seconds <= _SECONDS_MAX:
+            option = {"lease_min": "lease", "idle_max": "idle"}.get(name, name)
+            raise typer.BadParameter(
+                f"{seconds:g} is beyond {_SECONDS_MAX:g} seconds", param_hint=f"--{option.replace('_', '-')}"
+            )
         getattr(settings, name).FromNanoseconds(round(seconds * 1e9))
     return settings
 

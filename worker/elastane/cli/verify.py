@@ -6,8 +6,6 @@ import contextlib
 import json
 import secrets
 import shlex
-import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +103,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
+    from elastane.cli.common import sigterm_cleans_up
     from elastane.determinism import Level
     from elastane.errors import ElastaneError
     from elastane.verify.plan import PlanError, parse_paths
@@ -134,7 +133,7 @@ def verify(
         else:
             folder = keep
             folder.mkdir(parents=True)
-        stack.enter_context(_sigterm_cleans_up())
+        stack.enter_context(sigterm_cleans_up())
         watcher = stack.enter_context(_watching(quiet=as_json))
         try:
             result = run_verify(
@@ -234,20 +233,6 @@ def _watching(*, quiet: bool) -> Iterator[Watcher]:
 
     with progress:
         yield Shown()
-
-
-@contextlib.contextmanager
-def _sigterm_cleans_up() -> Iterator[None]:
-    """SIGTERM leaves by the same way as Ctrl-C: no process and no temporary folder stays behind."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _fail(error: ElastaneError, code: int, *, as_json: bool) -> NoReturn:

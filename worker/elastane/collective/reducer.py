@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import or_
+from time import perf_counter
 from typing import Any, Final
 
 import torch
@@ -116,6 +117,8 @@ class Reducer:
         #: Why the step's all-reduce was given up; None while all is well. Reset by `drop` and a new step.
         self.failure: RingError | None = None
         self._given_up = ""
+        #: Time spent waiting for sums after backward, in all steps.
+        self.waited_seconds = 0.0
         #: EST 0's buffers after the step, once backward() of the last turn has returned.
         self.next_buffers: list[Tensor] = []
 
@@ -499,6 +502,7 @@ class Reducer:
             self._submit(partial(self._join_used, used, others, len(slots.plans) + 1))
         self._submit(slots.settle)
         assert self._thread is not None
+        began = perf_counter()
         try:
             self._thread.finish()
         except RingError as error:
@@ -511,6 +515,7 @@ class Reducer:
             if message is not None:
                 self._spare, self._shown_message = self._shown_message, message
                 self.next_buffers = message.tensors
+        self.waited_seconds += perf_counter() - began
         shown = slots.averages if self.failure is None else slots.views[turn.slot]
         for index, param in enumerate(self._params):
             # As under DDP, the gradient of a parameter that no EST used is left as it is.

@@ -10,9 +10,7 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -24,13 +22,12 @@ from elastane.agent.budget import RestartBudget
 from elastane.agent.output import Output
 from elastane.agent.policy import Finish, Kill, Say, Terminate
 from elastane.agent.process import ChildProcess, ExitStatus
-from elastane.errors import ElastaneError
-from elastane.launch.plan import Process, environment, parse_hosts, processes, remote_command, tf_config
+from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
+from elastane.hosts.remote import is_local, remote_command
+from elastane.launch.plan import Process, environment, processes, tf_config
 from elastane.launch.policy import Action, LaunchPolicy, StartRound
 
-SCRIPT_TIMEOUT_SECONDS = 60.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_OUTPUT_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -38,9 +35,10 @@ class LaunchSettings:
     """What `elastane launch` was asked for.
 
     command: program and arguments of every process. hosts: fixed slots by host; or hosts_script: a program
-    that prints them, run every `interval_seconds`. template: how a command is run on another host. port: at
-    which rank 0 listens; 0: a free one, where all run on this machine, else 29500. passed: names of this
-    process's variables that processes elsewhere get too; those here get all.
+    that prints them, run every `interval_seconds`, each time for `hosts_timeout_seconds` at most. template:
+    how a command is run on another host. port: at which rank 0 listens; 0: a free one, where all run on this
+    machine, else 29500. passed: names of this process's variables that processes elsewhere get too; those
+    here get all.
     """
 
     command: tuple[str, ...]
@@ -49,6 +47,7 @@ class LaunchSettings:
     hosts: Mapping[str, int] = field(default_factory=dict)
     hosts_script: Path | None = None
     interval_seconds: float = 5.0
+    hosts_timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS
     template: str = "ssh -tt -o BatchMode=yes {host} {command}"
     port: int = 0
     passed: tuple[str, ...] = ()
@@ -87,7 +86,7 @@ class Launcher:
         self._output = output
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._children: dict[int, ChildProcess] = {}
-        self._over = threading.Event()
+        self._discovery: Discovery | None = None
         self._run_id = uuid.uuid4().hex
         self._code: int | None = None
         self._policy = LaunchPolicy(
@@ -103,15 +102,13 @@ class Launcher:
         """Until all processes are finished, or given up; returns the exit code."""
         with self._signal_handlers():
             try:
-                if self._settings.hosts_script is None:
-                    self._events.put(_Hosts(self._settings.hosts))
-                else:
-                    threading.Thread(target=self._discover, name="discovery", daemon=True).start()
+                self._discover()
                 self._perform(self._policy.tick(time.monotonic()))
                 while self._code is None:
                     self._turn()
             finally:
-                self._over.set()
+                if self._discovery is not None:
+                    self._discovery.stop()
                 for child in self._children.values():
                     child.kill_group()
                 for child in self._children.values():
@@ -203,17 +200,18 @@ class Launcher:
     # ------------------------------------------------------------------ hosts
 
     def _discover(self) -> None:
-        """Runs the script again and again; while it fails, the hosts stay as they were."""
-        failed = False
-        while not self._over.is_set():
-            try:
-                self._events.put(_Hosts(ask_hosts(self._settings.hosts_script)))
-                failed = False
-            except ElastaneError as error:
-                if not failed:
-                    self._output.say(f"the hosts stay as they are: {error}", "warning", "discovery_failed")
-                failed = True
-            self._over.wait(self._settings.interval_seconds)
+        settings = self._settings
+        if settings.hosts_script is None:
+            self._events.put(_Hosts(settings.hosts))
+            return
+        self._discovery = Discovery(
+            settings.hosts_script,
+            interval_seconds=settings.interval_seconds,
+            timeout_seconds=settings.hosts_timeout_seconds,
+            on_hosts=lambda hosts: self._events.put(_Hosts(hosts)),
+            on_trouble=lambda text: self._output.say(text, "warning", "discovery_failed"),
+        )
+        self._discovery.start()
 
     # ------------------------------------------------------------------ signals
 
@@ -228,26 +226,6 @@ class Launcher:
         finally:
             for number, old in previous.items():
                 signal.signal(number, old)
-
-
-def ask_hosts(script: Path | None) -> dict[str, int]:
-    """What the discovery script prints now. Raises ElastaneError when it fails, hangs, or prints nonsense."""
-    assert script is not None
-    try:
-        done = subprocess.run(
-            [str(script)], capture_output=True, text=True, errors="replace", timeout=SCRIPT_TIMEOUT_SECONDS
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ElastaneError(f"{script}: {error}") from error
-    if done.returncode != 0:
-        said = done.stderr.strip()[-_OUTPUT_CHARACTERS:]
-        raise ElastaneError(f"{script} ended with {done.returncode}: {said}")
-    return parse_hosts(done.stdout)
-
-
-def is_local(host: str) -> bool:
-    """Whether the name means this machine, by its spelling alone: nothing is looked up."""
-    return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn())
 
 
 def python_command(script: list[str], *, module: bool, program: bool) -> tuple[str, ...]:

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from elastane.errors import RefusedError
-
-_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\]")
-SLOTS_MAX = 1024
-
-
-class HostsFormatError(RefusedError):
-    """What a discovery script printed is no list of hosts."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One place for a process. index: from 0 on its host."""
-
-    host: str
-    index: int
+from elastane.hosts.slots import Slot
 
 
 @dataclass(frozen=True)
@@ -39,31 +22,6 @@ class Process:
     group_rank: int
     group_world_size: int
     world_size: int
-
-
-def parse_hosts(text: str) -> dict[str, int]:
-    """Slots by host of lines "HOST" or "HOST:SLOTS", in their order; "#" begins a comment.
-
-    A host named twice has the slots of both lines; one with 0 slots is left out. Raises HostsFormatError.
-    """
-    hosts: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].strip()
-        if not words:
-            continue
-        host, colon, count = words.rpartition(":") if not words.endswith("]") else (words, "", "")
-        if not colon:
-            host, count = words, "1"
-        # No leading "-": a host's name becomes an argument of ssh.
-        if not _HOST.fullmatch(host) or not count.isdecimal() or int(count) > SLOTS_MAX:
-            raise HostsFormatError(
-                f"line {number} names no host: {line[:80]!r}",
-                hint=f"a line is HOST or HOST:SLOTS, with at most {SLOTS_MAX} slots",
-                line=number,
-            )
-        if int(count):
-            hosts[host] = hosts.get(host, 0) + int(count)
-    return hosts
 
 
 def choose(hosts: Mapping[str, int], before: Sequence[Slot], workers_max: int) -> tuple[Slot, ...]:
@@ -113,29 +71,3 @@ def tf_config(slots: Sequence[Slot], rank: int, port: int) -> str:
     """TF_CONFIG of a rank: every rank is a worker, at the port after `port` by its local number."""
     workers = [f"{slot.host}:{port + 1 + slot.index}" for slot in slots]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})
-
-
-def check_template(template: str) -> list[str]:
-    """The words of a template; raises RefusedError unless {host} and {command} are in it, each once."""
-    try:
-        words = shlex.split(template)
-    except ValueError as error:
-        raise RefusedError(f"bad template {template!r}: {error}") from error
-    for name in ("{host}", "{command}"):
-        if sum(word.count(name) for word in words) != 1:
-            raise RefusedError(
-                f"the template must have {name} once: {template!r}", hint="like 'ssh -tt {host} {command}'"
-            )
-    return words
-
-
-def remote_command(
-    template: str, host: str, command: Sequence[str], variables: Mapping[str, str], folder: str
-) -> list[str]:
-    """What starts `command` on the host: the template with the whole of it as one quoted shell line."""
-    assigned = [f"{name}={value}" for name, value in variables.items()]
-    line = f"cd {shlex.quote(folder)} && exec env {shlex.join([*assigned, *command])}"
-    return [
-        word.replace("{host}", host.strip("[]")).replace("{command}", line)
-        for word in check_template(template)
-    ]

@@ -17,18 +17,13 @@ from typing import Final, Literal
 from elastane.agent.budget import RestartBudget
 from elastane.agent.policy import Finish, Kill, Say, Terminate
 from elastane.agent.process import ExitStatus
-from elastane.launch.plan import Slot, choose
+from elastane.hosts.rests import CALM_SECONDS, HostRests
+from elastane.hosts.slots import Slot
+from elastane.launch.plan import choose
 
 CODE_OK: Final = 0
 CODE_FAILED: Final = 1
 CODE_NO_HOSTS: Final = 4
-
-HOST_FAILURES_MAX: Final = 3
-"""A host whose processes fail first so often without a round that lasted is left out for a while."""
-
-HOST_REST_SECONDS: Final = 300.0
-CALM_SECONDS: Final = 60.0
-"""A round that lasted so long clears its hosts."""
 
 Phase = Literal["waiting", "running", "stopping", "ending", "over"]
 
@@ -74,8 +69,7 @@ class LaunchPolicy:
         self._hosts: dict[str, int] = {}
         self._live: set[int] = set()
         self._restarts: list[float] = []
-        self._host_failures: dict[str, int] = {}
-        self._resting: dict[str, float] = {}
+        self._rests = HostRests()
         self._started_at = 0.0
         self._waiting_since: float | None = None
         self._start_at = 0.0
@@ -148,15 +142,15 @@ class LaunchPolicy:
         if self.phase == "waiting":
             if self._waiting_since is not None and self._wait_max_seconds:
                 dues.append(self._waiting_since + self._wait_max_seconds)
-            dues += [self._start_at if self._start_at else None, *self._resting.values()]
+            dues += [self._start_at if self._start_at else None, self._rests.next_due()]
         return min((due for due in dues if due is not None), default=None)
 
     # ------------------------------------------------------------------ inside
 
     def _usable(self, now: float) -> dict[str, int]:
         """Hosts that do not rest after failures."""
-        self._resting = {host: until for host, until in self._resting.items() if until > now}
-        return {host: count for host, count in self._hosts.items() if host not in self._resting}
+        resting = self._rests.resting(now)
+        return {host: count for host, count in self._hosts.items() if host not in resting}
 
     def _next(self, now: float) -> tuple[Slot, ...]:
         return choose(self._usable(now), self.slots, self._workers_max)
@@ -181,14 +175,12 @@ class LaunchPolicy:
 
     def _failed(self, now: float, rank: int, status: ExitStatus) -> list[Action]:
         host = self.slots[rank].host
+        hosts = {slot.host for slot in self.slots}
         if now - self._started_at >= CALM_SECONDS:
-            self._host_failures.clear()
-        self._host_failures[host] = self._host_failures.get(host, 0) + 1
+            self._rests.clear(hosts)
         actions: list[Action] = []
-        if self._host_failures[host] >= HOST_FAILURES_MAX and len({slot.host for slot in self.slots}) > 1:
-            self._resting[host] = now + HOST_REST_SECONDS
-            del self._host_failures[host]
-            text = f"{host} failed {HOST_FAILURES_MAX} times: left out for {HOST_REST_SECONDS:g} s"
+        if seconds := self._rests.failed(now, host, alone=len(hosts) == 1):
+            text = f"{host} failed again and again: left out for {seconds:g} s"
             actions.append(Say(text, "warning", "host_rests"))
         decision = self._budget.decide(now, self._restarts, self._restarts)
         what = f"rank {rank} on {host} {status}"

@@ -292,4 +292,5 @@ class Attendance:
                 applied_step=protocol.applied_step,
                 holds_state=protocol.holds_state,
                 version=str(versions.PROTOCOL),
+                capacity=self._environment.capacity_type(),
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from time import perf_counter
 
 import structlog
 import torch
@@ -15,10 +16,12 @@ from elastane.collective.reducer import Reducer
 from elastane.collective.ring_thread import finish_in_thread
 from elastane.collective.transport import HANDOVER_TAG, RingAborted, RingBroken, RingTransport
 from elastane.context import EstContext
+from elastane.observe.figures import WorkerFigures
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.saving import CheckpointSaver, load_state
 from elastane.state.handover import receive_state, send_state
+from elastane.state.stream import StreamLayout
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -30,7 +33,7 @@ class StepBoundary:
 
     initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
     step in flight; replaced: other weights and buffers are in place; entered: a ring is formed, with the
-    contexts of this worker's ESTs at the step it resumes at.
+    contexts of this worker's ESTs at the step it resumes at. figures: get what a change of the ring took.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class StepBoundary:
         drop_step: Callable[[], None],
         replaced: Callable[[], None],
         entered: Callable[[dict[int, EstContext], int], None],
+        figures: WorkerFigures,
     ) -> None:
         self._worker_id = worker_id
         self._attendance = attendance
@@ -58,6 +62,7 @@ class StepBoundary:
         self._drop_step = drop_step
         self._replaced = replaced
         self._entered = entered
+        self._figures = figures
         self._contexts: dict[int, EstContext] = {}
         #: The weights are still those the script built.
         self.pristine = True
@@ -91,6 +96,7 @@ class StepBoundary:
 
     def _enter(self, go: ring_pb2.Go) -> None:
         """Form the group of the generation, hand state over, take up my ESTs."""
+        began = perf_counter()
         names = [member.worker_id for member in go.members]
         me = names.index(self._worker_id)
         self._drop_step()
@@ -113,17 +119,23 @@ class StepBoundary:
             return
         self._contexts = contexts
         self._entered(contexts, go.resume_step)
+        figures = self._figures
+        figures.generation, figures.step, figures.ests = go.generation, go.resume_step, len(contexts)
+        figures.rings_formed += 1
+        figures.ring_change_seconds += perf_counter() - began
         probes.reached("formed", go.resume_step)
 
     def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
         """Donors send the state at the resume step, receivers take it, others go on."""
         donors, receivers = list(go.donors), list(go.receivers)
+        began = perf_counter()
         if me in donors:
             probes.reached("hand_over", go.resume_step)
+            exported = self._state.export()
             send = partial(
                 send_state,
                 transport,
-                self._state.export(),
+                exported,
                 donor_index=donors.index(me),
                 donors=donors,
                 receivers=receivers,
@@ -131,6 +143,8 @@ class StepBoundary:
                 device=self._device,
             )
             finish_in_thread("elastane-send", transport, send)
+            start, end = StreamLayout(exported.specs).stripe(donors.index(me), len(donors))
+            self._figures.handover_bytes_sent += (end - start) * len(receivers)
         elif me in receivers:
             probes.reached("hand_over", go.resume_step)
             receive = partial(
@@ -139,10 +153,12 @@ class StepBoundary:
             received = finish_in_thread("elastane-receive", transport, receive)
             if not self._attendance.begin_replace(go.generation):
                 raise RingAborted(f"generation {go.generation} is over")
+            self._figures.handover_bytes_received += StreamLayout(received.specs).total_bytes
             self._state.load(received)
             self._replaced()
             self.pristine = False
             self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
+        self._figures.handover_seconds += perf_counter() - began
 
     def _take_checkpoint(self) -> None:
         """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""

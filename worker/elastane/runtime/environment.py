@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from elastane.determinism import DEFAULT_LEVEL, Level
 from elastane.errors import RefusedError
+from elastane_proto.v1 import common_pb2
 
 
 class WorkerEnvironment(BaseSettings):
@@ -39,6 +41,10 @@ class WorkerEnvironment(BaseSettings):
     master_timeout_seconds: float = Field(default=600.0, gt=0)
     notice_seconds: float = Field(default=30.0, gt=0, description="time to leave after SIGTERM")
     notice_file: str = Field(default="", description="where the agent writes when and why the node goes")
+    capacity: Literal["", "spot", "on-demand"] = Field(
+        default="", description="what this node is paid as; empty: as the agent finds out, else not known"
+    )
+    capacity_file: str = Field(default="", description="where the agent writes what it found out")
     hang_seconds: float = Field(
         default=60.0, gt=0, description="an evicted worker whose script stays in its step for so long ends"
     )
@@ -54,6 +60,7 @@ class WorkerEnvironment(BaseSettings):
     shared_memory: bool = Field(
         default=True, description="gradients are summed in shared memory where a machine has the whole ring"
     )
+    metrics_file: str = Field(default="", description="where figures for the agent are written each second")
     report_dir: str = Field(
         default="", description="where fingerprints of the result are written, for comparisons"
     )
@@ -72,14 +79,43 @@ class WorkerEnvironment(BaseSettings):
         except (OSError, ValueError, KeyError):
             return self.notice_seconds, "SIGTERM"
 
+    def capacity_type(self) -> common_pb2.CapacityType:
+        """What this node is paid as, as far as is known now."""
+        told: str = self.capacity
+        if not told and self.capacity_file:
+            with contextlib.suppress(OSError):
+                told = Path(self.capacity_file).read_text().strip()
+        return _CAPACITIES.get(told, common_pb2.CAPACITY_TYPE_UNSPECIFIED)
+
     def rendezvous_host(self) -> str:
         """Where this worker's rendezvous store listens: loopback when the master is on loopback."""
         if self.store_host:
             return self.store_host
-        master_host = self.master.split(",")[0].rpartition(":")[0].strip("[]")
+        master_host, _, port = self.master.split(",")[0].rpartition(":")
+        master_host = master_host.strip("[]")
         if master_host in ("localhost", "::1") or master_host.startswith("127."):
             return "127.0.0.1"
-        return socket.gethostbyname(socket.gethostname())
+        return _address_towards(master_host, int(port)) or socket.gethostbyname(socket.gethostname())
+
+
+_CAPACITIES = {
+    "spot": common_pb2.CAPACITY_TYPE_SPOT,
+    "on-demand": common_pb2.CAPACITY_TYPE_ON_DEMAND,
+}
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on its way to `host`, or "". Sends nothing.
+
+    The address of its own name is often 127.0.1.1 (Debian), which no other machine can use.
+    """
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(place)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
 
 
 def read_environment() -> WorkerEnvironment:

@@ -123,10 +123,10 @@ class CheckpointSaver:
 
         self._jobs.put(self._guard(message, job))
 
-    def close(self) -> None:
-        """Finish what is queued, then end."""
+    def close(self, wait_seconds: float | None = None) -> None:
+        """Finish what is queued, then end; after `wait_seconds` it is left unfinished (None: never)."""
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(wait_seconds)
 
     def _guard(
         self, message: ring_pb2.Checkpoint, job: Callable[[], ring_pb2.Saved]

@@ -232,4 +232,5 @@ class TaskAttendance:
             host=self._environment.rendezvous_host(),
             pid=self.exits.pid,
             version=str(versions.PROTOCOL),
+            capacity=self._environment.capacity_type(),
         )

@@ -15,6 +15,7 @@ Everything here runs in the script's thread; what comes from the master waits in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 import structlog
@@ -25,6 +26,8 @@ from elastane.collective.reducer import Reducer
 from elastane.context import EstContext
 from elastane.data.source import BatchSource
 from elastane.errors import StepError, UnsupportedError
+from elastane.observe.figures import WorkerFigures
+from elastane.observe.reporting import FigureReport
 from elastane.rng import Generators, Parts
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
@@ -42,6 +45,8 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 _DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
+SENT_AWAY_SECONDS = 0.5
+"""A worker that is sent away lets a file that it writes come to its end for so long."""
 
 
 class Trainer:
@@ -63,6 +68,9 @@ class Trainer:
         self._registry = source.registry
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
+        self._figures = WorkerFigures()
+        self._figure_report = FigureReport(self._figures, environment.metrics_file)
+        self._begun_until = 0
         device = next(iter(model.parameters())).device
         self._generators = Generators(device)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -125,6 +133,7 @@ class Trainer:
             drop_step=self._drop_step,
             replaced=self._take_buffers,
             entered=self._entered,
+            figures=self._figures,
         )
         #: Whether steps are reported at the end of their last backward. Where backward passes leave
         #: generators as they find them, which None asks the next one, the contexts after the step are known
@@ -167,6 +176,7 @@ class Trainer:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
         self.epochs = epochs
         self._attendance.start()
+        self._figure_report.start()
         self._boundary.settle(self._contexts)
 
     def turns(self) -> Iterator[Any]:
@@ -213,12 +223,16 @@ class Trainer:
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
         """End the session and everything this worker holds. Idempotent."""
-        self._saver.close()
+        # What a worker that is sent away still writes is of a checkpoint that the master has given up:
+        # waiting for it would outlast the notice of its node.
+        sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
+        self._saver.close(SENT_AWAY_SECONDS if sent_away else None)
         self._reducer.close()
         if self._trace is not None:
             self._trace.close()
         self._attendance.close(bye)
         self._source.close()
+        self._figure_report.close()
 
     def log(self, values: dict[str, Any]) -> None:
         """Values of the EST and step now running; they become part of the committed history.
@@ -245,6 +259,8 @@ class Trainer:
 
     def _run_step(self, step: int) -> Iterator[Any]:
         """One global step; returns with the step applied, or lost and to be run again."""
+        began, replayed = perf_counter(), step < self._begun_until
+        self._begun_until = max(self._begun_until, step + 1)
         self._after, self._tasks = {}, []
         self._shared_versions = [tensor._version for tensor in self._shared]
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
@@ -259,6 +275,9 @@ class Trainer:
                     self._end_batch(turn)
         if turn.applied:
             self._complete_step(turn)
+            self._figures.step = step + 1
+            self._figures.all_reduce_wait_seconds = self._reducer.waited_seconds
+            self._figures.step_done(perf_counter() - began, replayed=replayed)
             return
         failure = self._reducer.failure
         self._drop_step()
@@ -283,7 +302,9 @@ class Trainer:
             switch = self._generators.switch if turn.slot else self._generators.exchange
             switch(self._contexts[turn.rank].parts)
             self._registry.exchange(self._contexts[turn.rank].parts)
+        asked = perf_counter()
         batch, info = self._source.begin(turn.rank)
+        self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
         record = turn.rank == 0 and turn.step == self._reducer.order_step
         self._reducer.begin_turn(turn.slot, turn.ends, record, first=first, sync=turn.sync)
@@ -401,7 +422,9 @@ class Trainer:
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
         if not turn.applied:
+            asked = perf_counter()
             self._attendance.wait_for(lambda: self._protocol.changing or self._protocol.may_apply(turn.step))
+            self._figures.prepared_wait_seconds += perf_counter() - asked
             probes.reached("prepared", turn.step)
             turn.applied = self._attendance.begin_apply(turn.step)
             turn.lost = not turn.applied

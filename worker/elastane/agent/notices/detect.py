@@ -17,20 +17,25 @@ NONE: Final = "none"
 def check_choice(choice: str) -> str:
     """The choice as given, if it is one; raises RefusedError.
 
-    choice: "auto", "none", a cloud's name, "file:PATH", or the http URL of a hook.
+    choice: "auto", "none", a cloud's name, "file:PATH", the http URL of a hook, or several with commas.
     """
-    if choice in (AUTO, NONE, *CLOUDS) or choice.startswith("http://"):
-        return choice
-    if choice.startswith("file:") and len(choice) > len("file:"):
-        return choice
-    raise RefusedError(
-        f"no such source of spot notices: {choice!r}",
-        hint=f"{AUTO}, {NONE}, {', '.join(CLOUDS)}, file:PATH or http://HOST/PATH",
-    )
+    for one in choices(choice):
+        named = one in (AUTO, NONE, *CLOUDS)
+        if not (named or one.startswith("http://") or (one.startswith("file:") and one != "file:")):
+            raise RefusedError(
+                f"no such source of spot notices: {one!r}",
+                hint=f"{AUTO}, {NONE}, {', '.join(CLOUDS)}, file:PATH or http://URL; several with commas",
+            )
+    return choice
+
+
+def choices(choice: str) -> list[str]:
+    """The sources of a choice: whichever of them announces a reclaim first is heeded."""
+    return list(dict.fromkeys(one.strip() for one in choice.split(",")))
 
 
 def chosen_source(choice: str, fetch: Fetch, base_url: str = "") -> Source | None:
-    """The source that was asked for by name; None with "auto" and "none". base_url: of its service."""
+    """The one source that was asked for by name; None with "auto" and "none". base_url: of its service."""
     check_choice(choice)
     if choice.startswith("file:"):
         return File(fetch, choice.removeprefix("file:"))

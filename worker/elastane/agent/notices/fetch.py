@@ -40,7 +40,9 @@ def fetcher(timeout_seconds: float) -> Fetch:
         parts = urlsplit(request.url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         deadline = time.monotonic() + timeout_seconds
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_seconds)
+        # Without a port http.client would take the end of an IPv6 address for one.
+        port = parts.port or http.client.HTTP_PORT
+        connection = http.client.HTTPConnection(parts.hostname or "", port, timeout=timeout_seconds)
         try:
             connection.request(request.method, target or "/", headers=dict(request.headers))
             answer = connection.getresponse()

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Literal
+from typing import Final, Literal
 
 from elastane.errors import ElastaneError
 
 Kind = Literal["reclaim", "rebalance"]
+
+LEFT_MIN_SECONDS: Final = 5.0
+"""Leaving takes about a step. Who gave up sooner than the node goes would lose that step for nothing, so a
+time that is past (a clock that is ahead, an agent that came late) still leaves so much."""
 
 
 class NoticeFormatError(ElastaneError):
@@ -22,7 +26,8 @@ class Notice:
 
     kind: "reclaim", the node goes; "rebalance", it is more likely than before to go, nothing is sure yet.
     source: name of the source, "aws". reason: one line for people. at: seconds since the epoch at which
-    the node goes; None: the source does not say, `lead_seconds` after the notice at the latest.
+    the node goes; None: the source does not say, `lead_seconds` after the notice at the latest. told_at: the
+    source's own clock when it said so; None: it did not tell.
     """
 
     kind: Kind
@@ -30,10 +35,17 @@ class Notice:
     reason: str
     at: float | None = None
     lead_seconds: float = 30.0
+    told_at: float | None = None
 
     def seconds_left(self, now: float) -> float:
-        """From `now` (seconds since the epoch; when the notice was read) until the node goes; 0 at least."""
-        return max(0.0, self.at - now) if self.at is not None else self.lead_seconds
+        """From when the notice was read until the node goes, at least LEFT_MIN_SECONDS.
+
+        now: seconds since the epoch by this node's clock, used where the source's is not known: both times of
+        one notice should come from one clock.
+        """
+        if self.at is None:
+            return max(self.lead_seconds, LEFT_MIN_SECONDS)
+        return max(self.at - (now if self.told_at is None else self.told_at), LEFT_MIN_SECONDS)
 
 
 def parse_time(text: str, source: str) -> float:

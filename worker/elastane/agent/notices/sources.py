@@ -1,6 +1,6 @@
 """The places that announce a reclaim, each with its documented requests and answers.
 
-    aws      169.254.169.254, IMDSv2: spot/instance-action (two minutes), events/recommendations/rebalance
+    aws      169.254.169.254, IMDSv2 or v1: spot/instance-action (two minutes), .../rebalance
     gcp      metadata.google.internal: instance/preempted (about 30 s)
     azure    169.254.169.254: scheduledevents, EventType Preempt (30 s)
     alibaba  100.100.100.200: instance/spot/termination-time (five minutes)
@@ -12,11 +12,12 @@ while there is no notice, and raises OSError (no answer) or NoticeFormatError (n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from elastane.agent.notices.fetch import Fetch, Reply, Request
 from elastane.agent.notices.notice import Notice, NoticeFormatError, parse_time
@@ -24,8 +25,13 @@ from elastane.agent.notices.notice import Notice, NoticeFormatError, parse_time
 TOKEN_SECONDS = 21600
 """For how long a session token of a metadata service is asked for: six hours, its most."""
 
+Capacity = Literal["spot", "on-demand", ""]
+
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
 """What can stand in a header."""
+
+_NO_TOKENS = (400, 403, 404, 405)
+"""How a service answers that has no session tokens (IMDSv1; Alibaba Cloud outside hardened mode)."""
 
 
 class Source(ABC):
@@ -51,8 +57,25 @@ class Source(ABC):
     def is_here(self) -> bool:
         """Whether this node has the service at all; never raises."""
 
+    def capacity(self) -> Capacity:
+        """What kind of node this is: clouds have their metadata service on nodes of every kind.
+
+        Raises as `look` does. "" is not known.
+        """
+        return ""
+
     def _get(self, path: str, headers: dict[str, str] | None = None) -> Reply:
         return self._fetch(Request(self.base_url + path, headers=headers or {}))
+
+    def _told_at(self, reply: Reply) -> float | None:
+        """When the service answered by its own clock, which is the one its notices are made with."""
+        try:
+            return parse_time(reply.headers["date"], self.name)
+        except (KeyError, NoticeFormatError):
+            return None
+
+    def _reclaim(self, reply: Reply, reason: str, at: float | None, lead_seconds: float) -> Notice:
+        return Notice("reclaim", self.name, reason, at, lead_seconds, self._told_at(reply))
 
     def _wrong(self, reply: Reply, what: str) -> NoticeFormatError:
         return NoticeFormatError(
@@ -75,7 +98,7 @@ class _TokenSource(Source):
     """A metadata service whose answers need a session token."""
 
     token_prefix: ClassVar[str]
-    token_required: ClassVar[bool]
+    instance_id: ClassVar[re.Pattern[str]]
 
     def __init__(self, fetch: Fetch, base_url: str = "") -> None:
         super().__init__(fetch, base_url)
@@ -86,15 +109,19 @@ class _TokenSource(Source):
         reply = self._fetch(Request(f"{self.base_url}/latest/api/token", "PUT", header))
         if reply.status == 200 and _TOKEN.fullmatch(reply.body.strip()):
             return reply.body.strip()
-        if self.token_required or reply.status == 200:
-            raise self._wrong(reply, "the request for a token")
-        return ""
+        if reply.status in _NO_TOKENS:
+            return (
+                ""  # an older service, or a stand-in for one: if it wants a token all the same, it says 401
+            )
+        raise self._wrong(reply, "the request for a token")
 
     def _metadata(self, path: str) -> Reply:
         """GET with the token; one that is no longer taken is asked for again, once."""
         for last in (False, True):
             if self._token is None:
-                self._token = self._ask_token()
+                # In a container the answer may be lost on its way (hop limit); it may do without a token.
+                with contextlib.suppress(OSError):
+                    self._token = self._ask_token()
             headers = {f"{self.token_prefix}-token": self._token} if self._token else {}
             reply = self._get(f"/latest/meta-data/{path}", headers)
             if reply.status not in (401, 403) or last:
@@ -104,9 +131,10 @@ class _TokenSource(Source):
 
     def is_here(self) -> bool:
         try:
-            return self._metadata("instance-id").status == 200
+            reply = self._metadata("instance-id")
         except (OSError, NoticeFormatError):
             return False
+        return reply.status == 200 and bool(self.instance_id.fullmatch(reply.body.strip()))
 
 
 class Aws(_TokenSource):
@@ -118,7 +146,7 @@ class Aws(_TokenSource):
     name = "aws"
     default_url = "http://169.254.169.254"
     token_prefix = "X-aws-ec2-metadata"
-    token_required = True
+    instance_id = re.compile(r"i-[0-9a-f]{8,17}")
 
     def look(self) -> Notice | None:
         reply = self._metadata("spot/instance-action")
@@ -127,7 +155,7 @@ class Aws(_TokenSource):
             what, at = action.get("action"), action.get("time")
             if not isinstance(what, str) or not isinstance(at, str):
                 raise self._wrong(reply, "spot/instance-action")
-            return Notice("reclaim", self.name, f"spot {what} at {at}", parse_time(at, self.name), 120.0)
+            return self._reclaim(reply, f"spot {what} at {at}", parse_time(at, self.name), 120.0)
         if reply.status != 404:
             raise self._wrong(reply, "spot/instance-action")
         reply = self._metadata("events/recommendations/rebalance")
@@ -141,6 +169,13 @@ class Aws(_TokenSource):
         parse_time(at, self.name)
         return Notice("rebalance", self.name, f"rebalance recommended since {at}")
 
+    def capacity(self) -> Capacity:
+        reply = self._metadata("instance-life-cycle")
+        cycle = reply.body.strip()
+        if reply.status != 200 or cycle not in ("spot", "on-demand", "scheduled", "capacity-block"):
+            return ""
+        return "spot" if cycle == "spot" else "on-demand"
+
 
 class Alibaba(_TokenSource):
     """Alibaba Cloud ECS spot instances; a token only where the instance demands one (hardened mode).
@@ -151,7 +186,7 @@ class Alibaba(_TokenSource):
     name = "alibaba"
     default_url = "http://100.100.100.200"
     token_prefix = "X-aliyun-ecs-metadata"
-    token_required = False
+    instance_id = re.compile(r"i-[0-9a-z]+")
 
     def look(self) -> Notice | None:
         reply = self._metadata("instance/spot/termination-time")
@@ -160,7 +195,7 @@ class Alibaba(_TokenSource):
         if reply.status != 200:
             raise self._wrong(reply, "instance/spot/termination-time")
         at = reply.body.strip()
-        return Notice("reclaim", self.name, f"spot release at {at}", parse_time(at, self.name), 300.0)
+        return self._reclaim(reply, f"spot release at {at}", parse_time(at, self.name), 300.0)
 
 
 class Gcp(Source):
@@ -181,7 +216,14 @@ class Gcp(Source):
         # Anything may answer on that name; only the real service has this header.
         if reply.status != 200 or not self._is_google(reply) or answer not in ("TRUE", "FALSE"):
             raise self._wrong(reply, "instance/preempted")
-        return Notice("reclaim", self.name, "preempted", lead_seconds=30.0) if answer == "TRUE" else None
+        return self._reclaim(reply, "preempted", None, 30.0) if answer == "TRUE" else None
+
+    def capacity(self) -> Capacity:
+        reply = self._get("/computeMetadata/v1/instance/scheduling/preemptible", self._headers)
+        answer = reply.body.strip().upper()
+        if reply.status != 200 or not self._is_google(reply) or answer not in ("TRUE", "FALSE"):
+            return ""
+        return "spot" if answer == "TRUE" else "on-demand"
 
     def is_here(self) -> bool:
         try:
@@ -224,8 +266,16 @@ class Azure(Source):
             if event.get("EventType") == "Preempt" and self._machine in resources:
                 at = str(event.get("NotBefore") or "")
                 when = parse_time(at, self.name) if at else None  # empty once the event has started
-                return Notice("reclaim", self.name, f"preempted, not before {at or 'now'}", when, 30.0)
+                return self._reclaim(reply, f"preempted, not before {at or 'now'}", when, 30.0)
         return None
+
+    def capacity(self) -> Capacity:
+        query = "/metadata/instance/compute/priority?api-version=2021-02-01&format=text"
+        reply = self._get(query, self._headers)
+        priority = reply.body.strip().lower()
+        if reply.status != 200 or priority not in ("spot", "low", "regular", ""):
+            return ""
+        return "spot" if priority in ("spot", "low") else "on-demand"
 
     def is_here(self) -> bool:
         try:
@@ -245,14 +295,19 @@ class _Hook(Source):
 
     poll_seconds = 1.0
 
-    def _read(self, text: str) -> Notice:
+    def capacity(self) -> Capacity:
+        return "spot"  # somebody announces that this node goes
+
+    def _read(self, text: str, told_at: float | None = None) -> Notice:
         text = text.strip()
         told = {"time": text} if text and not text.startswith("{") else self._object(text or "{}")
         seconds, at = told.get("seconds", 30.0), told.get("time")
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e9:
             raise NoticeFormatError(f"{self.name}: not seconds: {seconds!r}", source=self.name)
         when = parse_time(str(at), self.name) if at is not None else None
-        return Notice("reclaim", self.name, str(told.get("reason") or "announced"), when, float(seconds))
+        return Notice(
+            "reclaim", self.name, str(told.get("reason") or "announced"), when, float(seconds), told_at
+        )
 
 
 class File(_Hook):
@@ -283,7 +338,7 @@ class Http(_Hook):
             return None
         if reply.status != 200:
             raise self._wrong(reply, self.base_url)
-        return self._read(reply.body)
+        return self._read(reply.body, self._told_at(reply))
 
     def is_here(self) -> bool:
         return bool(self.base_url)

@@ -22,6 +22,7 @@ class NoticeWatch:
     find: gives the source, or None when there is none; may take seconds. on_notice: called from the
     watch's thread, once for a reclaim, at most once for a rebalance. on_trouble: told what is wrong with
     the source, once for every time it begins to fail. poll_seconds: how often to ask; 0: as the source says.
+    on_source: told which source there is, once.
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class NoticeWatch:
         on_notice: Callable[[Notice], None],
         on_trouble: Callable[[str], None],
         poll_seconds: float = 0.0,
+        on_source: Callable[[Source], None] = lambda source: None,
     ) -> None:
         self._find = find
         self._on_notice = on_notice
         self._on_trouble = on_trouble
         self._poll_seconds = poll_seconds
+        self._on_source = on_source
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="spot notices", daemon=True)
 
@@ -50,6 +53,7 @@ class NoticeWatch:
         source = self._find_source()
         if source is None:
             return
+        self._on_source(source)
         failures, rebalance_told = 0, False
         while not self._over.is_set():
             wait_seconds = self._poll_seconds or source.poll_seconds

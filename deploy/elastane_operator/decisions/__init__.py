@@ -1,0 +1,1 @@
+"""What the operator decides. Pure: no clock, no network, no Kubernetes; see `reconcile`."""

@@ -1,0 +1,174 @@
+"""The pods of a job as they are: which index, alive or ended, and what an end means.
+
+what is seen                                                   outcome
+exit 0; 204 or 206, which is no master                         left       made again while the job wants it
+deleted by somebody else, evicted, node gone or shut down      preempted  not in the budget
+exit 137 or 143, unless memory ran out                         preempted
+another exit code that is retryable; memory ran out            retryable  in the budget
+any other exit code; the pod can never start                   permanent  the job fails
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from elastane_operator.decisions.spec import ExitCodes, is_retryable, read_time
+
+LABEL_JOB = "elastane.io/job-name"
+LABEL_INDEX = "elastane.io/worker-index"
+LABEL_ROLE = "elastane.io/role"
+
+Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
+
+#: Codes of SIGKILL and SIGTERM: whoever takes a node away sends these.
+_SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
+#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no
+#: fault of the job, so they are not in its budget.
+_NO_MASTER = {204: "no master answered", 206: "the master did not have the job"}
+#: `status.reason` of pods that were taken away, or that a node could not take in the first place.
+_TAKEN = frozenset(
+    {
+        "Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "Preempted",
+        "NodeAffinity", "NodeAffinityChanged", "UnexpectedAdmissionError", "TaintManagerEviction",
+    }
+)  # fmt: skip
+#: Waiting for what no waiting can mend.
+_NEVER_STARTS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_REASON_CHARACTERS_MAX = 300
+
+
+class PodView(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a pod. deleted: when its deletion was asked for. index: -1 where it has none."""
+
+    name: str
+    uid: str
+    index: int
+    owner_uid: str = ""
+    phase: str = "Pending"
+    created: datetime
+    deleted: datetime | None = None
+    scheduled: bool = False
+    ready: bool = False
+    exit_code: int | None = None
+    exit_reason: str = ""
+    exit_message: str = ""
+    reason: str = ""
+    message: str = ""
+    disruption: str = ""
+    waiting: str = ""
+    waiting_message: str = ""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def live(self) -> bool:
+        """Whether it works, or will."""
+        return not self.ended and self.deleted is None
+
+
+class End(msgspec.Struct, frozen=True):
+    """What the end of a pod means, in words."""
+
+    outcome: Outcome
+    reason: str
+
+
+def pod_name(job: str, index: int) -> str:
+    """Of the worker at an index: always the same, so that nobody can make it twice."""
+    return f"{job}-worker-{index}"
+
+
+def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
+    """Of a pod as the API server gives it. container: the worker's, where the pod has several."""
+    metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    index = (metadata.get("labels") or {}).get(LABEL_INDEX, "")
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
+    statuses = list(status.get("containerStatuses") or ())
+    own = [each for each in statuses if each.get("name") == container] or statuses[:1]
+    failed = [each for each in statuses if _terminated(each).get("exitCode")]
+    ended = _terminated((failed if failed and not any(map(_terminated, own)) else own or [{}])[0])
+    waiting = ((own or [{}])[0].get("state") or {}).get("waiting") or {}
+    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
+    disruption = conditions.get("DisruptionTarget") or {}
+    return PodView(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        index=int(index) if index.isascii() and index.isdigit() else -1,
+        owner_uid=owners[0] if owners else "",
+        phase=status.get("phase") or "Pending",
+        created=_created(metadata),
+        deleted=read_time(metadata.get("deletionTimestamp")),
+        scheduled=bool(spec.get("nodeName")),
+        ready=(conditions.get("Ready") or {}).get("status") == "True",
+        exit_code=ended.get("exitCode"),
+        exit_reason=ended.get("reason") or "",
+        exit_message=(ended.get("message") or "")[:_REASON_CHARACTERS_MAX],
+        reason=status.get("reason") or "",
+        message=(status.get("message") or "")[:_REASON_CHARACTERS_MAX],
+        disruption=(disruption.get("reason") or "DisruptionTarget")
+        if disruption.get("status") == "True"
+        else "",
+        waiting=waiting.get("reason") or "",
+        waiting_message=(waiting.get("message") or "")[:_REASON_CHARACTERS_MAX],
+    )
+
+
+def judge(pod: PodView, codes: ExitCodes) -> End | None:
+    """What became of a pod, unless it works or will; nobody of ours has deleted it."""
+    why = pod.disruption or "deleted by somebody else"
+    if pod.phase == "Succeeded" and (pod.disruption or pod.deleted is not None):
+        # Seen late: it drained and ended before we looked. The same as if we had seen it go.
+        return End("preempted", f"{pod.name} was taken away: {why}; it left in good order")
+    if pod.phase == "Succeeded":
+        return End("left", f"{pod.name} left in good order (exit code 0)")
+    if pod.phase == "Failed":
+        return _judge_failure(pod, codes)
+    if pod.deleted is not None:
+        return End("preempted", f"{pod.name} is taken away: {why}")
+    if pod.waiting in _NEVER_STARTS:
+        return End(
+            "permanent", f"{pod.name} can never start: {pod.waiting}: {pod.waiting_message}".rstrip(": ")
+        )
+    return None
+
+
+def _judge_failure(pod: PodView, codes: ExitCodes) -> End:
+    code = pod.exit_code
+    if pod.exit_reason == "OOMKilled":
+        return End("retryable", f"{pod.name} ran out of memory (OOMKilled)")
+    if pod.disruption or pod.reason in _TAKEN or pod.reason.startswith("OutOf"):
+        why = ": ".join(part for part in (pod.disruption or pod.reason, pod.message) if part)
+        return End("preempted", f"{pod.name} was taken away: {why}")
+    if code in _SIGNALLED:
+        return End("preempted", f"{pod.name} was taken away: exit code {code} ({_SIGNALLED[code]})")
+    if pod.deleted is not None and code is None:
+        return End("preempted", f"{pod.name} was taken away: deleted by somebody else")
+    if code is None:
+        why = ": ".join(part for part in (pod.reason or "no exit code is known", pod.message) if part)
+        if pod.reason == "DeadlineExceeded":
+            return End("permanent", f"{pod.name} failed: {why}")
+        return End("preempted", f"{pod.name} ended without its container: {why}")
+    if code == 0:
+        return End("left", f"{pod.name} left in good order (exit code 0)")
+    if code in _NO_MASTER:
+        return End("left", f"{pod.name} gave up: {_NO_MASTER[code]} (exit code {code})")
+    said = f": {pod.exit_message}" if pod.exit_message else ""
+    if is_retryable(codes, code):
+        return End("retryable", f"{pod.name} failed with exit code {code}, which is retryable{said}")
+    return End("permanent", f"{pod.name} failed with exit code {code}, which is permanent{said}")
+
+
+def _terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (status.get("state") or {}).get("terminated") or {}
+    return found
+
+
+def _created(metadata: Mapping[str, Any]) -> datetime:
+    time = read_time(metadata.get("creationTimestamp"))
+    return time if time is not None else datetime.fromisoformat("1970-01-01T00:00:00Z")

@@ -1,0 +1,109 @@
+"""What users see of a job: counts, progress, cost, conditions. Decides nothing."""
+
+from __future__ import annotations
+
+import msgspec
+
+from elastane_operator.decisions.observed import CostView, JobAtMaster
+from elastane_operator.decisions.pods import LABEL_JOB, LABEL_ROLE
+from elastane_operator.decisions.spec import job_name
+from elastane_operator.decisions.status import CostStatus, WorkerCounts
+from elastane_operator.decisions.turn import Turn
+
+_MICROS_PER_CENT = 10_000
+
+
+def report(turn: Turn) -> None:
+    """Brings the figures of the status up to what is seen; conditions follow from the phase."""
+    turn.set(
+        observed_generation=turn.identity.generation,
+        # An autoscaler averages over these: the pod of a master of the job's own is none of them.
+        selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
+        job_name=job_name(turn.identity, turn.spec),
+        master_address=turn.observed.master_address,
+    )
+    if turn.job is not None:
+        _progress(turn, turn.job)
+    _workers(turn)
+    _conditions(turn)
+
+
+def money(micros: int) -> str:
+    """Millionths of a currency's unit as units and cents, rounded half to even."""
+    sign, micros = ("-", -micros) if micros < 0 else ("", micros)
+    cents, rest = divmod(micros, _MICROS_PER_CENT)
+    if (rest, cents % 2) > (_MICROS_PER_CENT // 2, 0) or rest > _MICROS_PER_CENT // 2:
+        cents += 1
+    return f"{sign if cents else ''}{cents // 100}.{cents % 100:02d}"
+
+
+def _progress(turn: Turn, job: JobAtMaster) -> None:
+    percent = f"{min(100 * job.step // job.steps, 100)}%" if job.steps > 0 else ""
+    turn.set(
+        generation=job.generation,
+        step=job.step,
+        steps=job.steps,
+        epoch=job.epoch,
+        saved_step=job.saved_step if job.saved_step >= 0 else None,
+        progress=percent,
+        samples_per_second=f"{job.samples_per_second:.1f}" if job.samples_per_second > 0 else "",
+        cost=_cost(job.cost),
+    )
+
+
+def _cost(cost: CostView) -> CostStatus | None:
+    if not (
+        cost.spent_micros or cost.on_demand_micros or cost.spot_price_micros or cost.on_demand_price_micros
+    ):
+        return None
+    return CostStatus(
+        currency=cost.currency,
+        spent=money(cost.spent_micros),
+        on_demand=money(cost.on_demand_micros),
+        saved=money(cost.saved_micros),
+        savings_percent=msgspec.UNSET if cost.savings is None else f"{100 * cost.savings:.1f}",
+    )
+
+
+def _workers(turn: Turn) -> None:
+    live = [pod for pod in turn.pods if pod.live]
+    ready = sum(pod.ready for pod in live)
+    idle = turn.status.finished or turn.status.phase in ("Suspending", "Suspended")
+    desired = 0 if idle else turn.spec.workers.max
+    turn.set(
+        replicas=len(live),
+        workers=WorkerCounts(
+            desired=desired,
+            ready=ready,
+            pending=sum(pod.phase != "Running" for pod in live),
+            attending=len(turn.job.workers) if turn.job is not None and not turn.job.over else 0,
+            summary=f"{ready}/{desired}",
+        ),
+    )
+
+
+def _conditions(turn: Turn) -> None:
+    status, workers = turn.status, turn.status.workers
+    master = turn.observed.master
+    reason, said = turn.fault or ("Valid", "")
+    turn.condition("Accepted", turn.fault is None, reason, said)
+    if not status.settled:
+        if master.refused:
+            turn.condition("MasterReachable", True, "Refused", f"{master.refused_what}: {master.refused}")
+        elif master.reachable:
+            turn.condition("MasterReachable", True, "Answers")
+        else:
+            turn.condition("MasterReachable", False, "NoAnswer", master.error)
+    turn.condition("Running", status.phase == "Running", status.phase, status.reason)
+    enough = workers.desired > 0 and workers.ready >= workers.desired
+    said, trouble = f"{workers.summary} are ready", turn.observed.trouble
+    if trouble and not enough:
+        turn.condition("WorkersReady", False, "ActionFailed", f"{said}; {trouble}")
+    else:
+        turn.condition("WorkersReady", enough, "AllReady" if enough else "NotAllReady", said)
+    turn.condition("Suspended", status.phase == "Suspended", status.phase, status.reason)
+    turn.condition("Complete", status.phase == "Succeeded", status.phase, status.reason)
+    failed = status.phase in ("Failed", "Cancelled", "MaxWaitTimeExceeded")
+    before = status.condition("Failed")
+    reason = before.reason if failed and before is not None and before.status == "True" else status.phase
+    turn.condition("Failed", failed, reason, status.reason if failed else "")

@@ -1,0 +1,251 @@
+"""What a user asks for: the spec of an ElasticJob, read from its object and checked.
+
+The API server checks most of it by the CRD's schema; the rules across fields are checked here as well,
+because servers before 1.25 do not know them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+NAME_CHARACTERS_MAX = 50
+"""A pod's name, which is a host's name of at most 63, adds "-worker-" and an index."""
+
+JOB_CHARACTERS_MAX = 63
+
+_CODES = re.compile(r"^(\d{1,3})(?:-(\d{1,3}))?$")
+_PRICE = re.compile(r"^(\d{1,9})(?:\.(\d{1,6}))?$")
+
+
+class InvalidSpecError(ValueError):
+    """The spec cannot be carried out. problems: each in words, with the field first."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A part of the spec, in the spelling of Kubernetes."""
+
+
+class Workers(_Part, frozen=True):
+    max: int
+    min: int = 1
+
+
+class ExitCodes(_Part, frozen=True):
+    """retryable: codes or ranges of them; see `is_retryable`."""
+
+    retryable: tuple[str, ...] = ("128-255",)
+
+
+class Checkpoint(_Part, frozen=True):
+    url: str = ""
+    interval_steps: int = 0
+    keep: int = 3
+    on_delete: Literal["Save", "Skip"] = "Skip"
+    timeout_seconds: int = 120
+
+
+class Spot(_Part, frozen=True):
+    """Prices per worker and hour, as decimal numbers in words."""
+
+    provider: Literal["Auto", "None", "AWS", "GCP", "Azure", "Alibaba"] = "Auto"
+    price: str = ""
+    on_demand_price: str = ""
+    currency: str = "USD"
+
+
+class SecretName(_Part, frozen=True):
+    name: str
+
+
+class TlsSecret(_Part, frozen=True):
+    """client_certificate: tls.crt and tls.key are what callers show to the master."""
+
+    name: str
+    client_certificate: bool = False
+
+
+class Storage(_Part, frozen=True):
+    size: str
+    storage_class_name: str = ""
+
+
+class OwnMaster(_Part, frozen=True):
+    """A master for one job alone."""
+
+    image: str = ""
+    store_url: str = ""
+    store_secret: SecretName | None = None
+    resources: dict[str, Any] = {}
+    storage: Storage | None = None
+
+
+class MasterSpec(_Part, frozen=True):
+    address: str = ""
+    token_secret: SecretName | None = None
+    tls_secret: TlsSecret | None = None
+    per_job: OwnMaster | None = None
+
+
+class JobSpec(_Part, frozen=True):
+    """The spec with its defaults, which are those of the CRD."""
+
+    template: dict[str, Any]
+    ests: int
+    workers: Workers
+    master: MasterSpec
+    max_wait_seconds: int = 0
+    recovery_policy: Literal["Fixed", "Elastic"] = "Elastic"
+    restart_budget: int = 6
+    restart_backoff_seconds: int = 10
+    exit_codes: ExitCodes = ExitCodes()
+    suspend: bool = False
+    ttl_seconds_after_finished: int | None = None
+    active_deadline_seconds: int | None = None
+    checkpoint: Checkpoint = Checkpoint()
+    spot: Spot = Spot()
+    priority_class_name: str = ""
+    queue_name: str = ""
+    seed: int | None = None
+    torch_threads: int = 1
+    determinism: Literal["D0", "D1", "D2"] = "D1"
+    job_name: str = ""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Which object it is. deleted: when its deletion was asked for."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int = 1
+    deleted: datetime | None = None
+    finalizers: tuple[str, ...] = ()
+    resource_version: str = ""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def read_identity(body: Mapping[str, Any]) -> Identity:
+    """Of an object as the API server gives it."""
+    metadata = body["metadata"]
+    return Identity(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        generation=metadata.get("generation", 1),
+        deleted=read_time(metadata.get("deletionTimestamp")),
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        resource_version=metadata.get("resourceVersion", ""),
+    )
+
+
+def read_spec(body: Mapping[str, Any]) -> JobSpec:
+    """The spec of an ElasticJob. Raises InvalidSpecError that names every fault."""
+    given = body.get("spec")
+    if not isinstance(given, Mapping):
+        raise InvalidSpecError(["spec is missing"])
+    try:
+        spec = msgspec.convert(_without_nulls(given), JobSpec)
+    except msgspec.ValidationError as error:
+        raise InvalidSpecError([f"spec: {error}"]) from None
+    if problems := check(spec, body["metadata"]["name"]):
+        raise InvalidSpecError(problems)
+    return spec
+
+
+def check(spec: JobSpec, name: str) -> list[str]:
+    """What is wrong with it, in words; empty when nothing is."""
+    problems = []
+    if len(name) > NAME_CHARACTERS_MAX:
+        problems.append(
+            f"metadata.name must have at most {NAME_CHARACTERS_MAX} characters, it has {len(name)}"
+        )
+    workers = spec.workers
+    if workers.min < 1:
+        problems.append("workers.min must be at least 1")
+    if workers.min > workers.max:
+        problems.append(f"workers.min ({workers.min}) must be at most workers.max ({workers.max})")
+    if workers.min > spec.ests:
+        problems.append(f"workers.min ({workers.min}) must be at most ests ({spec.ests})")
+    if spec.checkpoint.interval_steps and not spec.checkpoint.url:
+        problems.append("checkpoint.intervalSteps needs a checkpoint.url")
+    if spec.checkpoint.on_delete == "Save" and not spec.checkpoint.url:
+        problems.append("checkpoint.onDelete Save needs a checkpoint.url")
+    if bool(spec.master.address) == (spec.master.per_job is not None):
+        problems.append("give either master.address or master.perJob")
+    containers = spec.template.get("spec", {}).get("containers")
+    if not isinstance(containers, list) or not containers:
+        problems.append("template.spec.containers must hold a container")
+    for codes in spec.exit_codes.retryable:
+        if _code_range(codes) is None:
+            problems.append(
+                f"exitCodes.retryable: {codes!r} is no exit code from 1 to 255 and no range of them"
+            )
+    for field, price in (("price", spec.spot.price), ("onDemandPrice", spec.spot.on_demand_price)):
+        if price and _PRICE.match(price) is None:
+            problems.append(f"spot.{field}: {price!r} is no price, as in 0.35")
+    return problems
+
+
+def is_retryable(codes: ExitCodes, code: int) -> bool:
+    """Whether a pod is made again after this exit code."""
+    ranges = (_code_range(entry) for entry in codes.retryable)
+    return any(found[0] <= code <= found[1] for found in ranges if found is not None)
+
+
+def price_micros(price: str) -> int:
+    """Millionths of the currency's unit, exactly; 0: unknown. Raises ValueError."""
+    if not price:
+        return 0
+    match = _PRICE.match(price)
+    if match is None:
+        raise ValueError(f"{price!r} is no price")
+    return int(match[1]) * 1_000_000 + int((match[2] or "").ljust(6, "0"))
+
+
+def job_name(identity: Identity, spec: JobSpec) -> str:
+    """Of the job at its master. An object made again under an old name is another job: the uid says so."""
+    if spec.job_name:
+        return spec.job_name
+    ending = f"-{identity.uid[:8]}"
+    readable = f"{identity.namespace}.{identity.name}"[: JOB_CHARACTERS_MAX - len(ending)].rstrip("-._")
+    return readable + ending
+
+
+def read_time(text: str | None) -> datetime | None:
+    """A time of Kubernetes."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def write_time(time: datetime) -> str:
+    """As Kubernetes writes it, to the second."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _code_range(text: str) -> tuple[int, int] | None:
+    match = _CODES.match(text)
+    if match is None:
+        return None
+    first = int(match[1])
+    last = int(match[2]) if match[2] else first
+    return (first, last) if 1 <= first <= last <= 255 else None
+
+
+def _without_nulls(value: Any) -> Any:
+    """A null field is an absent one."""
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

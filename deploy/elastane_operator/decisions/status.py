@@ -1,0 +1,179 @@
+"""The status of an ElasticJob: what the operator remembers, and what users see.
+
+It is all that the operator keeps. Whoever takes over, after a crash or a change of leader, reads it back and
+goes on; so it is written before what it speaks of is done (see `reconcile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+
+from elastane_operator.decisions.pods import Outcome
+
+Phase = Literal[
+    "Pending",
+    "Waiting",
+    "Running",
+    "Suspending",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+    "Cancelled",
+    "MaxWaitTimeExceeded",
+]
+FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded"})
+"""A job in one of these is never started again."""
+
+REASONS_MAX = 10
+
+
+class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """A part of the status, in the spelling of Kubernetes."""
+
+
+class Condition(_Part, frozen=True):
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+    observed_generation: int = 0
+    last_transition_time: datetime | None = None
+
+
+class WorkerCounts(_Part, frozen=True, omit_defaults=False):
+    desired: int = 0
+    ready: int = 0
+    pending: int = 0
+    attending: int = 0
+    summary: str = "0/0"
+
+
+class CostStatus(_Part, frozen=True, omit_defaults=False):
+    """Decimal numbers in words: the API knows no exact ones. savings_percent: left out until it is known, for
+    API servers take an empty text for none, and refuse it."""
+
+    currency: str = "USD"
+    spent: str = "0.00"
+    on_demand: str = "0.00"
+    saved: str = "0.00"
+    savings_percent: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class Ended(_Part, frozen=True):
+    """A pod whose end has been counted. replace_after: when another may take its index."""
+
+    uid: str
+    index: int
+    outcome: Outcome
+    replace_after: datetime | None = None
+
+
+class Known(_Part, frozen=True):
+    """A pod that was there at the last look, and whose end has not been counted."""
+
+    uid: str
+    index: int
+
+
+class Status(_Part, frozen=True):
+    phase: Phase = "Pending"
+    reason: str = ""
+    observed_generation: int = 0
+    conditions: tuple[Condition, ...] = ()
+    workers: WorkerCounts = WorkerCounts()
+    replicas: int = 0
+    selector: str = ""
+    job_name: str = ""
+    master_address: str = ""
+    generation: int = 0
+    step: int = 0
+    steps: int = 0
+    epoch: int = 0
+    saved_step: int | None = None
+    progress: str = ""
+    samples_per_second: str = ""
+    cost: CostStatus | None = None
+    restarts: int = 0
+    preemptions: int = 0
+    last_reasons: tuple[str, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    pods: tuple[Known, ...] = ()
+    started: bool = False
+    settled: bool = False
+    prices: str = ""
+    start_time: datetime | None = None
+    completion_time: datetime | None = None
+    suspend_time: datetime | None = None
+    cleaned_time: datetime | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.phase in FINISHED
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of a type, if there is one."""
+        return next((each for each in self.conditions if each.type == kind), None)
+
+    def holds(self, kind: str) -> bool:
+        """Whether the condition of a type is True."""
+        found = self.condition(kind)
+        return found is not None and found.status == "True"
+
+
+def read_status(body: Mapping[str, Any]) -> Status:
+    """Of an object as the API server gives it. What cannot be read there is no status."""
+    given = body.get("status") or {}
+    try:
+        return msgspec.convert(given, Status)
+    except msgspec.ValidationError:
+        kept = {key: value for key, value in given.items() if _readable(key, value)}
+        return msgspec.convert(kept, Status)
+
+
+def write_status(status: Status) -> dict[str, Any]:
+    """As an API server gives it back: a list is no tuple, or each look would find a difference to write."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(status))
+    # The scale subresource and the printer columns want these even where they are nothing.
+    plain |= {"phase": status.phase, "replicas": status.replicas, "restarts": status.restarts}
+    plain |= {"preemptions": status.preemptions, "workers": msgspec.to_builtins(status.workers)}
+    return plain
+
+
+def with_condition(
+    conditions: tuple[Condition, ...],
+    kind: str,
+    holds: bool | None,
+    reason: str,
+    message: str,
+    *,
+    now: datetime,
+    generation: int,
+) -> tuple[Condition, ...]:
+    """The conditions with one of them set; its time changes only when its status does."""
+    status: Literal["True", "False", "Unknown"] = "Unknown" if holds is None else "True" if holds else "False"
+    before = next((each for each in conditions if each.type == kind), None)
+    since = before.last_transition_time if before is not None and before.status == status else now
+    new = Condition(kind, status, reason, message, generation, since)
+    if before is None:
+        return (*conditions, new)
+    return tuple(new if each.type == kind else each for each in conditions)
+
+
+def with_reasons(kept: tuple[str, ...], new: list[str]) -> tuple[str, ...]:
+    """The newest decisions in words, the newest last; one that was said last is not said again."""
+    for reason in new:
+        if not kept or kept[-1] != reason:
+            kept = (*kept, reason)
+    return kept[-REASONS_MAX:]
+
+
+def _readable(key: str, value: Any) -> bool:
+    try:
+        msgspec.convert({key: value}, Status)
+    except msgspec.ValidationError:
+        return False
+    return True

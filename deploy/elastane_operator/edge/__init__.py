@@ -1,0 +1,1 @@
+"""Where the operator meets the world: the API server, the masters, kopf."""

@@ -1,0 +1,249 @@
+"""The masters of the jobs, by gRPC: what they have, and what they are asked for.
+
+One channel per master and credentials; of several addresses of a master the one that leads is found by
+asking.
+Nothing here waits longer than it was told to: a master that does not answer is something to decide upon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import msgspec
+from google.rpc import status_pb2
+
+from elastane.addresses import AddressBook
+from elastane.credentials import on_loopback
+from elastane_operator.decisions.observed import MasterView
+from elastane_operator.decisions.spec import JobSpec
+from elastane_operator.edge import translate
+from elastane_proto import versions
+from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
+
+_OPTIONS: list[tuple[str, Any]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2_000),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
+IDLE_SECONDS_MAX = 900.0
+"""A channel that nobody used for so long is closed: masters of jobs' own come and go, certificates too."""
+
+_DETAILS_KEY = "grpc-status-details-bin"
+
+
+class MasterRefusedError(Exception):
+    """The master will not do it; the text says why."""
+
+
+class MasterAwayError(Exception):
+    """No master answers, or none can serve now; the text says why."""
+
+
+class Access(msgspec.Struct, frozen=True):
+    """How a master is reached. ca, cert, key: PEM; without a ca no TLS. plain_token: the token may go
+    unencrypted beyond this machine."""
+
+    address: str
+    token: str = ""
+    ca: bytes = b""
+    cert: bytes = b""
+    key: bytes = b""
+    server_name: str = ""
+    plain_token: bool = False
+
+
+class Masters:
+    """All masters that jobs name. timeout_seconds: of one call."""
+
+    def __init__(
+        self, timeout_seconds: float = 5.0, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._monotonic = monotonic
+        self._channels: dict[tuple[str, str], grpc.aio.Channel] = {}
+        self._asked: dict[tuple[str, str], float] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._books: dict[str, AddressBook] = {}
+
+    async def close(self) -> None:
+        """Closes all channels."""
+        for channel in self._channels.values():
+            await channel.close(None)
+        self._channels.clear()
+        await asyncio.gather(*self._closing)
+
+    async def view(self, access: Access, name: str) -> MasterView:
+        """The job of that name as its master has it; never raises for a master that is away."""
+        try:
+            response = await self._call(
+                access,
+                lambda channel, options: job_pb2_grpc.JobServiceStub(channel).Get(
+                    job_pb2.JobServiceGetRequest(name=name), **options
+                ),
+            )
+        except MasterAwayError as error:
+            return MasterView(False, error=str(error))
+        except _NotFoundError:
+            return MasterView(True)
+        except MasterRefusedError as error:
+            return MasterView(False, error=f"refused: {error}")
+        return MasterView(True, translate.job_view(response.job, await self._rate(access, response.job)))
+
+    async def ask(self, access: Access, what: str, name: str, spec: JobSpec) -> None:
+        """Asks for one of `AskMaster.what`. Raises MasterRefusedError or MasterAwayError."""
+        request_id = uuid.uuid4().hex
+        plain = {
+            "Suspend": job_pb2.JobServiceSuspendRequest,
+            "Resume": job_pb2.JobServiceResumeRequest,
+            "Cancel": job_pb2.JobServiceCancelRequest,
+        }
+        request: Any
+        if what == "Create":
+            request = job_pb2.JobServiceCreateRequest(
+                name=name, settings=translate.job_settings(spec), request_id=request_id
+            )
+        elif what == "Scale":
+            request = job_pb2.JobServiceScaleRequest(
+                name=name,
+                workers_min=spec.workers.min,
+                workers_max=spec.workers.max,
+                request_id=request_id,
+            )
+        elif what == "SetPrices":
+            request = translate.prices(spec, name, request_id)
+        else:
+            request = plain[what](name=name, request_id=request_id)
+        await self._call(
+            access,
+            lambda channel, options: getattr(job_pb2_grpc.JobServiceStub(channel), what)(request, **options),
+        )
+
+    async def changes(self, access: Access, name: str) -> AsyncIterator[job_pb2.Job]:
+        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError,
+        MasterRefusedError.
+        """
+        address = await asyncio.to_thread(self._book(access).current)
+        options = self._options(access)
+        options.pop("timeout")
+        stub = job_pb2_grpc.JobServiceStub(self._channel(access, address))
+        try:
+            async for response in stub.Watch(job_pb2.JobServiceWatchRequest(name=name), **options):
+                yield response.job
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(error, access, address) from None
+
+    async def _rate(self, access: Access, job: job_pb2.Job) -> float:
+        """Samples a second of all datasets; a figure to look at, so none is as good as an error."""
+        if job.phase != job_pb2.JOB_PHASE_RUNNING:
+            return 0.0
+        try:
+            response = await self._call(
+                access,
+                lambda channel, options: shard_pb2_grpc.ShardServiceStub(channel).GetProgress(
+                    shard_pb2.GetProgressRequest(job=job.name), **options
+                ),
+            )
+        except (MasterAwayError, MasterRefusedError, _NotFoundError):
+            return 0.0
+        return float(sum(each.samples_per_second for each in response.datasets))
+
+    async def _call(
+        self, access: Access, call: Callable[[grpc.aio.Channel, dict[str, Any]], Awaitable[Any]]
+    ) -> Any:
+        """Asks each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""
+        book = self._book(access)
+        tried: set[str] = set()
+        last = MasterAwayError("it has no address")
+        while True:
+            address = await asyncio.to_thread(book.current)
+            if address in tried:
+                raise last
+            tried.add(address)
+            try:
+                return await call(self._channel(access, address), self._options(access))
+            except grpc.aio.AioRpcError as error:
+                translated = self._translated(error, access, address)
+                if not isinstance(translated, MasterAwayError):
+                    raise translated from None
+                last = translated
+
+    def _translated(self, error: grpc.aio.AioRpcError, access: Access, address: str) -> Exception:
+        text, detail = error.details() or error.code().name.lower(), _detail(error)
+        if detail is not None and detail.reason == errors_pb2.ERROR_REASON_NOT_FOUND:
+            return _NotFoundError(text)
+        if detail is None or detail.retryable:
+            leader = detail.facts.get("leader", "") if detail is not None else ""
+            self._book(access).failed(address, leader)
+            return MasterAwayError(f"{address}: {text}")
+        return MasterRefusedError(f"{text} ({detail.hint})" if detail.hint else text)
+
+    def _book(self, access: Access) -> AddressBook:
+        if access.address not in self._books:
+            self._books[access.address] = AddressBook(access.address)
+        return self._books[access.address]
+
+    def _options(self, access: Access) -> dict[str, Any]:
+        metadata = [(versions.METADATA_KEY, str(versions.PROTOCOL))]
+        if access.token:
+            metadata.append(("authorization", f"Bearer {access.token}"))
+        return {"timeout": self._timeout_seconds, "metadata": tuple(metadata)}
+
+    def _channel(self, access: Access, address: str) -> grpc.aio.Channel:
+        if access.token and not access.ca and not access.plain_token and not on_loopback(address):
+            raise MasterAwayError(
+                f"the token would go to {address} unencrypted: name a master.tlsSecret, "
+                "or set the operator's ELASTANE_INSECURE=1"
+            )
+        # The files of a secret may be renewed: other credentials are another channel.
+        credentials = hashlib.sha256(b"\0".join((access.ca, access.cert, access.key))).hexdigest()
+        key = (address, credentials)
+        now = self._asked[key] = self._monotonic()
+        if key not in self._channels:
+            self._close_idle(now)
+            self._channels[key] = self._open(access, address)
+        return self._channels[key]
+
+    def _close_idle(self, now: float) -> None:
+        for key in [each for each, asked in self._asked.items() if now - asked > IDLE_SECONDS_MAX]:
+            del self._asked[key]
+            if (channel := self._channels.pop(key, None)) is not None:
+                task = asyncio.create_task(channel.close(None))
+                self._closing.add(task)
+                task.add_done_callback(self._closing.discard)
+
+    def _open(self, access: Access, address: str) -> grpc.aio.Channel:
+        if not access.ca:
+            return grpc.aio.insecure_channel(address, options=_OPTIONS)
+        options = list(_OPTIONS)
+        name = access.server_name or self._book(access).name_of(address)
+        if not address.startswith(name):
+            options.append(("grpc.ssl_target_name_override", name))
+        ca = None if access.ca == b"system" else access.ca
+        credentials = grpc.ssl_channel_credentials(ca, access.key or None, access.cert or None)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+class _NotFoundError(Exception):
+    """The master has no job of that name."""
+
+
+def _detail(error: grpc.aio.AioRpcError) -> errors_pb2.ErrorDetail | None:
+    """The master's own words on a refusal; None where it is not the master that refused."""
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
+        if key == _DETAILS_KEY:
+            status = status_pb2.Status.FromString(value)
+            for packed in status.details:
+                detail = errors_pb2.ErrorDetail()
+                if packed.Unpack(detail):
+                    return detail
+    return None

@@ -1,0 +1,1 @@
+"""The Kubernetes objects that the operator makes, as plain dictionaries. Pure."""

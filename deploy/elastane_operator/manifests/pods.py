@@ -1,0 +1,125 @@
+"""The pod of a worker: the user's template, and what `elastane run` is told through its environment.
+
+The container's command may be just `elastane run train.py`: which job it joins, at which master, with which
+credentials, and where notices of reclaim are read, are variables. What the user sets in the template stays.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from elastane_operator import API_VERSION, KIND
+from elastane_operator.decisions.pods import LABEL_INDEX, LABEL_JOB, LABEL_ROLE, pod_name
+from elastane_operator.decisions.spec import Identity, JobSpec, job_name
+
+LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
+WORKER_CONTAINER = "worker"
+GRACE_SECONDS = 60
+"""Time for a worker to drain at the end of its step; a spot node's notice may give less."""
+
+_TLS_FOLDER = "/etc/elastane/tls"
+_TOKEN_FOLDER = "/etc/elastane/token"
+
+
+def worker_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> dict[str, Any]:
+    """The pod of an index. master: address of the job's master."""
+    template: dict[str, Any] = copy.deepcopy(spec.template)
+    given = template.get("metadata") or {}
+    pod: dict[str, Any] = template["spec"]
+    pod["restartPolicy"] = "Never"
+    pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
+    # What trains is the user's code; it has no business with the API server unless the template says so.
+    pod.setdefault("automountServiceAccountToken", False)
+    if spec.priority_class_name:
+        pod.setdefault("priorityClassName", spec.priority_class_name)
+    labels = {
+        **(given.get("labels") or {}),
+        "app.kubernetes.io/managed-by": "elastane-operator",
+        LABEL_JOB: identity.name,
+        LABEL_ROLE: "worker",
+        LABEL_INDEX: str(index),
+    }
+    if spec.queue_name:
+        labels.setdefault(LABEL_QUEUE, spec.queue_name)
+    _give_environment(pod, identity, spec, master)
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": pod_name(identity.name, index),
+            "namespace": identity.namespace,
+            "labels": labels,
+            "annotations": dict(given.get("annotations") or {}),
+            "ownerReferences": [owner(identity)],
+        },
+        "spec": pod,
+    }
+
+
+def owner(identity: Identity) -> dict[str, Any]:
+    """Makes an object go when the ElasticJob does."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": identity.name,
+        "uid": identity.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def worker_container(spec: JobSpec) -> str:
+    """Name of the container that trains."""
+    names: list[str] = [container["name"] for container in spec.template["spec"]["containers"]]
+    return WORKER_CONTAINER if WORKER_CONTAINER in names else names[0]
+
+
+def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, master: str) -> None:
+    wanted = worker_container(spec)
+    container = next(each for each in pod["containers"] if each["name"] == wanted)
+    values: list[dict[str, Any]] = [
+        {"name": "ELASTANE_MASTER", "value": master},
+        {"name": "ELASTANE_JOB", "value": job_name(identity, spec)},
+        {"name": "ELASTANE_LOCAL_WORKERS", "value": "1"},
+        {"name": "ELASTANE_SPOT", "value": spec.spot.provider.lower()},
+        # 1 to 127 permanent, 128 to 255 retryable (docs/exit-codes.md).
+        {"name": "ELASTANE_EXIT_CODES", "value": "pod"},
+        # The agent is to have killed what does not drain before the kubelet kills the agent.
+        {"name": "ELASTANE_GRACE", "value": str(_agent_grace(pod["terminationGracePeriodSeconds"]))},
+        # Of ranks that other workers connect to: a pod's name does not resolve in the cluster, its address
+        # does.
+        {"name": "ELASTANE_STORE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    if (tls := spec.master.tls_secret) is not None:
+        files = ["ca.crt"]
+        values.append({"name": "ELASTANE_TLS_CA", "value": f"{_TLS_FOLDER}/ca.crt"})
+        if tls.client_certificate and spec.master.per_job is None:
+            files += ["tls.crt", "tls.key"]
+            values.append({"name": "ELASTANE_TLS_CERT", "value": f"{_TLS_FOLDER}/tls.crt"})
+            values.append({"name": "ELASTANE_TLS_KEY", "value": f"{_TLS_FOLDER}/tls.key"})
+        _mount(pod, container, "elastane-tls", _TLS_FOLDER, tls.name, files)
+    elif spec.master.token_secret is not None and spec.master.per_job is not None:
+        values.append({"name": "ELASTANE_INSECURE", "value": "1"})  # inside the job's own network policy
+    if spec.master.token_secret is not None:
+        values.append({"name": "ELASTANE_TOKEN_FILE", "value": f"{_TOKEN_FOLDER}/worker"})
+        _mount(pod, container, "elastane-token", _TOKEN_FOLDER, spec.master.token_secret.name, ["worker"])
+    environment: list[dict[str, Any]] = container.setdefault("env", [])
+    present = {each["name"] for each in environment}
+    container["env"] = [each for each in values if each["name"] not in present] + environment
+
+
+def _agent_grace(pod_seconds: int) -> int:
+    """Seconds for workers to drain, of those that the pod has."""
+    return max(1, pod_seconds - min(5, pod_seconds // 4))
+
+
+def _mount(
+    pod: dict[str, Any], container: dict[str, Any], name: str, path: str, secret: str, files: list[str]
+) -> None:
+    """Mounts those files of a secret, and no others."""
+    items = [{"key": file, "path": file} for file in files]
+    source = {"name": name, "secret": {"secretName": secret, "items": items}}
+    pod["volumes"] = [*(pod.get("volumes") or []), source]
+    mounts = [*(container.get("volumeMounts") or []), {"name": name, "mountPath": path, "readOnly": True}]
+    container["volumeMounts"] = mounts

@@ -1,0 +1,398 @@
+"""What a job's workers have cost, and what of it was work: exact sums, no floats.
+
+Between two changes (who attends, who is in the ring, the ring's stage, the prices) so many workers of each
+capacity work, and so many are idle: `settle` charges the time since the last change at the prices that
+held in it, and counts anew. Sums do not depend on how often that is done, so nothing is lost or charged
+twice by a restart, and the stored events give the same sums again.
+
+    attended    every worker, from its Hello until it is known to be gone
+    idle        ring workers that stand by or wait, and members while no ring runs
+    working     members of a running ring, for steps that stand
+    replayed    members of a running ring, for work that was thrown away; moved there from `working`
+    useful      attended less idle and replayed: what is left
+    baseline    the on-demand price of useful time whose own price is known
+
+What a step cost is known from what `working` was at the boundaries before and after it. Kept are the newest
+two boundaries and those at which checkpoints were taken: history goes back to no others. To a checkpoint that
+is not among them (of another job, or older than those kept) the share of the steps is taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from elastane_master.decisions.events import Capacity, JobSettings
+
+if TYPE_CHECKING:
+    from elastane_master.decisions.state import JobState, WorkerRecord
+
+NANOS = 1_000_000_000
+HOUR_NANOS = 3600 * NANOS
+MARKS_MAX = 64
+"""Boundaries of checkpoints that are remembered; the oldest but the first are forgotten."""
+
+Key = tuple[int, str, int]
+
+# What a store was spoiled to must not be charged on: sums would outgrow what can be stored.
+NANOS_MAX = 2**62
+"""Of all workers together, 146 years of one: further time is not charged, for it could not be stored."""
+Nanos = Annotated[int, Meta(ge=0, le=NANOS_MAX)]
+Micros = Annotated[int, Meta(ge=-(2**62), le=2**62)]
+Rest = Annotated[int, Meta(ge=0, lt=HOUR_NANOS)]
+Count = Annotated[int, Meta(ge=0, le=2**20)]
+_SECONDS_MAX = NANOS_MAX / NANOS
+
+
+class Amount(msgspec.Struct, frozen=True, array_like=True):
+    """Money: `micros` of the currency and `rest` / HOUR_NANOS of one more, 0 <= rest < HOUR_NANOS.
+
+    In two numbers, because a price times nanoseconds outgrows the 64 bits of the stored form.
+    """
+
+    micros: Micros = 0
+    rest: Rest = 0
+
+    def plus(self, price_micros: int, nanos: int, times: int = 1) -> Amount:
+        """And `nanos` at `price_micros` an hour; times -1: less them."""
+        more, rest = divmod(self.rest + times * price_micros * nanos, HOUR_NANOS)
+        return Amount(self.micros + more, rest)
+
+    def and_amount(self, other: Amount, times: int = 1) -> Amount:
+        """The sum; times -1: the difference."""
+        more, rest = divmod(self.rest + times * other.rest, HOUR_NANOS)
+        return Amount(self.micros + times * other.micros + more, rest)
+
+    def share(self, part: int, whole: int) -> Amount:
+        """part / whole of it, rounded down."""
+        micros, rest = divmod((self.micros * HOUR_NANOS + self.rest) * part // whole, HOUR_NANOS)
+        return Amount(micros, rest)
+
+    def rounded(self) -> int:
+        """Whole micros; half of one counts as one."""
+        return self.micros + (2 * self.rest >= HOUR_NANOS)
+
+
+class Tally(msgspec.Struct, frozen=True, array_like=True):
+    """Worker time of one kind, by capacity, and its money.
+
+    spot_nanos, on_demand_nanos, unpriced_nanos: worker-nanoseconds; the last are contained in the others.
+    spent: at the price of each capacity. baseline: what of it has a price, at the on-demand price.
+    """
+
+    spot_nanos: Nanos = 0
+    on_demand_nanos: Nanos = 0
+    unpriced_nanos: Nanos = 0
+    spent: Amount = Amount()
+    baseline: Amount = Amount()
+
+    @property
+    def nanos(self) -> int:
+        return self.spot_nanos + self.on_demand_nanos
+
+    def charged(self, workers: Workers, nanos: int, settings: JobSettings) -> Tally:
+        """And so many workers for so long, at the prices of `settings`."""
+        spot, on_demand = workers.spot * nanos, workers.on_demand * nanos
+        spot_price, on_demand_price = settings.spot_price_micros, settings.on_demand_price_micros
+        unpriced = (0 if spot_price else spot) + (0 if on_demand_price else on_demand)
+        # What is missing from the bill is missing from what it is compared with: nothing seems to be saved.
+        priced = (spot if spot_price else 0) + on_demand
+        return Tally(
+            self.spot_nanos + spot,
+            self.on_demand_nanos + on_demand,
+            self.unpriced_nanos + unpriced,
+            self.spent.plus(spot_price, spot).plus(on_demand_price, on_demand),
+            self.baseline.plus(on_demand_price, priced),
+        )
+
+    def plus(self, other: Tally, times: int = 1) -> Tally:
+        """The sum; times -1: the difference."""
+        return Tally(
+            self.spot_nanos + times * other.spot_nanos,
+            self.on_demand_nanos + times * other.on_demand_nanos,
+            self.unpriced_nanos + times * other.unpriced_nanos,
+            self.spent.and_amount(other.spent, times),
+            self.baseline.and_amount(other.baseline, times),
+        )
+
+    def minus(self, other: Tally) -> Tally:
+        return self.plus(other, -1)
+
+    def share(self, part: int, whole: int) -> Tally:
+        """part / whole of it, rounded down."""
+        return Tally(
+            self.spot_nanos * part // whole,
+            self.on_demand_nanos * part // whole,
+            self.unpriced_nanos * part // whole,
+            self.spent.share(part, whole),
+            self.baseline.share(part, whole),
+        )
+
+
+class Workers(msgspec.Struct, array_like=True):
+    """How many, by capacity."""
+
+    spot: Count = 0
+    on_demand: Count = 0
+
+    def add(self, capacity: Capacity, count: int = 1) -> None:
+        if capacity == "spot":
+            self.spot += count
+        else:
+            self.on_demand += count
+
+    def without(self, other: Workers) -> Workers:
+        return Workers(self.spot - other.spot, self.on_demand - other.on_demand)
+
+
+class CostBook(msgspec.Struct):
+    """What has been charged, up to `at`, and who is charged for from then on.
+
+    at: nanoseconds since the Unix epoch; None: nothing yet. ring_workers, task_workers: who attends;
+    members: who of the former works. boundary: the step that is being done, and what `working` was when it
+    began; before: the same of the step before it; marks: of steps at which checkpoints were taken.
+    """
+
+    at: Nanos | None = None
+    ring_workers: Workers = msgspec.field(default_factory=Workers)
+    task_workers: Workers = msgspec.field(default_factory=Workers)
+    members: Workers = msgspec.field(default_factory=Workers)
+    tasks: Tally = Tally()
+    idle: Tally = Tally()
+    working: Tally = Tally()
+    replayed: Tally = Tally()
+    boundary: tuple[int, Tally] = (0, Tally())
+    before: tuple[int, Tally] = (0, Tally())
+    marks: dict[int, Tally] = {}
+
+    @property
+    def attended(self) -> Tally:
+        return self.tasks.plus(self.idle).plus(self.working).plus(self.replayed)
+
+    @property
+    def useful(self) -> Tally:
+        return self.tasks.plus(self.working)
+
+
+def nanos(now: float) -> int:
+    """Seconds since the epoch as whole nanoseconds: the only place where a float comes in."""
+    return round(min(max(0.0, now), _SECONDS_MAX) * NANOS)
+
+
+def charge(state: JobState, now: float) -> None:
+    """Charges the time since the last charge: asked before anything that changes who or what is charged."""
+    book, at = state.cost, nanos(now)
+    since = 0 if book.at is None else at - book.at
+    book.at = at if book.at is None else max(book.at, at)
+    since = _chargeable(book, since)
+    if since <= 0:
+        return
+    book.tasks = book.tasks.charged(book.task_workers, since, state.settings)
+    book.working = book.working.charged(book.members, since, state.settings)
+    book.idle = book.idle.charged(book.ring_workers.without(book.members), since, state.settings)
+
+
+def joined(state: JobState, record: WorkerRecord, now: float) -> None:
+    """A worker attends from now on."""
+    charge(state, now)
+    _attending(state.cost, record).add(record.capacity)
+
+
+def left(state: JobState, record: WorkerRecord, now: float) -> None:
+    """A worker is gone."""
+    charge(state, now)
+    _attending(state.cost, record).add(record.capacity, -1)
+
+
+def ring_key(state: JobState) -> Key:
+    """Changes with the members that work."""
+    return state.ring.generation, state.ring.stage, len(state.ring.gone)
+
+
+def settle(state: JobState, before: Key, now: float) -> None:
+    """The end of a decision that found the ring as `before` says: other members may work from now on."""
+    if ring_key(state) != before:
+        charge(state, now)
+        _count_members(state)
+
+
+def recount(state: JobState, now: float) -> None:
+    """Counts everybody who attends: a store written before there were costs knows nobody."""
+    charge(state, now)
+    book = state.cost
+    book.ring_workers, book.task_workers = Workers(), Workers()
+    for record in state.workers.values():
+        _attending(book, record).add(record.capacity)
+    _count_members(state)
+
+
+def prepared(state: JobState, now: float) -> None:
+    """The step being done is prepared, and the next one begins. Called before anything follows from that."""
+    charge(state, now)
+    book = state.cost
+    book.before, book.boundary = book.boundary, (state.steps.current, book.working)
+
+
+def checkpointed(state: JobState, step: int) -> None:
+    """A checkpoint is taken at the boundary before `step`: history may go back to there."""
+    book = state.cost
+    book.marks.pop(step, None)
+    book.marks[step] = _working_at(book, step)
+    while len(book.marks) > MARKS_MAX:
+        del book.marks[min(set(book.marks) - {min(book.marks)})]
+
+
+def dropped(state: JobState, now: float) -> None:
+    """The step in flight is thrown away: the ring changes or is stopped. After the last one there is none."""
+    if state.all_committed:
+        return
+    charge(state, now)
+    _replay(state.cost, state.cost.boundary[1])
+
+
+def resumed(state: JobState, step: int, now: float) -> None:
+    """A ring goes on from `step`: what was done behind it is thrown away."""
+    charge(state, now)
+    book = state.cost
+    if step < book.boundary[0]:
+        _replay(book, _working_at(book, step))
+    book.marks = {marked: tally for marked, tally in book.marks.items() if marked <= step}
+    book.boundary = book.before = (step, book.working)
+    if not book.marks:
+        book.marks[step] = book.working
+
+
+class CostView(msgspec.Struct, frozen=True):
+    """What a job has cost, as job.proto's Cost; savings: None while there is no baseline."""
+
+    currency: str
+    spent_micros: int
+    on_demand_micros: int
+    saved_micros: int
+    savings: float | None
+    worker_nanos: int
+    spot_worker_nanos: int
+    on_demand_worker_nanos: int
+    useful_nanos: int
+    replayed_nanos: int
+    idle_nanos: int
+    replayed_micros: int
+    idle_micros: int
+    unpriced_nanos: int
+    spot_price_micros: int
+    on_demand_price_micros: int
+
+
+def view(state: JobState, now: float) -> CostView:
+    """The cost up to `now`; changes nothing."""
+    book, settings = state.cost, state.settings
+    since = _chargeable(book, max(0, nanos(now) - book.at)) if book.at is not None else 0
+    idle = book.idle.charged(book.ring_workers.without(book.members), since, settings)
+    working = book.working.charged(book.members, since, settings)
+    useful = working.plus(book.tasks.charged(book.task_workers, since, settings))
+    attended = useful.plus(idle).plus(book.replayed)
+    spent, baseline = attended.spent.rounded(), useful.baseline.rounded()
+    return CostView(
+        currency=settings.currency,
+        spent_micros=spent,
+        on_demand_micros=baseline,
+        saved_micros=baseline - spent,
+        savings=(baseline - spent) / baseline if baseline else None,
+        worker_nanos=attended.nanos,
+        spot_worker_nanos=attended.spot_nanos,
+        on_demand_worker_nanos=attended.on_demand_nanos,
+        useful_nanos=useful.nanos,
+        replayed_nanos=book.replayed.nanos,
+        idle_nanos=idle.nanos,
+        replayed_micros=book.replayed.spent.rounded(),
+        idle_micros=idle.spent.rounded(),
+        unpriced_nanos=attended.unpriced_nanos,
+        spot_price_micros=settings.spot_price_micros,
+        on_demand_price_micros=settings.on_demand_price_micros,
+    )
+
+
+def in_words(cost: CostView) -> str:
+    """The cost in one sentence, for events."""
+    hours = f"{cost.worker_nanos / HOUR_NANOS:.2f} worker-hours"
+    replayed, idle = cost.replayed_nanos / HOUR_NANOS, cost.idle_nanos / HOUR_NANOS
+    waste = f"{replayed:.2f} h of them replayed, {idle:.2f} h idle"
+    if not (cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros):
+        return f"{hours}, {waste}; no price is known"
+    text = f"{money(cost.spent_micros, cost.currency)} for {hours}, {waste}"
+    if cost.savings is not None:
+        text += f"; on demand {money(cost.on_demand_micros, cost.currency)}, saved {cost.savings:.1%}"
+    if cost.unpriced_nanos:
+        text += f"; {cost.unpriced_nanos / HOUR_NANOS:.2f} h without a known price"
+    return text
+
+
+def facts(cost: CostView) -> dict[str, object]:
+    """The cost as an event's facts."""
+    return {
+        "currency": cost.currency,
+        "spent_micros": cost.spent_micros,
+        "on_demand_micros": cost.on_demand_micros,
+        "saved_micros": cost.saved_micros,
+        "worker_seconds": seconds_text(cost.worker_nanos),
+        "useful_seconds": seconds_text(cost.useful_nanos),
+        "replayed_seconds": seconds_text(cost.replayed_nanos),
+        "idle_seconds": seconds_text(cost.idle_nanos),
+    }
+
+
+def money(micros: int, currency: str) -> str:
+    """ "12.34 USD": to the cent, half of one counts as one."""
+    cents = (abs(micros) + 5_000) // 10_000
+    return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"
+
+
+def price(micros: int, currency: str) -> str:
+    """ "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
+    if not micros:
+        return "unknown"
+    decimals = f"{micros % 1_000_000:06d}".rstrip("0").ljust(2, "0")
+    return f"{micros // 1_000_000}.{decimals} {currency}"
+
+
+def seconds_text(nanos: int) -> str:
+    """Seconds, exactly."""
+    return f"{nanos // NANOS}.{nanos % NANOS:09d}"
+
+
+def _chargeable(book: CostBook, since: int) -> int:
+    """So much of the time can be charged. A clock that was set right by decades must not cost the job."""
+    workers = sum(kind.spot + kind.on_demand for kind in (book.ring_workers, book.task_workers))
+    return min(since, (NANOS_MAX - book.attended.nanos) // workers) if workers else since
+
+
+def _attending(book: CostBook, record: WorkerRecord) -> Workers:
+    return book.ring_workers if record.role == "ring" else book.task_workers
+
+
+def _count_members(state: JobState) -> None:
+    members = Workers()
+    if state.ring.stage == "running":
+        for record in state.active_members():
+            members.add(record.capacity)
+    state.cost.members = members
+
+
+def _replay(book: CostBook, stands: Tally) -> None:
+    """Of what was worked only `stands` still counts as work."""
+    book.replayed = book.replayed.plus(book.working.minus(stands))
+    book.working = stands
+
+
+def _working_at(book: CostBook, step: int) -> Tally:
+    """What had been worked when `step` began, in the history that stands."""
+    known = {0: Tally(), **book.marks, book.before[0]: book.before[1], book.boundary[0]: book.boundary[1]}
+    if step in known:
+        return known[step]
+    above = min((marked for marked in known if marked > step), default=None)
+    if above is None:
+        return book.working
+    below = max(marked for marked in known if marked < step)
+    return known[below].plus(known[above].minus(known[below]).share(step - below, above - below))

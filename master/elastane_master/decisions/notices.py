@@ -1,0 +1,60 @@
+"""Workers whose nodes will be taken away at a known time: what is waited for no longer than that.
+
+A draining worker leaves at the next step boundary. Where it is the last that holds the state, a checkpoint is
+saved first and the ring waits for it; when the notice is over before that, waiting longer saves nothing: the
+node goes, and the worker with it. The ring then ends without the checkpoint, and an event says what that
+costs.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import checkpoints, ring
+from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_master.decisions.turn import Turn
+
+
+def next_deadline(state: JobState) -> float | None:
+    """When the first notice is over."""
+    return min(
+        (record.leave_by for record in state.workers.values() if record.leave_by is not None), default=None
+    )
+
+
+def expire(turn: Turn) -> None:
+    """Stops waiting for workers whose notice is over."""
+    state = turn.state
+    due = [
+        record
+        for record in state.workers.values()
+        if record.leave_by is not None and turn.now >= record.leave_by
+    ]
+    for record in due:
+        turn.touch()
+        record.leave_by = None
+        if not record.drain_sent and record.role == "ring":
+            _overstays(turn, record)
+
+
+def _overstays(turn: Turn, record: WorkerRecord) -> None:
+    state, flight = turn.state, turn.state.checkpoints.in_flight
+    worker = record.worker
+    if flight is None or not flight.closing or worker not in flight.workers or state.suspending:
+        what = "did not leave the ring" if state.ring.member(worker) is not None else "did not stop"
+        turn.note("notice_over", f"{worker} {what} within the notice its node was given", worker)
+        return
+    since = turn.now - flight.since
+    lost = max(0, flight.step - max(state.checkpoints.saved_step, 0))
+    late = f"the checkpoint of step {flight.step} was not saved within {since:.1f} s"
+    why = f"{worker}'s notice is over, and {late}"
+    turn.note(
+        "notice_over",
+        f"{why}: {lost} steps after the newest checkpoint will be done again",
+        worker,
+        checkpoint=flight.checkpoint,
+        lost=lost,
+    )
+    checkpoints.give_up(turn, why, again=False)
+    members = ring.planned_members(turn)
+    if members is not None:
+        ring.announce(turn, members, why, planned=True)
+        ring.dismiss(turn)

@@ -1,0 +1,74 @@
+"""How long too few workers are waited for: those that are there cost money and do nothing.
+
+The wait begins when the job is created, when training stops because too few workers are left, and at
+Resume. It ends with enough workers, or after max_wait_seconds: then those that are there are released, and
+the job stops until Resume.
+
+Its end is an absolute time in the state, so a restart of the master does not begin it anew. While no master
+ran nobody could join, so after a restart workers have the return grace at least.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import life, ring
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.turn import Turn
+
+
+def begin(state: JobState, now: float) -> None:
+    """The wait begins, where it is bounded."""
+    if state.settings.max_wait_seconds > 0:
+        state.waiting_since, state.wait_until = now, now + state.settings.max_wait_seconds
+
+
+def settle(turn: Turn) -> None:
+    """The end of a decision: the wait begins, goes on, or is over."""
+    state = turn.state
+    if state.waiting_since is None:
+        if state.settings.max_wait_seconds > 0 and _too_few(state):
+            begin(state, turn.now)
+    elif not _too_few(state):
+        state.waiting_since = state.wait_until = None
+
+
+def master_started(turn: Turn) -> None:
+    """Workers need time to find the restarted master."""
+    state = turn.state
+    if state.wait_until is not None:
+        state.wait_until = max(state.wait_until, turn.now + state.settings.return_grace_seconds)
+
+
+def expire(turn: Turn) -> None:
+    """Releases the workers that are there once the wait is over."""
+    state = turn.state
+    if state.waiting_since is None or state.wait_until is None or turn.now < state.wait_until:
+        return
+    there, needed = workers_there(state), state.workers_needed
+    waited, lost = turn.now - state.waiting_since, state.steps_unsaved
+    reason = f"{there} of {needed} workers were there after {waited:.{1 if waited < 10 else 0}f} s"
+    if there:
+        reason += ": they are released"
+    if lost:
+        reason += f"; {lost} steps after the newest checkpoint will be done again"
+    life.halt(
+        turn,
+        "max_wait_exceeded",
+        reason,
+        there=there,
+        needed=needed,
+        max_wait_seconds=f"{state.settings.max_wait_seconds:g}",
+        lost=lost,
+    )
+    state.waiting_since = state.wait_until = None
+    ring.dismiss(turn)
+
+
+def workers_there(state: JobState) -> int:
+    """How many workers attend and stay; those that lease tasks only count too: they do the job's work."""
+    return sum(1 for record in state.workers.values() if not (record.awaited or record.draining))
+
+
+def _too_few(state: JobState) -> bool:
+    if state.phase != "waiting" or state.ring.stage != "none":
+        return False
+    return len(state.workers) < state.workers_needed or workers_there(state) < state.workers_needed

@@ -1,0 +1,88 @@
+"""Gathers the figures of a scrape from a master that serves: state and counters, one job after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+from importlib import metadata
+from typing import Protocol
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.host import JobHost
+from elastane_master.hosts import JobHosts
+from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master, is_shown
+from elastane_master.metrics.measures import MasterMeasures
+from elastane_master.security.gate import Gate
+from elastane_master.security.tokens import Principal
+from elastane_proto import versions
+
+
+class Served(Protocol):
+    """What the HTTP port has to know of the master it belongs to."""
+
+    measures: MasterMeasures
+    leads: bool
+
+    @property
+    def hosts(self) -> JobHosts | None:
+        """The jobs; None before the store is open."""
+
+    @property
+    def gate(self) -> Gate: ...
+
+    @property
+    def store_reachable(self) -> bool: ...
+
+    @property
+    def fencing_token(self) -> int:
+        """Of the leader's lease as this master held it last; 0: none."""
+
+    def not_ready(self) -> str:
+        """Why requests would be refused; empty while they are served."""
+
+
+async def gather(master: Served, caller: Principal) -> Samples:
+    """All that `caller` may see: the master's figures, and those of the jobs its token is for.
+
+    The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
+    """
+    samples = Samples()
+    hosts = _hosts(master)
+    facts = MasterFacts(
+        version=metadata.version("elastane"),
+        protocol=str(versions.PROTOCOL),
+        python=platform.python_version(),
+        leads=master.leads,
+        store_reachable=master.store_reachable,
+        fencing_token=master.fencing_token,
+        phases=tuple(host.machine.state.phase for host in hosts),
+        gate_refusals=master.gate.refusals,
+    )
+    add_master(samples, facts, master.measures)
+    for host in hosts:
+        if caller.covers(host.name) and is_shown(host.machine, host.clock()):
+            add_job(samples, host.machine, _facts(host), host.tally, host.clock())
+            await asyncio.sleep(0)
+    return samples
+
+
+def _hosts(master: Served) -> list[JobHost]:
+    """The jobs that are served now; none while another master may lead."""
+    if master.hosts is None:
+        return []
+    try:
+        return master.hosts.all()
+    except Rejection:
+        return []
+
+
+def _facts(host: JobHost) -> JobFacts:
+    log = host.log
+    return JobFacts(
+        lease_waiters=host.task_waiters.count,
+        sessions=len(host.sessions),
+        watchers=host.watchers,
+        pending_appends=log.appended - log.durable,
+        log_bytes=log.log_bytes,
+        snapshot_bytes=log.snapshot_bytes,
+    )

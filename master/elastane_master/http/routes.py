@@ -1,0 +1,162 @@
+"""What the HTTP port serves. Translates requests and refusals; who may see what is the gate's to say.
+
+/         a page that names the routes; the dashboard's place
+/metrics  Prometheus' text format, or OpenMetrics for who asks for it; a reader's right
+/healthz  200 while the process serves its event loop
+/readyz   200 while requests are served, else 503 with the reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+import structlog
+from aiohttp import hdrs, web
+
+from elastane_master.decisions.events import Rejection
+from elastane_master.http.connections import HEADERS, Connection
+from elastane_master.http.gather import Served, gather
+from elastane_master.metrics.exposition import ProcessFigures, render
+from elastane_master.security.policy import unauthenticated
+from elastane_master.security.tokens import ANYBODY, Principal
+
+logger = structlog.get_logger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_STATUS: Final = {
+    "unauthenticated": 401,
+    "permission_denied": 403,
+    "rate_limited": 429,
+    "quota_exceeded": 429,
+    "limit_exceeded": 413,
+}
+_PAGE: Final = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Elastane master</title>
+<style>:root{{color-scheme:light dark}}body{{font:1rem/1.5 system-ui;margin:2rem;max-width:40rem}}</style>
+<h1>Elastane master</h1>
+<p>This master {state}.</p>
+<ul>
+<li><a href="metrics">/metrics</a>: figures for Prometheus</li>
+<li><a href="healthz">/healthz</a>: whether the process lives</li>
+<li><a href="readyz">/readyz</a>: whether it serves requests</li>
+</ul>
+<p>Jobs are seen and steered over gRPC: <code>elastane status --master HOST:PORT</code>.</p>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may read the metrics. open_metrics: everybody. certificate: callers must have shown one."""
+
+    open_metrics: bool = False
+    certificate: bool = False
+
+
+class Routes:
+    """The handlers of one master's HTTP port."""
+
+    def __init__(self, master: Served, access: Access) -> None:
+        self._master = master
+        self._access = access
+        self._process = ProcessFigures()
+        self._scraping = asyncio.Semaphore(1)
+
+    def application(self) -> web.Application:
+        """An application with all routes."""
+        app = web.Application(middlewares=[self._serve])
+        app.on_response_prepare.append(_add_headers)
+        app.router.add_get("/", self._index)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        return app
+
+    # ---------------------------------------------------------------- handlers
+
+    async def _index(self, request: web.Request) -> web.Response:
+        why = self._master.not_ready()
+        state = f"does not serve requests now: {why}" if why else "serves requests"
+        return web.Response(text=_PAGE.format(state=escape(state)), content_type="text/html")
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        why = self._master.not_ready()
+        return web.Response(text=f"{why}\n", status=503) if why else web.Response(text="ok\n")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        caller = self._let_in(request)
+        async with self._scraping:  # each has all figures in memory; scrapers can wait for one another
+            samples = await gather(self._master, caller)
+            accept = request.headers.get(hdrs.ACCEPT, "")
+            body, content_type = await asyncio.to_thread(render, samples, self._process, accept)
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
+
+    # ---------------------------------------------------------------- around them
+
+    def _let_in(self, request: web.Request) -> Principal:
+        """Who asks. Raises Rejection."""
+        if self._access.open_metrics:
+            return ANYBODY
+        if self._access.certificate and not (
+            request.transport and request.transport.get_extra_info("peercert")
+        ):
+            raise unauthenticated("this master lets nobody in without a client certificate")
+        return self._master.gate.let_in(request.path, request.headers.getall(hdrs.AUTHORIZATION, ()))
+
+    @web.middleware
+    async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.protocol
+        assert isinstance(connection, Connection)
+        connection.request_begins()
+        status = 500
+        try:
+            response = await self._answer(request, handler)
+            status = response.status
+            return response
+        finally:
+            resource = request.match_info.route.resource
+            route = resource.canonical if resource is not None else "other"
+            self._master.measures.http.requests[(route, status)] += 1
+            connection.request_ends()
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.body_exists:  # nothing here takes one, and it is not waited for
+                raise Rejection("limit_exceeded", "requests have no body here")
+            return await handler(request)
+        except Rejection as error:
+            response = web.Response(text=_text(error), status=_STATUS.get(error.reason, 503))
+            if error.reason == "unauthenticated":
+                response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+            elif error.reason == "limit_exceeded":
+                response.force_close()
+            return response
+        except web.HTTPException as error:
+            return web.Response(
+                text=f"{error.status}: {error.reason}\n",
+                status=error.status,
+                headers={hdrs.ALLOW: error.headers[hdrs.ALLOW]} if hdrs.ALLOW in error.headers else None,
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # a fault of ours ends one request, and is told in the log only
+            logger.exception("a request could not be answered", path=request.path)
+            return web.Response(text="500: the master's log says why\n", status=500)
+
+
+def _text(error: Rejection) -> str:
+    return f"{error}\n" + (f"{error.hint}\n" if error.hint else "")
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers[name] = value

@@ -1,0 +1,76 @@
+"""Samples as Prometheus reads them: the text format, or OpenMetrics for a scraper that asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from elastane_master.metrics import catalogue
+from elastane_master.metrics.figures import Samples
+from elastane_master.metrics.measures import Distribution
+
+
+class ProcessFigures:
+    """CPU, memory, open files and the collector's work of this process, as prometheus_client knows them."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        return self._registry.collect()
+
+
+class _Scrape(Collector):
+    """One scrape: what was gathered for it, and the process."""
+
+    def __init__(self, samples: Samples, process: ProcessFigures) -> None:
+        self._samples = samples
+        self._process = process
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in catalogue.METRICS:
+            yield _family(metric, self._samples)
+        yield from self._process.collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # nothing else is in the registry that could have the same names
+
+
+def render(samples: Samples, process: ProcessFigures, accept: str) -> tuple[bytes, str]:
+    """The body and its content type for a scraper that sent the header Accept.
+
+    May be called in a thread: `samples` is its own.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Scrape(samples, process))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+def _family(metric: catalogue.Metric, samples: Samples) -> Metric:
+    """A metric with all its samples; its help and type are told even when it has none."""
+    found = samples.by_metric.get(metric, [])
+    if metric.kind == "histogram":
+        histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, value in found:
+            assert isinstance(value, Distribution)
+            histograms.add_metric(labels, value.buckets, value.sum)
+        return histograms
+    family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    plain = family(metric.name, metric.help, labels=metric.labels)
+    for labels, value in found:
+        assert not isinstance(value, Distribution)
+        plain.add_metric(labels, value)
+    return plain

@@ -1,0 +1,228 @@
+"""The figures of one scrape, read from the state of the jobs and from what was measured. Pure.
+
+Nothing here is counted in the way of a call: where a job stands is in its state anyway, and is looked at only
+when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from elastane_master.decisions import quarantine
+from elastane_master.decisions.cost import NANOS, CostView
+from elastane_master.decisions.machine import JobMachine
+from elastane_master.decisions.state import OVER, Phase, Stage
+from elastane_master.decisions.views import WorkerPlace, job_view
+from elastane_master.metrics import catalogue as known
+from elastane_master.metrics.catalogue import Metric
+from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
+from elastane_master.metrics.tally import CAUSES, JobTally
+from elastane_shards.progress import Progress
+
+MICROS = 1_000_000
+
+OVER_SECONDS = 3600.0
+"""A job that is over is told of for so long: a store keeps its jobs for ever, and scrapes must not grow."""
+
+PHASES: tuple[str, ...] = get_args(Phase)
+STAGES: tuple[str, ...] = get_args(Stage)
+PLACES: tuple[str, ...] = get_args(WorkerPlace)
+
+
+class Samples:
+    """What a scrape tells, by metric: label values and their figure."""
+
+    def __init__(self) -> None:
+        self.by_metric: dict[Metric, list[tuple[tuple[str, ...], float | Distribution]]] = {}
+
+    def add(self, metric: Metric, value: float | Histogram, *labels: str) -> None:
+        """labels: values in the order of the metric's label names."""
+        assert len(labels) == len(metric.labels), metric.name
+        figure = value.distribution() if isinstance(value, Histogram) else value
+        self.by_metric.setdefault(metric, []).append((labels, figure))
+
+    def choose(self, metric: Metric, chosen: str, values: Iterable[str], *labels: str) -> None:
+        """1 for the value that holds and 0 for the others: a metric whose last label is a state."""
+        for value in values:
+            self.add(metric, float(value == chosen), *labels, value)
+
+    def count(
+        self, metric: Metric, counts: Mapping[str, int], *labels: str, values: Iterable[str] = ()
+    ) -> None:
+        """One figure for each key, and nought for those of `values` that did not come to pass."""
+        for value in sorted({*counts, *values}):
+            self.add(metric, counts.get(value, 0), *labels, value)
+
+
+@dataclass(frozen=True, slots=True)
+class MasterFacts:
+    """What is to be told of the master. phases: of the jobs it serves. gate_refusals: by reason."""
+
+    version: str
+    protocol: str
+    python: str
+    leads: bool
+    store_reachable: bool
+    fencing_token: int
+    phases: tuple[str, ...] = ()
+    gate_refusals: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is to be told of a job beside its state. log_bytes: written since the last snapshot."""
+
+    lease_waiters: int = 0
+    sessions: int = 0
+    watchers: int = 0
+    pending_appends: int = 0
+    log_bytes: int = 0
+    snapshot_bytes: int = 0
+
+
+def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:
+    """The figures of the master itself."""
+    add = samples.add
+    add(known.BUILD_INFO, 1, facts.version, facts.protocol, facts.python)
+    add(known.LEADER, float(facts.leads))
+    add(known.FENCING_TOKEN, facts.fencing_token)
+    add(known.TAKEOVERS, measures.takeovers)
+    add(known.TAKEOVER_SECONDS, measures.takeover_seconds)
+    for phase in PHASES:
+        add(known.JOBS, facts.phases.count(phase), phase)
+    for method in measures.rpcs.unary.values():
+        _add_calls(samples, method)
+    for stream in measures.rpcs.streams.values():
+        add(known.STREAMS_OPEN, stream.open, stream.name)
+        for code, histogram in stream.by_code.items():
+            add(known.STREAMS, histogram.count, stream.name, code)
+    samples.count(known.REFUSALS, measures.rpcs.refusals + facts.gate_refusals)
+    _add_store(samples, facts, measures)
+    for (route, status), count in sorted(measures.http.requests.items()):
+        add(known.HTTP_REQUESTS, count, route, str(status))
+    add(known.HTTP_CONNECTIONS, measures.http.connections)
+    add(known.HTTP_REFUSED, measures.http.refused)
+
+
+def _add_calls(samples: Samples, method: MethodMeasures) -> None:
+    for code, histogram in method.by_code.items():
+        samples.add(known.RPC_SECONDS, histogram, method.name, code)
+
+
+def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -> None:
+    store = measures.store
+    samples.add(known.STORE_UP, float(facts.store_reachable))
+    samples.add(known.STORE_OUTAGES, store.outages)
+    samples.add(known.STORE_APPEND_SECONDS, store.append_seconds)
+    samples.add(known.STORE_BATCH_RECORDS, store.batch_records)
+    samples.add(known.STORE_WRITTEN, store.bytes_written)
+    samples.add(known.STORE_SNAPSHOT_SECONDS, store.snapshot_seconds)
+
+
+def is_shown(machine: JobMachine, now: float) -> bool:
+    """Whether a job is told of at time `now`: while it is not over, and `OVER_SECONDS` beyond."""
+    state = machine.state
+    return state.phase not in OVER or now - state.decided_at < OVER_SECONDS
+
+
+def add_job(samples: Samples, machine: JobMachine, facts: JobFacts, tally: JobTally, now: float) -> None:
+    """The figures of one job at time `now` of the decisions."""
+    state, job, add = machine.state, machine.state.name, samples.add
+    view = job_view(machine, now)
+    samples.choose(known.PHASE, state.phase, PHASES, job)
+    samples.choose(known.RING_STAGE, state.ring.stage, STAGES, job)
+    add(known.CREATED, state.created_at, job)
+    add(known.ESTS, state.settings.ests, job)
+    add(known.WORKERS_MIN, state.settings.workers_min, job)
+    add(known.WORKERS_MAX, state.settings.workers_max or state.settings.ests, job)
+    places: Counter[str] = Counter(worker.place for worker in view.workers)
+    samples.count(known.WORKERS, places, job, values=PLACES)
+    add(known.WORKERS_HELD, len(quarantine.held(state)), job)
+    add(known.GENERATION, view.generation, job)
+    add(known.STEP, view.step, job)
+    add(known.STEPS, state.total_steps, job)
+    add(known.EPOCH, view.epoch, job)
+    if view.saved_step >= 0:
+        add(known.SAVED_STEP, view.saved_step, job)
+    if state.checkpoints.saved:
+        add(known.SAVED_AT, state.checkpoints.saved[-1].saved_at, job)
+    _add_queues(samples, machine, now)
+    add(known.LEASE_WAITERS, facts.lease_waiters, job)
+    add(known.SESSIONS, facts.sessions, job)
+    add(known.WATCHERS, facts.watchers, job)
+    add(known.CONTEXT_BYTES, state.contexts.bytes(), job)
+    add(known.LOG_BYTES, facts.log_bytes, job)
+    add(known.PENDING, facts.pending_appends, job)
+    add(known.SNAPSHOT_BYTES, facts.snapshot_bytes, job)
+    _add_cost(samples, job, view.cost)
+    _add_tally(samples, job, tally)
+
+
+def _add_cost(samples: Samples, job: str, cost: CostView) -> None:
+    add, currency = samples.add, cost.currency
+    for use, nanos in (
+        ("useful", cost.useful_nanos),
+        ("replayed", cost.replayed_nanos),
+        ("idle", cost.idle_nanos),
+    ):
+        add(known.WORKER_TIME, nanos / NANOS, job, use)
+    add(known.CAPACITY_TIME, cost.spot_worker_nanos / NANOS, job, "spot")
+    add(known.CAPACITY_TIME, cost.on_demand_worker_nanos / NANOS, job, "on_demand")
+    add(known.UNPRICED_TIME, cost.unpriced_nanos / NANOS, job)
+    for kind, micros in (
+        ("spent", cost.spent_micros),
+        ("replayed", cost.replayed_micros),
+        ("idle", cost.idle_micros),
+        ("on_demand", cost.on_demand_micros),
+    ):
+        add(known.COST, micros / MICROS, job, currency, kind)
+    add(known.SAVED, cost.saved_micros / MICROS, job, currency)
+    if cost.savings is not None:
+        add(known.SAVINGS, cost.savings, job)
+    add(known.PRICE, cost.spot_price_micros / MICROS, job, currency, "spot")
+    add(known.PRICE, cost.on_demand_price_micros / MICROS, job, currency, "on_demand")
+
+
+def _add_queues(samples: Samples, machine: JobMachine, now: float) -> None:
+    """The training, and all dynamic datasets together: their names would be labels without bounds."""
+    job, queues = machine.state.name, machine.queues
+    if queues.lockstep is not None:
+        progress = queues.lockstep.progress(now)
+        _add_progress(samples, job, "lockstep", [progress])
+        if progress.eta_seconds is not None:
+            samples.add(known.ETA, progress.eta_seconds, job)
+    if queues.dynamic:
+        _add_progress(samples, job, "dynamic", [queue.progress(now) for queue in queues.dynamic.values()])
+
+
+def _add_progress(samples: Samples, job: str, queue: str, progress: list[Progress]) -> None:
+    def add(metric: Metric, values: Iterable[float], *labels: str) -> None:
+        samples.add(metric, sum(values), job, queue, *labels)
+
+    add(known.TASKS, (one.todo for one in progress), "todo")
+    add(known.TASKS, (one.doing for one in progress), "doing")
+    add(known.TASKS, (one.done for one in progress), "done")
+    add(known.TASKS, (one.failed + one.failed_before for one in progress), "failed")
+    add(known.RATE, (one.samples_per_second for one in progress))
+    add(known.SAMPLES, (one.samples_done for one in progress))
+    add(known.REQUEUED, (one.requeued for one in progress))
+    add(known.TIMED_OUT, (one.timed_out for one in progress))
+
+
+def _add_tally(samples: Samples, job: str, tally: JobTally) -> None:
+    add = samples.add
+    add(known.COMMITTED, tally.steps_committed, job)
+    add(known.REPLAYED, tally.steps_replayed, job)
+    add(known.STEP_SECONDS, tally.step_seconds, job)
+    add(known.COMMIT_SECONDS, tally.commit_seconds, job)
+    samples.count(known.RING_CHANGES, tally.ring_changes, job, values=CAUSES)
+    samples.count(known.LOSSES, tally.losses, job, values=("death", "eviction"))
+    samples.count(known.DRAINS, tally.drains, job, values=("operator", "signal", "reclaim"))
+    add(known.RECLAIMS, tally.drains["reclaim"], job)
+    samples.count(known.CHECKPOINTS, tally.checkpoints, job, values=("saved", "repeated", "failed"))
+    add(known.CHECKPOINT_SECONDS, tally.checkpoint_seconds, job)
+    add(known.CHECKPOINT_BYTES, tally.checkpoint_bytes, job)
+    samples.count(known.EVENTS, tally.events, job)

@@ -1,0 +1,31 @@
+"""`elastane drill` as its users call it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from test_agent import ENVIRONMENT
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
+
+
+def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "elastane.cli", "drill", "--json", "--ests", "2", "--seed", "7"),
+            *("--spot-price", "36", "--on-demand-price", "108", "--keep", str(tmp_path / "kept")),
+            *(str(SCRIPT), "--epochs", "1", "--size", "80", "--batch-size", "5", "--seed", "3"),
+        ],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)
+    assert found["held"] and found["steps"] == 8 and found["differing"] == []
+    assert [one["node"] for one in found["reclaims"]] == ["spot-1", "spot-2"]
+    assert all(one["seconds"] <= one["deadline_seconds"] == 15 for one in found["reclaims"])
+    assert found["saved_step"] == found["reclaims"][-1]["step"] and found["tasks_done_twice"] == 0
+    assert found["cost"]["spent_micros"] > 0 and found["cost"]["currency"] == "USD"
+    assert (tmp_path / "kept" / "reports").is_dir()

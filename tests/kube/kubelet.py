@@ -1,0 +1,248 @@
+"""Plays scheduler and kubelet: binds pods, says they run, runs a trainer in each, ends them.
+
+A pod's trainer is started from the environment that the operator gave its container, so a variable that
+is wrong or missing is a worker that never attends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from datetime import UTC, datetime
+
+import aiohttp
+
+from kube.api import CORE, Api, ApiError, Object
+from kube.mirror import Mirror
+from kube.trainer import EXIT_KILLED, Script, Trainer
+
+
+class Kubelet:
+    """All nodes of one namespace.
+
+    capacity: pods that fit; others stay Pending. script: what containers run. Workers attend unless
+    `attends` is False: then their containers run and do nothing.
+    """
+
+    def __init__(self, api: Api, mirror: Mirror, node: str, script: Script) -> None:
+        self.api, self.mirror, self.node, self.script = api, mirror, node, script
+        self.capacity = 1000
+        self.attends = True
+        self.trainers: dict[str, Trainer] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._ends: dict[str, asyncio.Task[None]] = {}
+        self._bound: set[str] = set()
+        #: Whose trainer has ended, or was ended.
+        self._out: set[str] = set()
+        self._ended: dict[str, Object] = {}
+        self._loop: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Kubelet:
+        self._loop = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [
+            task for task in (self._loop, *self._runs.values(), *self._ends.values()) if task is not None
+        ]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------ what happens to pods
+
+    async def exit(self, name: str, code: int, reason: str = "Error") -> None:
+        """The container of a pod ends by itself, at once."""
+        pod = self._take_out(name)
+        await self._over(pod, code, reason)
+
+    async def evict(self, name: str) -> None:
+        """The node ran short of something: the kubelet puts the pod out."""
+        pod = self._take_out(name)
+        status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+        await self._patch_status(pod, status)
+
+    async def preempt(self, name: str) -> None:
+        """The scheduler makes room: condition DisruptionTarget, then a deletion with grace."""
+        pod = self.mirror.pods[name]
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "PreemptionByScheduler",
+            "message": "preempting to accommodate a higher priority pod",
+            "lastTransitionTime": _now(),
+        }
+        conditions = [*pod["status"].get("conditions", []), condition]
+        with contextlib.suppress(ApiError):
+            await self._patch_status(pod, {"conditions": conditions})
+        await self.api.delete(self._path(name))
+
+    async def lose_node_of(self, name: str) -> None:
+        """The node is gone with all its processes; the pod is deleted by force."""
+        pod = self._take_out(name)
+        await self.api.delete(self._path(name), {"gracePeriodSeconds": 0, **_only(pod)})
+
+    def _take_out(self, name: str) -> Object:
+        """SIGKILL to the pod's trainer; the pod as it was."""
+        pod = self.mirror.pods[name]
+        uid = pod["metadata"]["uid"]
+        self._out.add(uid)
+        if run := self._runs.pop(uid, None):
+            run.cancel()
+        return pod
+
+    # ------------------------------------------------------------------ its work
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                self._look()
+                await self.mirror.wait(self._news, "news of pods", 3600)
+            except AssertionError:
+                continue
+
+    def _news(self) -> bool:
+        return any(True for _ in self._due())
+
+    def _due(self) -> list[tuple[str, Object]]:
+        """What has to be done now, pod by pod."""
+        due: list[tuple[str, Object]] = []
+        there = {pod["metadata"]["uid"] for pod in self.mirror.pods.values()}
+        running = sum(1 for uid in self._bound if uid in there and uid not in self._ended)
+        for pod in self.mirror.pods.values():
+            uid = pod["metadata"]["uid"]
+            is_leaving = bool(pod["metadata"].get("deletionTimestamp"))
+            if is_leaving:
+                if uid not in self._ends:
+                    due.append(("end", pod))
+            elif uid not in self._bound and running < self.capacity:
+                running += 1
+                due.append(("start", pod))
+        for uid in [uid for uid in self._runs if uid not in there]:
+            due.append(("gone", {"metadata": {"uid": uid}}))
+        return due
+
+    def _look(self) -> None:
+        for what, pod in self._due():
+            uid = pod["metadata"]["uid"]
+            match what:
+                case "start":
+                    self._bound.add(uid)
+                    self._runs[uid] = asyncio.create_task(self._run(pod))
+                case "end":
+                    self._ends[uid] = asyncio.create_task(self._end(pod))
+                case "gone":
+                    self._runs.pop(uid).cancel()
+
+    async def _run(self, pod: Object) -> None:
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        with contextlib.suppress(ApiError, aiohttp.ClientError):
+            binding = {
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": name},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": self.node},
+            }
+            await self.api.create(self._path(name, "binding"), binding)
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": _now()}
+            container = pod["spec"]["containers"][0]
+            state = {"running": {"startedAt": _now()}}
+            statuses = [_container(container, state, is_ready=True)]
+            status = {"phase": "Running", "podIP": "127.0.0.1", "conditions": [ready]}
+            await self._patch_status(pod, status | {"containerStatuses": statuses})
+            pod = pod | {"status": status}
+        environment = await self._environment(pod)
+        if not self.attends or "ELASTANE_MASTER" not in environment:
+            await asyncio.Event().wait()
+        self.trainers[name] = trainer = Trainer(
+            environment["ELASTANE_MASTER"],
+            environment["ELASTANE_JOB"],
+            self.worker_id(environment, pod),
+            self.script,
+        )
+        code = await trainer.run()
+        if uid not in self._out:
+            self._out.add(uid)
+            await self._over(pod, code, "Completed" if code == 0 else "Error")
+
+    @staticmethod
+    def worker_id(environment: dict[str, str], pod: Object) -> str:
+        """What `elastane run` calls the pod's only worker: by host, which is the pod, and process."""
+        return environment.get("ELASTANE_WORKER_ID", f"{pod['metadata']['name']}-7-0")
+
+    async def _end(self, pod: Object) -> None:
+        """The pod is being deleted: SIGTERM, the grace period, SIGKILL; then it is gone."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 30))
+        run, trainer = self._runs.get(uid), self.trainers.get(name)
+        if run is not None and not run.done():
+            if trainer is not None:
+                trainer.leave("SIGTERM", grace)
+                await asyncio.wait({run}, timeout=grace)
+            run.cancel()
+        with contextlib.suppress(ApiError):
+            await self.api.delete(self._path(name), {"gracePeriodSeconds": 0, **_only(pod)})
+
+    async def _over(self, pod: Object, code: int, reason: str) -> None:
+        container = pod["spec"]["containers"][0]
+        ended = {"exitCode": code, "reason": reason, "startedAt": _now(), "finishedAt": _now()}
+        if code == EXIT_KILLED:
+            ended["signal"] = 9
+        status = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": _now()}],
+            "containerStatuses": [_container(container, {"terminated": ended}, is_ready=False)],
+        }
+        self._ended[pod["metadata"]["uid"]] = status
+        with contextlib.suppress(ApiError):
+            await self._patch_status(pod, status)
+        await self.mirror.changed()
+
+    async def _patch_status(self, pod: Object, status: Object) -> None:
+        # A uid in the patch is a precondition: never a later pod of the same name.
+        body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
+        await self.api.patch(self._path(pod["metadata"]["name"], "status"), body)
+
+    async def _environment(self, pod: Object) -> dict[str, str]:
+        """Variables of the first container, with what they refer to."""
+        found: dict[str, str] = {}
+        for entry in pod["spec"]["containers"][0].get("env", []):
+            source = entry.get("valueFrom", {})
+            if "fieldRef" in source:
+                value = pod
+                for part in source["fieldRef"]["fieldPath"].split("."):
+                    value = value[part]
+                found[entry["name"]] = str(value)
+            elif "secretKeyRef" in source:
+                ref = source["secretKeyRef"]
+                secret = await self.api.get(
+                    f"{CORE}/namespaces/{self.mirror.namespace}/secrets/{ref['name']}"
+                )
+                found[entry["name"]] = base64.b64decode(secret["data"][ref["key"]]).decode()
+            else:
+                found[entry["name"]] = entry.get("value", "")
+        return found
+
+    def _path(self, name: str, subresource: str = "") -> str:
+        path = f"{CORE}/namespaces/{self.mirror.namespace}/pods/{name}"
+        return f"{path}/{subresource}" if subresource else path
+
+
+def _container(container: Object, state: Object, *, is_ready: bool) -> Object:
+    return {
+        "name": container["name"],
+        "image": container.get("image", ""),
+        "imageID": "",
+        "ready": is_ready,
+        "restartCount": 0,
+        "state": state,
+    }
+
+
+def _only(pod: Object) -> Object:
+    return {"preconditions": {"uid": pod["metadata"]["uid"]}}
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

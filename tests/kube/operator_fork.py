@@ -1,0 +1,28 @@
+"""Runs `python -m elastane_operator` again and again, each in a fork of a process that has its imports."""
+
+from __future__ import annotations
+
+import gc
+import runpy
+import socket
+import sys
+
+import elastane_operator.cli
+import elastane_operator.edge.app  # noqa: F401 - what the command imports when it runs
+from integration.forkserver import leave, serve
+
+
+def main() -> None:
+    """Serves until the other side is gone; goes on below in each fork."""
+    gc.freeze()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.argv = ["elastane_operator"]
+    try:
+        runpy.run_module("elastane_operator", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 1)
+    leave(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The operator as it is run: a process of its own, which can be killed, stopped and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from integration.forkserver import ForkServer
+from integration.master_support import ROOT
+from kube.api import Api, kubeconfig
+from kube.gateway import Gateway
+
+TESTS = str(ROOT / "tests")
+FORK_SCRIPT = Path(__file__).with_name("operator_fork.py")
+SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "worker", "deploy")]
+#: What the operator is told beside where its API is. Who leads is a scenario of its own; elsewhere a lease
+#: would only have to run out each time an operator is killed.
+SETTINGS = {
+    "ELASTANE_OPERATOR_LOOK_SECONDS": "0.3",
+    "ELASTANE_OPERATOR_MASTER_TIMEOUT_SECONDS": "2",
+    "ELASTANE_OPERATOR_LEADER_ELECTION": "false",
+}
+STOP_SECONDS = 15.0
+LOG_LINES = 40
+
+
+@dataclass
+class Cluster:
+    """An API under test.
+
+    operators: forks them. account: as whom the operator speaks; empty: as the tests do. rights: what the
+    operator may, where the API does not know it. crash, start: shell commands that SIGKILL its server and
+    bring it back, where the tests may do that.
+    """
+
+    name: str
+    api: Api
+    node: str
+    operators: ForkServer
+    is_real: bool
+    version: tuple[int, int] = (0, 0)
+    account: str = ""
+    rights: Callable[..., bool] | None = None
+    crash: str = ""
+    start: str = ""
+
+
+class OperatorProcess:
+    """One operator behind its own gateway. `start` after `kill` is a restart of its pod."""
+
+    def __init__(
+        self, gateway: Gateway, folder: Path, server: ForkServer, settings: Mapping[str, str]
+    ) -> None:
+        self.gateway, self.folder, self.settings = gateway, folder, SETTINGS | dict(settings)
+        self.log_path = folder / "operator.log"
+        self._server = server
+        self._pid: int | None = None
+
+    @property
+    def is_running(self) -> bool:
+        if self._pid is None:
+            return False
+        descriptor = os.pidfd_open(self._pid)
+        try:
+            return not select.select([descriptor], [], [], 0)[0]
+        finally:
+            os.close(descriptor)
+
+    @property
+    def has_process(self) -> bool:
+        """Whether there is one that `ended` has not been awaited for."""
+        return self._pid is not None
+
+    def start(self) -> None:
+        """Starts it, unless it runs. It is not waited for: what it does is."""
+        if self.is_running:
+            return
+        if self._pid is not None:
+            code, self._pid = self._server.reap(self._pid), None
+            with self.log_path.open("a") as log:
+                log.write(f"---- it had ended by itself with exit code {code}\n")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES)}
+        environment |= self.settings | {"KUBECONFIG": str(kubeconfig(self.folder, self.gateway.url))}
+        request = {
+            "environment": environment,
+            "directory": str(self.folder),
+            "death_signal": int(signal.SIGKILL),
+        }
+        with self.log_path.open("ab") as log:
+            log.write(b"---- started\n")
+            log.flush()
+            self._pid = self._server.fork(request, [log.fileno(), log.fileno()])
+
+    def kill(self) -> None:
+        """SIGKILL, at once."""
+        self._signal(signal.SIGKILL)
+
+    async def ended(self) -> int:
+        """Waits for its end; its exit code."""
+        assert self._pid is not None
+        pid, self._pid = self._pid, None
+        descriptor, over = os.pidfd_open(pid), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(descriptor, over.set)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await over.wait()
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"it did not end within {STOP_SECONDS} s\n{self.said()}") from None
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        return self._server.reap(pid)
+
+    async def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self._signal(signal.SIGTERM)
+        return await self.ended()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Not reaped before `ended`: until then the number is nobody else's.
+        assert self._pid is not None
+        os.kill(self._pid, number)
+
+    def said(self) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_LINES:])
+
+
+@contextlib.contextmanager
+def operator_server() -> Iterator[ForkServer]:
+    """Forks operators off a process that has imported what `python -m elastane_operator` does: seconds of CPU
+    for each of dozens of restarts."""
+    server = ForkServer({**os.environ, "PYTHONPATH": os.pathsep.join([*SOURCES, TESTS])}, str(FORK_SCRIPT))
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def operator_process(cluster: Cluster, folder: Path, **settings: str) -> AsyncIterator[OperatorProcess]:
+    """An operator that is not started yet; gone afterwards. settings: its variables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    async with Gateway(cluster.api.connection, cluster.account, cluster.rights).serve() as gateway:
+        operator = OperatorProcess(gateway, folder, cluster.operators, settings)
+        try:
+            yield operator
+        finally:
+            if operator.has_process:
+                operator.kill()
+                await operator.ended()

@@ -1,0 +1,119 @@
+"""The supervisor's policies under faults: what is drawn for a run, and what must hold, seen from outside.
+
+cost        every nanosecond and every part of a micro is charged as an account kept apart says
+too few     no ring is decided on with fewer members than are needed
+max wait    workers are released after the wait, not before, and not much later
+
+Draws come from a generator of their own: runs without policies stay as they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from cost_oracle import Charged, CostOracle, charged, difference
+from elastane_master.decisions.effects import Decision, Note
+from elastane_master.decisions.events import MasterStarted
+from elastane_master.decisions.machine import JobMachine
+from elastane_proto.v1 import job_pb2
+from sim.world import World
+
+LATE_SECONDS = 2.0
+"""A master that stops for a while counts no more than this of it (clock.py), so no decision comes later."""
+
+
+@dataclass(frozen=True)
+class Policies:
+    """prices: (seconds from the beginning, spot, on demand)."""
+
+    max_wait_seconds: float = 0.0
+    fixed: bool = False
+    prices: tuple[tuple[float, int, int], ...] = ()
+
+    def apply(self, settings: job_pb2.JobSettings) -> None:
+        """Makes them the job's."""
+        settings.max_wait.FromNanoseconds(round(self.max_wait_seconds * 1e9))
+        if self.fixed:
+            settings.recovery = job_pb2.RECOVERY_POLICY_FIXED
+        if self.prices:
+            settings.spot_price_micros, settings.on_demand_price_micros = 300_000, 1_000_000
+
+    def needed(self, settings: job_pb2.JobSettings) -> int:
+        """Workers without which nothing goes on."""
+        full = min(settings.workers_max or settings.ests, settings.ests)
+        return full if self.fixed else settings.workers_min
+
+
+def draw(seed: int) -> Policies:
+    """Those of a run; none in most."""
+    rng = random.Random(f"policies {seed}")
+    if rng.random() < 0.6:
+        return Policies()
+    times = sorted(rng.uniform(0.0, 15.0) for _ in range(rng.randint(0, 4)))
+    prices = tuple((at, rng.choice((0, 1, 310_000, 7_000_001)), rng.choice((0, 999_999))) for at in times)
+    return Policies(rng.choice((0.0, 4.0, 12.0)), rng.random() < 0.4, prices)
+
+
+@dataclass
+class PolicyChecker:
+    """Looks at every decision of every master of a run."""
+
+    world: World
+    accounts: dict[int, tuple[JobMachine, CostOracle, dict[str, Charged]]] = field(default_factory=dict)
+
+    def wrap(self, handle: Callable[..., Decision]) -> Callable[..., Decision]:
+        """`JobMachine.handle`, looked at."""
+
+        def looked_at(machine: JobMachine, event: Any, now: float) -> Decision:
+            if id(machine) not in self.accounts:
+                oracle = CostOracle(machine)
+                self.accounts[id(machine)] = machine, oracle, charged(machine, oracle.now)
+            state = machine.state
+            generation, phase, until = state.ring.generation, state.phase, state.wait_until
+            decision = handle(machine, event, now)
+            if decision.durable:
+                self._check_cost(machine, decision, now)
+                if state.ring.generation != generation and state.ring.members:
+                    self._check_members(machine)
+                self._check_wait(machine, event, now, phase, until)
+            return decision
+
+        return looked_at
+
+    def _check_cost(self, machine: JobMachine, decision: Decision, now: float) -> None:
+        _, oracle, base = self.accounts[id(machine)]
+        oracle.seen([effect for effect in decision.effects if isinstance(effect, Note)], now)
+        if oracle.is_lost:  # what is thrown away was charged before the account began
+            del self.accounts[id(machine)]
+            return
+        wrong = difference(oracle, base, charged(machine, oracle.now))
+        if wrong:
+            self.world.fail("cost", wrong)
+
+    def _check_members(self, machine: JobMachine) -> None:
+        state = machine.state
+        settings = state.settings
+        full = min(settings.workers_max or settings.ests, settings.ests)
+        needed = full if settings.recovery == "fixed" else settings.workers_min
+        if len(state.ring.members) < needed and not state.finished:
+            text = f"ring {state.ring.generation} has {len(state.ring.members)} members of {needed} needed"
+            self.world.fail("too few", text)
+
+    def _check_wait(
+        self, machine: JobMachine, event: object, now: float, phase: str, until: float | None
+    ) -> None:
+        state = machine.state
+        limit = state.settings.max_wait_seconds
+        if state.phase == "max_wait_exceeded" != phase:
+            if until is None or now < until or not limit:
+                self.world.fail("max wait", f"workers are released at {now}, and may wait until {until}")
+        elif state.phase == "waiting" and state.wait_until is not None and not state.awaited():
+            if now > state.wait_until + LATE_SECONDS and not isinstance(event, MasterStarted):
+                self.world.fail(
+                    "max wait", f"at {now} nobody is released, but it was due at {state.wait_until}"
+                )
+            if state.wait_until > now + max(limit, state.settings.return_grace_seconds) + 0.001:
+                self.world.fail("max wait", f"a wait of {limit} s lasts until {state.wait_until} at {now}")

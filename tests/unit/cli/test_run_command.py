@@ -1,0 +1,158 @@
+"""`elastane run`: its options as variables, and a job that is joined."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elastane.agent import agent
+from elastane.agent.settings import AgentSettings
+from elastane.cli.catalogue import load
+from elastane.cli.main import build_app
+from elastane.cli.run_options import variable
+from elastane_proto.v1 import job_pb2
+from unit.cli.fake_master import FakeMaster, running_job, serving
+
+WITHOUT_VARIABLE = {"-m", "--json", "--pass", "--help"}
+
+
+@pytest.fixture
+def master() -> Iterator[FakeMaster]:
+    fake = FakeMaster()
+    with serving(fake) as address:
+        fake.address = address
+        yield fake
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[AgentSettings]:
+    """What agents were asked for; none runs."""
+    seen: list[AgentSettings] = []
+
+    class Recorder:
+        def __init__(self, settings: AgentSettings, output: Any) -> None:
+            seen.append(settings)
+
+        def run(self) -> int:
+            return 4
+
+    monkeypatch.setattr(agent, "Agent", Recorder)
+    return seen
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(build_app(), ["run", *arguments, __file__], env=environment)
+
+
+def test_every_option_has_a_variable_of_its_own() -> None:
+    found = {}
+    for parameter in load("run").params:
+        if parameter.param_type_name == "option" and parameter.opts[0] not in WITHOUT_VARIABLE:
+            name = parameter.opts[0]
+            assert parameter.envvar == variable(name) and parameter.envvar is not None, name
+            assert parameter.envvar not in found, (name, found[parameter.envvar])
+            found[parameter.envvar] = name
+    assert found["ELASTANE_ESTS"] == "--ests" and found["ELASTANE_CHECKPOINT_STEPS"] == "--checkpoint-steps"
+
+
+def test_a_container_needs_no_arguments(asked: list[AgentSettings]) -> None:
+    given = {
+        "ELASTANE_ESTS": "4", "ELASTANE_WORKERS": "1:2", "ELASTANE_JOB": "digits", "ELASTANE_SEED": "7",
+        "ELASTANE_CHECKPOINT": "s3://b/c", "ELASTANE_CHECKPOINT_STEPS": "50", "ELASTANE_MASTER": "m:50051",
+        "ELASTANE_TORCH_THREADS": "2", "ELASTANE_EXIT_CODES": "pod", "ELASTANE_LEASE": "",
+        "ELASTANE_GRACE": "12",
+    }  # fmt: skip
+    assert run(**given).exit_code == 204
+    (settings,) = asked
+    assert (settings.job, settings.master, settings.grace_seconds) == ("digits", "m:50051", 12.0)
+    job = settings.settings
+    assert job is not None and (job.ests, job.workers_min, job.workers_max, job.seed) == (4, 1, 2, 7)
+    assert (job.checkpoint_url, job.checkpoint_interval_steps, job.torch_threads) == ("s3://b/c", 50, 2)
+    assert job.lease_min.ToSeconds() == 30, "an empty variable counts as none"
+
+
+def test_arguments_go_over_variables(asked: list[AgentSettings]) -> None:
+    assert (
+        run("--ests", "2", "--exit-codes", "shell", ELASTANE_ESTS="4", ELASTANE_EXIT_CODES="pod").exit_code
+        == 4
+    )
+    assert asked[0].settings is not None and asked[0].settings.ests == 2
+
+
+def test_without_ests_the_job_of_that_name_is_joined(asked: list[AgentSettings]) -> None:
+    result = run(ELASTANE_MASTER="m:1", ELASTANE_JOB="j", ELASTANE_SEED="3")
+    assert result.exit_code == 4
+    assert asked[0].settings is None and asked[0].local_workers == 1
+    assert "the master's settings count, not ELASTANE_SEED" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--job", "j"], "--ests"),
+        (["--master", "m:1"], "--ests"),
+        (["--master", "m:1", "--job", "j", "--workers", "1:2"], "--workers"),
+        (["--master", "m:1", "--job", "j", "--lease", "9"], "--lease"),
+    ],
+)
+def test_joining_says_what_it_lacks_or_would_not_heed(
+    asked: list[AgentSettings], arguments: list[str], names: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and f"Invalid value for {names}" in result.output
+    assert asked == []
+
+
+def test_a_job_that_never_comes_is_told_from_one_that_is_refused(master: FakeMaster) -> None:
+    options = ("--master", master.address, "--job", "absent", "--job-timeout", "0.1")
+    result = run(*options)
+    assert result.exit_code == 6
+    assert "no job 'absent' within 0.1 s" in result.stderr and "--ests" in result.stderr
+    assert run(*options, ELASTANE_EXIT_CODES="pod").exit_code == 206
+
+
+def test_a_job_that_is_created_late_is_joined(master: FakeMaster, tmp_path: Path) -> None:
+    pipe, script = tmp_path / "pipe", tmp_path / "script.py"
+    os.mkfifo(pipe)
+    script.write_text(
+        "import os, pathlib\n"
+        "print(os.environ['ELASTANE_ESTS'], os.environ['ELASTANE_SEED'])\n"
+        f"pathlib.Path({str(pipe)!r}).write_text('trained')\n"
+    )
+    late = running_job("late")
+    late.settings.seed = 11
+
+    def succeed() -> None:
+        assert pipe.read_text() == "trained"
+        master.change("late", phase=job_pb2.JOB_PHASE_SUCCEEDED)
+
+    master.fail_next = [lambda context: None, lambda context: master.jobs.update(late=late)]
+    thread = threading.Thread(target=succeed)
+    thread.start()
+    result = CliRunner().invoke(
+        build_app(), ["run", "--master", master.address, "--job", "late", "--spot", "none", str(script)]
+    )
+    thread.join()
+    assert result.exit_code == 0, result.output
+    assert "4 11" in result.stdout and "waiting for job late" in result.stderr
+    assert not any(isinstance(request, job_pb2.JobServiceCreateRequest) for request in master.requests)
+
+
+@pytest.mark.parametrize("option", ["--max-wait", "--lease", "--heartbeat-timeout"])
+def test_a_time_limit_without_end_is_bad_usage(option: str, asked: list[AgentSettings]) -> None:
+    result = run("--ests", "2", option, "inf")
+    assert result.exit_code == 2 and f"Invalid value for {option}" in result.output
+    assert not asked
+
+
+@pytest.mark.parametrize("option", ["--hosts", "--price-table"])
+def test_a_file_that_is_not_there_is_bad_usage(option: str, asked: list[AgentSettings]) -> None:
+    result = run("--ests", "2", option, "nowhere")
+    assert result.exit_code == 2 and f"Invalid value for '{option}'" in result.output
+    assert not asked

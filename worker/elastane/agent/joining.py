@@ -1,0 +1,37 @@
+"""Waits for a job that somebody else creates."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from elastane.agent.output import Output
+from elastane.client import MasterClient, RequestRefusedError
+from elastane.errors import JobMissingError
+from elastane_proto.v1 import job_pb2
+
+#: A master has no news of jobs that are not there, so it is asked again.
+_LOOK_SECONDS: Final = 0.5
+
+
+def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output) -> job_pb2.Job:
+    """The job of that name, once it is there. Raises JobMissingError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    said = False
+    while True:
+        try:
+            return client.get_job(name)
+        except RequestRefusedError as error:
+            if error.reason != "not_found":
+                raise
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise JobMissingError(
+                f"the master at {', '.join(client.addresses)} had no job {name!r} within {seconds:g} s",
+                hint="create it first, or say --ests N to create it here; --job-timeout waits longer",
+                job=name,
+            )
+        if not said:
+            output.say(f"waiting for job {name} to be created", event="waiting_for_job", job=name)
+            said = True
+        time.sleep(min(_LOOK_SECONDS, left))

@@ -1,0 +1,128 @@
+"""The agent of one worker on another host: what `elastane run --hosts` starts there by its template.
+
+    python -m elastane.agent.node --grace 30 -- COMMAND [ARGUMENT...]
+
+It reads the spot notices of its own node, hands signals on as SIGTERM so that the worker drains, and ends
+with a code that tells the agent at the other end of the remote shell what happened. It needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastane.agent import policy as policies
+from elastane.agent.node_policy import Action, NodePolicy
+from elastane.agent.notices.detect import AUTO
+from elastane.agent.notices.node import NodeNotices
+from elastane.agent.notices.notice import Notice
+from elastane.agent.output import Stream
+from elastane.agent.process import ChildProcess, ExitStatus
+
+
+@dataclass(frozen=True)
+class _Signalled:
+    number: int
+
+
+_Event = ExitStatus | Notice | _Signalled
+
+
+class Node:
+    """One worker. `run` from the main thread, once."""
+
+    def __init__(self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices) -> None:
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._notices = notices
+        self._code: int | None = None
+        worker = os.environ.get("ELASTANE_WORKER_ID", "worker")
+        self._policy = NodePolicy(worker, grace_seconds)
+        self._child = ChildProcess(
+            worker,
+            command,
+            environment={**os.environ, **notices.environment()},
+            on_line=_write,
+            on_exit=lambda _, status: self._events.put(status),
+        )
+
+    def run(self) -> int:
+        """Until the worker has ended; returns the exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda number, _: self._events.put(_Signalled(number)))
+        try:
+            self._child.start()
+            self._notices.start(self._events.put, lambda text: _say(text))
+            while self._code is None:
+                self._turn()
+        finally:
+            self._notices.stop()
+            self._child.kill_group()
+            self._child.wait()
+        return self._code
+
+    def _turn(self) -> None:
+        due = self._policy.next_due()
+        event: _Event | None = None
+        with contextlib.suppress(queue.Empty):
+            event = self._events.get(timeout=None if due is None else max(0.0, due - time.monotonic()))
+        now = time.monotonic()
+        match event:
+            case ExitStatus():
+                self._perform(self._policy.exited(event))
+            case Notice(kind="rebalance"):
+                _say(f"{event.source}: {event.reason}; this node may go soon")
+            case Notice():
+                reason = f"spot notice of {event.source}: {event.reason}"
+                self._perform(self._policy.noticed(now, event.seconds_left(time.time()), reason))
+            case _Signalled(number):
+                self._perform(self._policy.signalled(now, signal.Signals(number).name))
+        self._perform(self._policy.tick(time.monotonic()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case policies.Announce(seconds, reason):
+                    self._notices.announce(seconds, reason)
+                case policies.Terminate():
+                    self._child.signal(signal.SIGTERM)
+                case policies.Kill():
+                    self._child.kill_group()
+                case policies.Say(text):
+                    _say(text)
+                case policies.Finish(code):
+                    self._code = code
+
+
+def _say(text: str) -> None:
+    _write("", "stderr", f"elastane: {text}")
+
+
+def _write(_: str, stream: Stream, text: str) -> None:
+    """One line; where nobody reads any more it is lost, and the worker drains all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Called on the other host, by the line that `elastane run` made."""
+    parser = argparse.ArgumentParser(prog="python -m elastane.agent.node", description=__doc__)
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds to drain after a signal")
+    parser.add_argument("--spot", default=AUTO, help="where spot notices are read, as of elastane run")
+    parser.add_argument("--spot-url", default="", help="of the metadata service")
+    parser.add_argument("--spot-poll", type=float, default=0.0, help="seconds between two looks; 0: advised")
+    parser.add_argument("--capacity", default=AUTO, help="spot, on-demand or auto")
+    parser.add_argument("command", nargs="+", help="the worker")
+    given = parser.parse_args(arguments)
+    notices = NodeNotices(given.spot, given.spot_url, given.spot_poll, given.capacity)
+    return Node(given.command, grace_seconds=given.grace, notices=notices).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What the agent of one worker on another host does about signals, notices and the worker's end: pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
+from elastane.agent.policy import Announce, Finish, Kill, Say, Terminate
+from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_SCRIPT_RAISED
+
+Action = Announce | Terminate | Kill | Say | Finish
+
+_TOLD_ON: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE})
+
+
+class NodePolicy:
+    """State of one. worker: its name. grace_seconds: from the first signal to SIGKILL.
+
+    The codes of a remote shell (126, 127, 255) must mean the shell alone, so a script's own codes all
+    become 1; what the agent at the other end has to know goes through.
+    """
+
+    def __init__(self, worker: str, grace_seconds: float) -> None:
+        self._worker = worker
+        self._grace_seconds = grace_seconds
+        self._kill_at: float | None = None
+        self._told = False
+        self._reclaimed = False
+
+    def signalled(self, now: float, name: str) -> list[Action]:
+        """A signal came: the first drains, the next kills. SIGHUP: the way to who started us is gone."""
+        if self._told:
+            return self._kill()
+        self._kill_at = now + self._grace_seconds
+        return [Say(f"{name}: the worker drains and leaves", "warning", "stopping"), *self._tell()]
+
+    def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
+        """This node is to be taken away in so many seconds."""
+        self._reclaimed = True
+        self._kill_at = now + seconds
+        text = f"this node goes in {seconds:.0f} s ({reason}): the worker drains and leaves"
+        return [Announce(seconds, reason), Say(text, "warning", "spot_notice"), *self._tell()]
+
+    def exited(self, status: ExitStatus) -> list[Action]:
+        """The worker ended."""
+        code = status.returncode
+        if self._reclaimed and code not in (0, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE):
+            return [Finish(EXIT_RECLAIMED)]
+        if code < 0:
+            return [Finish(128 - code)]
+        return [Finish(code if code in _TOLD_ON else EXIT_SCRIPT_RAISED)]
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed: kill a worker that overstays."""
+        return self._kill() if self._kill_at is not None and now >= self._kill_at else []
+
+    def next_due(self) -> float | None:
+        """When `tick` has something to do."""
+        return self._kill_at
+
+    def _tell(self) -> list[Action]:
+        told, self._told = self._told, True
+        return [] if told else [Terminate(self._worker)]
+
+    def _kill(self) -> list[Action]:
+        self._kill_at = None
+        return [Say("the worker did not leave in time", "warning", "killing"), Kill(self._worker)]

@@ -1,0 +1,97 @@
+"""The notices of this node, and what its workers are told of it: used by both kinds of agent.
+
+Two small files in a folder that goes with the agent: `notice.json` says when and why the node goes, and
+`capacity` what kind of node it is. Workers read them when they need them: nobody waits for a cloud's answer.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from elastane.agent.notices.detect import AUTO, NONE, choices, chosen_source, detect_source
+from elastane.agent.notices.fetch import fetcher
+from elastane.agent.notices.notice import Notice, NoticeFormatError
+from elastane.agent.notices.sources import CLOUDS, Source
+from elastane.agent.notices.watch import NoticeWatch
+
+#: How long a metadata service may take to answer; it is on the node itself.
+DETECT_TIMEOUT_SECONDS: Final = 1.0
+#: Once it is known to be there, a slow one is waited for.
+LOOK_TIMEOUT_SECONDS: Final = 3.0
+
+
+class NodeNotices:
+    """One node. choice: see `detect.check_choice`; url: of the metadata service, instead of the cloud's own.
+
+    poll_seconds: between two looks; 0: as the cloud advises. capacity: "spot", "on-demand", or "auto": what
+    the metadata service says of it.
+    """
+
+    def __init__(
+        self, choice: str = AUTO, url: str = "", poll_seconds: float = 0.0, capacity: str = AUTO
+    ) -> None:
+        self._choices = choices(choice)
+        self._url = url
+        self._poll_seconds = poll_seconds
+        self._capacity = capacity
+        self._folder = tempfile.TemporaryDirectory(prefix="elastane-agent-")
+        self._notice_file = Path(self._folder.name) / "notice.json"
+        self._capacity_file = Path(self._folder.name) / "capacity"
+        self._watches: list[NoticeWatch] = []
+
+    def environment(self) -> dict[str, str]:
+        """What workers are told of the node."""
+        told = {
+            "ELASTANE_NOTICE_FILE": str(self._notice_file),
+            "ELASTANE_CAPACITY_FILE": str(self._capacity_file),
+        }
+        return told if self._capacity == AUTO else {**told, "ELASTANE_CAPACITY": self._capacity}
+
+    def start(self, on_notice: Callable[[Notice], None], on_trouble: Callable[[str], None]) -> None:
+        """Begin to look; both are called from other threads, on_notice once for each source's reclaim."""
+        for choice in self._choices:
+            if choice == NONE:
+                continue
+            watch = NoticeWatch(
+                partial(self._find, choice),
+                on_notice=on_notice,
+                on_trouble=on_trouble,
+                poll_seconds=self._poll_seconds,
+                on_source=self._found,
+            )
+            self._watches.append(watch)
+            watch.start()
+
+    def announce(self, seconds: float, reason: str) -> None:
+        """Workers that are asked to leave from now on have so many seconds for it."""
+        self._notice_file.write_text(json.dumps({"at": time.time() + seconds, "reason": reason}))
+
+    def stop(self) -> None:
+        """Look no more; the files go."""
+        for watch in self._watches:
+            watch.stop()
+        self._folder.cleanup()
+
+    def _find(self, choice: str) -> Source | None:
+        slow, quick = fetcher(LOOK_TIMEOUT_SECONDS), fetcher(DETECT_TIMEOUT_SECONDS)
+        if (source := chosen_source(choice, slow, self._url)) is not None:
+            return source
+        found = detect_source(quick, dict.fromkeys(CLOUDS, self._url))
+        return chosen_source(found.name, slow, self._url) if found is not None else None
+
+    def _found(self, source: Source) -> None:
+        """A source is there: what kind of node it is on, for workers that say Hello later."""
+        try:
+            capacity = source.capacity()
+            if capacity and self._capacity == AUTO:
+                fresh = self._capacity_file.with_suffix(".new")
+                fresh.write_text(capacity)
+                fresh.replace(self._capacity_file)
+        except (OSError, NoticeFormatError):
+            return  # not known; the folder may be gone with the agent, too

@@ -1,0 +1,110 @@
+"""Which worker runs on which host, and which hosts may get one now: pure.
+
+A worker has one slot for ever: its name is that of host and slot. The supervisor's policy knows workers only;
+what an exit says of a host, rather than of the script, is found out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
+from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.hosts.remote import CANNOT_START, is_local
+from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
+from elastane.hosts.slots import Slot
+
+_SAYS_NOTHING_OF_ITS_HOST: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE})
+_SIGNALS_END: Final = 192
+
+
+@dataclass(frozen=True)
+class HostFault:
+    """A worker ended for its host's sake. event: for machines; text: for people."""
+
+    text: str
+    event: str
+
+
+class Placement:
+    """The hosts of one agent. Times are seconds of any clock that only goes forward.
+
+    prefix: of every worker's name. held: hosts that can never be used, and why.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._rests = HostRests()
+        self._hosts: dict[str, int] = {}
+        self._held: dict[str, str] = {}
+        self._slots: dict[str, Slot] = {}
+        self._started: dict[str, float] = {}
+
+    def found(self, hosts: Mapping[str, int], held: Mapping[str, str]) -> None:
+        """The discovery printed these slots by host; held: those that cannot be used, and why."""
+        self._hosts, self._held = dict(hosts), dict(held)
+        for host, count in hosts.items():
+            for index in range(count):
+                self._slots.setdefault(self._name(host, index), Slot(host, index))
+
+    def slot(self, worker: str) -> Slot:
+        """Where a worker runs, also when its slot is gone."""
+        return self._slots[worker]
+
+    def is_remote(self, worker: str) -> bool:
+        """Whether the worker is started by the template."""
+        return not is_local(self._slots[worker].host)
+
+    def wanted(self, now: float) -> dict[str, str]:
+        """Every worker there is a slot for, in the hosts' order; why it may not be started now, or ""."""
+        resting = self._rests.resting(now)
+        return {
+            self._name(host, index): self._held.get(host, "its host rests" if host in resting else "")
+            for host, count in self._hosts.items()
+            for index in range(count)
+        }
+
+    def started(self, now: float, worker: str) -> None:
+        """The worker's process was started."""
+        self._started[worker] = now
+
+    def status(self, worker: str, status: ExitStatus) -> ExitStatus:
+        """How the worker itself ended: remote shells tell a signal as 128 and its number."""
+        if self.is_remote(worker) and 128 < status.returncode <= _SIGNALS_END:
+            return ExitStatus(128 - status.returncode)
+        return status
+
+    def ended(self, now: float, worker: str, status: ExitStatus) -> HostFault | None:
+        """What the end of a worker says of its host; None: nothing, it is the policy's affair."""
+        host, code = self._slots[worker].host, status.returncode
+        if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED):
+            self._rests.clear([host])
+        if code == EXIT_RECLAIMED:
+            self._rests.rest(now, host, REST_SECONDS)
+            return HostFault(f"{worker} left: {host} is being taken away", "host_reclaimed")
+        if code in CANNOT_START and self.is_remote(worker):
+            seconds = self._rests.unreachable(now, host)
+            why = CANNOT_START[code]
+            return HostFault(f"{host}: {why} ({status}); it rests for {seconds:.3g} s", "host_unreachable")
+        resting = self._rests.resting(now)
+        others = set(self._hosts) - resting - set(self._held) - {host}
+        if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
+            seconds = self._rests.unreachable(now, host)
+            text = f"{worker} could not reach the master from {host}; it rests for {seconds:.3g} s"
+            return HostFault(text, "host_unreachable")
+        if code in _SAYS_NOTHING_OF_ITS_HOST:
+            return None
+        if seconds := self._rests.failed(now, host, alone=not others):
+            text = f"{worker} {status}; {host} fails again and again: left out for {seconds:g} s"
+            return HostFault(text, "host_rests")
+        return None
+
+    def next_due(self) -> float | None:
+        """When `wanted` changes by itself."""
+        return self._rests.next_due()
+
+    def _name(self, host: str, index: int) -> str:
+        return f"{self._prefix}{host.strip('[]')}-{index}"

@@ -1,0 +1,73 @@
+"""How a worker's process is started, and what it is told: here, or on another host."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from elastane.agent.exit_codes import EXIT_DRAINED
+from elastane.agent.settings import AgentSettings
+from elastane.credentials import worker_environment
+from elastane.determinism import level_from_proto, process_environment
+from elastane.hosts.remote import remote_command, remote_variables
+from elastane_proto.v1 import job_pb2
+
+#: Options of the agent by their variables that mean nothing to a worker, or something else.
+_OF_THE_AGENT: Final = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
+
+Start = tuple[list[str], dict[str, str]]
+"""Command and environment."""
+
+
+def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker: str) -> dict[str, str]:
+    """What a worker is told, wherever it runs. master: its address."""
+    settings = job.settings
+    variables = {
+        "PYTHONUNBUFFERED": "1",
+        # A peer's death is a normal event here; torch would print a C++ backtrace for it.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        # Unlike values in the agent's own shell give way: they belong to the job.
+        **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
+        "ELASTANE_MODE": "elastic",
+        "ELASTANE_MASTER": master,
+        "ELASTANE_JOB": agent.job,
+        "ELASTANE_WORKER_ID": worker,
+        "ELASTANE_ESTS": str(settings.ests),
+        "ELASTANE_TORCH_THREADS": str(max(1, settings.torch_threads)),
+        "ELASTANE_MASTER_TIMEOUT_SECONDS": str(agent.master_timeout_seconds),
+        "ELASTANE_NOTICE_SECONDS": str(agent.grace_seconds),
+        "ELASTANE_DRAIN_EXIT_CODE": str(EXIT_DRAINED),
+    }
+    if settings.HasField("seed"):
+        variables["ELASTANE_SEED"] = str(settings.seed)
+    return variables
+
+
+def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
+    """On this machine."""
+    return _command(agent), _inherited() | dict(variables)
+
+
+def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str]) -> Start:
+    """On another host, by the template, under an agent of its own. Raises RefusedError: a token is seen."""
+    assert agent.hosts is not None
+    node = [
+        *(sys.executable, "-u", "-m", "elastane.agent.node", "--grace", f"{agent.grace_seconds:g}"),
+        *("--spot", agent.notices, "--spot-url", agent.notices_url),
+        *("--spot-poll", f"{agent.notices_poll_seconds:g}", "--capacity", agent.capacity, "--"),
+        *_command(agent),
+    ]
+    told = remote_variables(_inherited(), variables, agent.hosts.passed)
+    return remote_command(agent.hosts.template, host, node, told, str(Path.cwd())), dict(os.environ)
+
+
+def _command(agent: AgentSettings) -> list[str]:
+    return [sys.executable, "-u", *agent.command]
+
+
+def _inherited() -> dict[str, str]:
+    environment = worker_environment(os.environ)
+    return {name: value for name, value in environment.items() if name not in _OF_THE_AGENT}

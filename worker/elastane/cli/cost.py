@@ -1,0 +1,184 @@
+"""`elastane cost`, `price`: what a job's workers have cost, what was saved, what they cost now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from elastane.cli.common import (
+    MASTER_DEFAULT,
+    TIMEOUT_DEFAULT,
+    JobArgument,
+    JsonOption,
+    MasterOption,
+    TimeoutOption,
+    command,
+    connect,
+    console,
+    print_json,
+)
+from elastane.prices import currency_code, money_text, price_micros, price_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from elastane_proto.v1 import job_pb2
+
+
+def register(app: typer.Typer) -> None:
+    app.command("cost", rich_help_panel="Look")(cost)
+    app.command("price", rich_help_panel="Operate")(price)
+
+
+def price_option(name: str, text: str, **options: Any) -> Any:
+    """An option that takes a price of a worker for an hour."""
+    return typer.Option(name, metavar="PRICE", help=text, show_default=False, **options)
+
+
+def micros_of(text: str | None, option: str) -> int | None:
+    """The price given to an option; None when it was not given. Raises typer.BadParameter."""
+    try:
+        return None if text is None else price_micros(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
+def checked_currency(text: str) -> str:
+    """The currency given to an option, or nothing. Raises typer.BadParameter."""
+    try:
+        return currency_code(text) if text else ""
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--currency") from error
+
+
+@command
+def cost(
+    job: JobArgument = None,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a job's workers have cost, and what was saved against on-demand machines.
+
+    On demand is the baseline: the useful hours at the on-demand price, without reclaims and waiting. Replayed
+    hours went into steps that had to be done again, idle ones into standing by and waiting.
+
+    Examples: elastane cost; elastane cost train --json
+    """
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        found = client.get_job(client.only_job(job))
+    if as_json:
+        print_json({"job": found.name, **to_plain(found.cost)})
+        return
+    out = console()
+    for part in cost_parts(found):
+        out.print(part)
+
+
+@command
+def price(
+    job: JobArgument = None,
+    spot: Annotated[
+        str | None, price_option("--spot", "Of a spot worker for an hour; 0: unknown from now on.")
+    ] = None,
+    on_demand: Annotated[
+        str | None, price_option("--on-demand", "Of an on-demand worker for an hour; 0: unknown from now on.")
+    ] = None,
+    currency: Annotated[
+        str,
+        typer.Option(
+            "--currency",
+            metavar="CODE",
+            help="Three letters, as USD; it stays once anything is charged.",
+            show_default="the job's",
+        ),
+    ] = "",
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a job's workers cost from now on; what was charged before stays.
+
+    Examples: elastane price --spot 0.31; elastane price train --spot 0.31 --on-demand 0.9123 --currency EUR
+    """
+    from elastane.cli.plain import to_plain
+
+    prices = micros_of(spot, "--spot"), micros_of(on_demand, "--on-demand")
+    if prices == (None, None) and not currency:
+        raise typer.BadParameter("say a price: --spot, --on-demand, or both")
+    with connect(master, timeout) as client:
+        changed = client.set_prices(
+            client.only_job(job),
+            spot_price_micros=prices[0],
+            on_demand_price_micros=prices[1],
+            currency=checked_currency(currency),
+        )
+    if as_json:
+        print_json(to_plain(changed))
+    else:
+        typer.echo(f"{changed.name}: {prices_line(changed.cost)}")
+
+
+def prices_line(cost: job_pb2.Cost) -> str:
+    """The prices that hold now, in words."""
+    spot = price_text(cost.spot_price_micros, cost.currency)
+    on_demand = price_text(cost.on_demand_price_micros, cost.currency)
+    return f"a worker's hour costs: spot {spot}, on demand {on_demand}"
+
+
+def cost_line(cost: job_pb2.Cost) -> str:
+    """What was spent and saved, in one line; empty where no price was ever known."""
+    known = cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros
+    if not known:
+        return ""
+    text = f"cost {money_text(cost.spent_micros, cost.currency)}"
+    if cost.HasField("savings"):
+        text += f", on demand {money_text(cost.on_demand_micros, cost.currency)}, saved {cost.savings:.1%}"
+    if cost.unpriced_seconds:
+        text += f"; {cost.unpriced_seconds / 3600:.2f} h without a known price are not in it"
+    return f"{text}; {prices_line(cost)}"
+
+
+def cost_parts(job: job_pb2.Job) -> list[RenderableType]:
+    """The lines and the table of `elastane cost`."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from elastane.cli.jobs import phase_name
+
+    cost = job.cost
+    parts: list[RenderableType] = [
+        f"[bold]{escape(job.name)}[/]  {phase_name(job).replace('_', ' ')}; {prices_line(cost)}"
+    ]
+    sums = Table(box=None, show_header=False, pad_edge=False)
+    sums.add_row("spent", money_text(cost.spent_micros, cost.currency), "")
+    if cost.HasField("savings"):
+        without = "the useful hours, without reclaims"
+        sums.add_row("on demand", money_text(cost.on_demand_micros, cost.currency), without)
+        sums.add_row("saved", money_text(cost.saved_micros, cost.currency), f"{cost.savings:.1%}")
+    parts.append(sums)
+    hours = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("WORKERS", "HOURS", "SHARE", "COST"):
+        hours.add_column(column, justify="left" if column == "WORKERS" else "right")
+    useful = cost.spent_micros - cost.replayed_micros - cost.idle_micros
+    rows = (
+        ("useful", cost.useful_seconds, useful),
+        ("replayed", cost.replayed_seconds, cost.replayed_micros),
+        ("idle", cost.idle_seconds, cost.idle_micros),
+        ("all", cost.worker_seconds, cost.spent_micros),
+    )
+    for name, seconds, micros in rows:
+        share = f"{seconds / cost.worker_seconds:.1%}" if cost.worker_seconds else "-"
+        hours.add_row(name, f"{seconds / 3600:.2f}", share, money_text(micros, cost.currency))
+    parts.append(hours)
+    spot, on_demand = cost.spot_worker_seconds / 3600, cost.on_demand_worker_seconds / 3600
+    parts.append(f"{spot:.2f} h on spot, {on_demand:.2f} h on demand")
+    if cost.unpriced_seconds:
+        unpriced = cost.unpriced_seconds / 3600
+        parts.append(
+            f"{unpriced:.2f} h had no known price and are not in the cost: set it with elastane price"
+        )
+    return parts

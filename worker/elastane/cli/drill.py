@@ -1,0 +1,169 @@
+"""`elastane drill`: what a cloud does to spot nodes, rehearsed with the user's own script."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from elastane.cli.cost import checked_currency, micros_of
+from elastane.cli.run_options import SCRIPT_SETTINGS, ModuleOption, ScriptArgument, option, require_script
+
+if TYPE_CHECKING:
+    from elastane.drill.run import DrillResult
+
+CODE_RUN_FAILED: Final = 4
+
+#: rich keeps line ends, so a paragraph is one line of text.
+HELP = "\n\n".join(
+    (
+        "Rehearse the reclaim of spot nodes with your own script: in time, and the same bits?",
+        "Trains on two spot nodes of this machine. In a random step the first gets a notice, in a later one "
+        "all that are left; then a node elsewhere goes on from the checkpoint they left. Every worker must "
+        "leave before the deadline, no step may be done twice, and the result must be that of stock DDP.",
+        "Examples:",
+        "  elastane drill --ests 4 train.py --epochs 1",
+        "  elastane drill --ests 2 --grace 30 --spot-price 0.31 --on-demand-price 0.98 -m mypackage.train",
+        "Exits with 0 when all of it held, 1 when something did not, 2 on bad usage, 4 when a run failed, "
+        "130 on Ctrl-C.",
+    )
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("drill", help=HELP, rich_help_panel="Run", context_settings=dict(SCRIPT_SETTINGS))(drill)
+
+
+def drill(
+    script: ScriptArgument,
+    ests: Annotated[
+        int, option("--ests", "N", "Logical workers, and processes of stock DDP.", min=1, show_default=False)
+    ],
+    module: ModuleOption = False,
+    grace: Annotated[
+        float, option("--grace", "SECONDS", "What a notice leaves; GKE gives a pod 15 s.", min=1.0)
+    ] = 15.0,
+    seed: Annotated[
+        int | None, option("--seed", "X", "Of steps and sizes of nodes.", show_default="random")
+    ] = None,
+    spot_price: Annotated[
+        str | None, option("--spot-price", "PRICE", "Of a spot worker for an hour.", show_default="unknown")
+    ] = None,
+    on_demand_price: Annotated[
+        str | None,
+        option("--on-demand-price", "PRICE", "Of an on-demand worker for an hour.", show_default="unknown"),
+    ] = None,
+    currency: Annotated[str, option("--currency", "CODE", "Of the prices: three letters.")] = "USD",
+    threads: Annotated[int, option("--threads", "T", "Threads of torch; they decide the bits.", min=1)] = 1,
+    timeout: Annotated[
+        float, option("--timeout", "SECONDS", "Longest time for any one run or wait.", min=1.0)
+    ] = 600.0,
+    keep: Annotated[
+        Path | None,
+        option("--keep", "DIR", "Keep logs and reports in this new folder.", show_default="a temporary one"),
+    ] = None,
+    as_json: Annotated[bool, option("--json", None, "Print the result as one JSON document.")] = False,
+) -> None:
+    prices = micros_of(spot_price, "--spot-price"), micros_of(on_demand_price, "--on-demand-price")
+    require_script(script, is_file=not module)
+    if keep is not None and keep.exists():
+        raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
+
+    from elastane.cli.common import fail, sigterm_cleans_up
+    from elastane.drill.run import Drill
+    from elastane.errors import ElastaneError
+
+    with contextlib.ExitStack() as stack:
+        if keep is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="elastane-drill-")))
+        else:
+            folder = keep.absolute()
+            folder.mkdir(parents=True)
+        stack.enter_context(sigterm_cleans_up())
+        rehearsal = Drill(
+            folder=folder,
+            script=["-m", *script] if module else list(script),
+            ests=ests,
+            seed=str(secrets.randbelow(2**32) if seed is None else seed),
+            grace_seconds=grace,
+            prices=(prices[0] or 0, prices[1] or 0),
+            currency=checked_currency(currency),
+            threads=threads,
+            timeout_seconds=timeout,
+            stage=lambda text: typer.echo(text, err=True),
+        )
+        try:
+            result = rehearsal.run()
+        except ElastaneError as error:
+            stack.close()
+            fail(error, as_json=as_json, code=CODE_RUN_FAILED)
+    if as_json:
+        typer.echo(json.dumps(as_document(result)))
+    else:
+        _print(result)
+    raise typer.Exit(result.exit_code)
+
+
+def as_document(result: DrillResult) -> dict[str, object]:
+    """The result for programs."""
+    from elastane.cli.plain import to_plain
+
+    return {
+        "held": not result.problems,
+        "problems": result.problems,
+        "exit_code": result.exit_code,
+        "seed": result.seed,
+        "ests": result.ests,
+        "steps": result.steps,
+        "reclaims": [
+            {
+                "node": one.node,
+                "workers": one.workers,
+                "step": one.step,
+                "seconds": round(one.seconds, 2),
+                "deadline_seconds": one.deadline_seconds,
+            }
+            for one in result.reclaims
+        ],
+        "saved_step": result.saved_step,
+        "tasks_done_twice": result.done_twice,
+        "differing": result.comparison.differing,
+        "sha256": result.fingerprint,
+        "cost": to_plain(result.cost),
+    }
+
+
+def _print(result: DrillResult) -> None:
+    from rich.table import Table
+
+    from elastane.cli.common import console
+    from elastane.prices import money_text
+
+    out = console()
+    table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")
+    for column in ("node", "workers", "left at step", "seconds", "deadline"):
+        table.add_column(column)
+    for one in result.reclaims:
+        table.add_row(
+            one.node, str(one.workers), str(one.step), f"{one.seconds:.1f}", f"{one.deadline_seconds:g}"
+        )
+    out.print(table)
+    out.print(f"  tasks done twice: {result.done_twice}; checkpoint of the last: step {result.saved_step}")
+    for name, value in result.fingerprint.items():
+        out.print(f"  {name:<12} sha256 {value[:32]}", markup=False)
+    cost = result.cost
+    if cost.spent_micros or cost.on_demand_micros:
+        spent, instead, saved = (
+            money_text(micros, cost.currency)
+            for micros in (cost.spent_micros, cost.on_demand_micros, cost.saved_micros)
+        )
+        out.print(f"  spent {spent}; on demand {instead}; saved {saved}")
+    for problem in result.problems:
+        out.print(f"[red]{problem}[/]")
+    if not result.problems:
+        out.print("[bold green]held[/]: drained in time, no step lost, equal bit for bit")

@@ -1,0 +1,102 @@
+"""Options that `elastane run` and `elastane launch` share, and how their variables are named.
+
+An option `--some-name` of `elastane run` is also the variable ELASTANE_SOME_NAME, so that a container needs
+no arguments beyond its script; where a worker knows the same thing by another name, that name is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+DEFAULT_TEMPLATE: Final = (
+    "ssh -tt -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 "
+    "{host} {command}"
+)
+
+#: Everything after the script belongs to the script.
+SCRIPT_SETTINGS: Final = {"allow_interspersed_args": False}
+
+_NAMED_OTHERWISE: Final = {
+    "--threads": "ELASTANE_TORCH_THREADS",
+    "--keep": "ELASTANE_CHECKPOINT_KEEP",
+    "--master-timeout": "ELASTANE_MASTER_TIMEOUT_SECONDS",
+}
+#: What only a person at a terminal, or a program that reads our output, asks for.
+_NO_VARIABLE: Final = frozenset({"-m", "--json"})
+
+
+def variable(option: str) -> str | None:
+    """The variable of an option of `elastane run`; None where it has none."""
+    if option in _NO_VARIABLE:
+        return None
+    return _NAMED_OTHERWISE.get(option, "ELASTANE_" + option.removeprefix("--").replace("-", "_").upper())
+
+
+def option(name: str, metavar: str | None, text: str, panel: str | None = None, **options: Any) -> Any:
+    """An option without a variable."""
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=panel, **options)
+
+
+def run_option(name: str, metavar: str | None, text: str, panel: str, **options: Any) -> Any:
+    """An option with its variable."""
+    options.setdefault("envvar", variable(name))
+    return option(name, metavar, text, panel, **options)
+
+
+ScriptArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
+]
+ModuleOption = Annotated[bool, option("-m", None, "SCRIPT is a module, as for python -m.")]
+JsonOption = Annotated[bool, option("--json", None, "Print JSON lines, the output of workers too.")]
+HOSTS: Final = "Other machines"
+HostsOption = Annotated[
+    Path | None,
+    run_option(
+        "--hosts",
+        "SCRIPT",
+        "Program that prints a line HOST or HOST:SLOTS for each host; run again and again.",
+        HOSTS,
+        show_default="this machine",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+HostsIntervalOption = Annotated[
+    float, run_option("--hosts-interval", "SECONDS", "How often it is run.", HOSTS, min=0.1)
+]
+HostsTimeoutOption = Annotated[
+    float, run_option("--hosts-timeout", "SECONDS", "How long it may take.", HOSTS, min=0.1)
+]
+RemoteOption = Annotated[
+    str, run_option("--remote", "TEMPLATE", "How a command is run on another host.", HOSTS)
+]
+PassOption = Annotated[
+    list[str] | None,
+    option("--pass", "NAME", "Variable that other hosts get too; may be repeated.", HOSTS),
+]
+
+
+def require_script(script: list[str], *, is_file: bool) -> None:
+    """Raises BadParameter when the script, if it is to be a file here, is none."""
+    if is_file and not Path(script[0]).is_file():
+        raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
+
+
+def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
+    """Host and port of --metrics. Raises BadParameter, also for one that others reach without `insecure`."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--metrics")
+    host = host or "0.0.0.0"
+    loopback = host in ("localhost", "[::1]") or host.startswith("127.")
+    if not (loopback or insecure):
+        raise typer.BadParameter(
+            f"other machines can reach {text}, and figures are served to anybody: say --metrics-insecure if "
+            "the network itself keeps everybody else out",
+            param_hint="--metrics",
+        )
+    return host, int(port)

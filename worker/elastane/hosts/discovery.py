@@ -1,0 +1,98 @@
+"""Asks the user's discovery script for the hosts, once or again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from elastane.agent.output import Stream
+from elastane.agent.process import ChildProcess
+from elastane.errors import ElastaneError
+from elastane.hosts.slots import parse_hosts
+
+SCRIPT_TIMEOUT_SECONDS = 60.0
+_OUTPUT_CHARACTERS = 200
+_LINES_MAX = 100_000
+
+
+class DiscoveryError(ElastaneError):
+    """The script failed, did not end, or printed no list of hosts: the hosts stay as they were."""
+
+
+def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> dict[str, int]:
+    """What the script prints now. Raises DiscoveryError, or HostsFormatError.
+
+    The script and all it started are killed when they do not end: one that waits for a cloud's API may do so
+    in a child of its own.
+    """
+    lines: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
+
+    def keep(_: str, stream: Stream, text: str) -> None:
+        if len(lines[stream]) < _LINES_MAX:
+            lines[stream].append(text)
+
+    child = ChildProcess("hosts", [str(script)], on_line=keep)
+    try:
+        child.start()
+    except OSError as error:
+        raise DiscoveryError(f"{script}: {error}") from error
+    status = child.wait(timeout_seconds)
+    if status is None:
+        child.kill_group()
+        child.wait()
+        raise DiscoveryError(f"{script} did not end within {timeout_seconds:g} s and was killed")
+    if status.returncode != 0:
+        said = " ".join(lines["stderr"]).strip()[-_OUTPUT_CHARACTERS:]
+        raise DiscoveryError(f"{script} {status}: {said}")
+    if not any(map(str.strip, lines["stdout"])):
+        # A pipe that broke inside the script looks just like this, and would send every worker away.
+        raise DiscoveryError(
+            f"{script} printed nothing", hint='where no host is left, print HOST:0 or "# none"'
+        )
+    return parse_hosts("\n".join(lines["stdout"]))
+
+
+class Discovery:
+    """Asks every `interval_seconds` from `start` until `stop`, in a thread of its own.
+
+    on_hosts: told what was found, each time. on_trouble: told why nothing was, once for each time it begins.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        *,
+        interval_seconds: float,
+        timeout_seconds: float,
+        on_hosts: Callable[[dict[str, int]], None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        self._script = script
+        self._interval_seconds = interval_seconds
+        self._timeout_seconds = timeout_seconds
+        self._on_hosts = on_hosts
+        self._on_trouble = on_trouble
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="discovery", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more; a script that runs ends with this process."""
+        self._over.set()
+
+    def _run(self) -> None:
+        failed = False
+        while not self._over.is_set():
+            try:
+                hosts = ask_hosts(self._script, self._timeout_seconds)
+            except ElastaneError as error:
+                if not failed and not self._over.is_set():
+                    self._on_trouble(f"the hosts stay as they are: {error}")
+                failed = True
+            else:
+                failed = False
+                if not self._over.is_set():
+                    self._on_hosts(hosts)
+            self._over.wait(self._interval_seconds)

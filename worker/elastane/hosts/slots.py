@@ -1,0 +1,49 @@
+"""Hosts and their slots, as a discovery script prints them: pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from elastane.errors import RefusedError
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\]")
+SLOTS_MAX: Final = 1024
+
+
+class HostsFormatError(RefusedError):
+    """What a discovery script printed is no list of hosts."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One place for a process. index: from 0 on its host."""
+
+    host: str
+    index: int
+
+
+def parse_hosts(text: str) -> dict[str, int]:
+    """Slots by host of lines "HOST" or "HOST:SLOTS", in their order; "#" begins a comment.
+
+    A host named twice has the slots of both lines; one with 0 slots is left out. Raises HostsFormatError.
+    """
+    hosts: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        host, colon, count = words.rpartition(":") if not words.endswith("]") else (words, "", "")
+        if not colon:
+            host, count = words, "1"
+        # No leading "-": a host's name becomes an argument of ssh.
+        if not _HOST.fullmatch(host) or not count.isdecimal() or int(count) > SLOTS_MAX:
+            raise HostsFormatError(
+                f"line {number} names no host: {line[:80]!r}",
+                hint=f"a line is HOST or HOST:SLOTS, with at most {SLOTS_MAX} slots",
+                line=number,
+            )
+        if int(count):
+            hosts[host] = hosts.get(host, 0) + int(count)
+    return hosts

@@ -1,0 +1,94 @@
+"""Every metric of an agent and its workers, once. docs/metrics.md is made from this. Pure data.
+
+`worker` is bounded by --local-workers; all other labels are fixed sets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. name: as it is scraped, a counter's with `_total`. help: one sentence for the reader."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+AGENT_INFO = Metric(
+    "elastane_agent_info", "gauge", "1; the job that this agent runs workers for.", ("job_name",)
+)
+RUNNING = Metric("elastane_agent_workers_running", "gauge", "Processes of workers that run on this machine.")
+STARTS = Metric("elastane_agent_worker_starts_total", "counter", "Processes of workers started.")
+RESTARTS = Metric(
+    "elastane_agent_worker_restarts_total", "counter", "Of these, in place of one that had ended."
+)
+EXITS = Metric(
+    "elastane_agent_worker_exits_total", "counter", "Processes of workers that ended, by how.", ("outcome",)
+)
+NOTICES = Metric("elastane_agent_spot_notices_total", "counter", "Announcements that this node goes.")
+MASTER_RESTARTS = Metric(
+    "elastane_agent_master_restarts_total", "counter", "How often the embedded master was started again."
+)
+
+_WORKER = ("worker",)
+STEP = Metric("elastane_worker_step", "gauge", "Next step that the worker applies.", _WORKER)
+GENERATION = Metric(
+    "elastane_worker_generation", "gauge", "Generation of the worker's ring; 0: none yet.", _WORKER
+)
+ESTS = Metric("elastane_worker_ests", "gauge", "ESTs that the worker hosts.", _WORKER)
+STEP_SECONDS = Metric(
+    "elastane_worker_step_seconds",
+    "histogram",
+    "Time from the first batch of a step until it is applied.",
+    _WORKER,
+)
+REPLAYED = Metric(
+    "elastane_worker_steps_replayed_total", "counter", "Steps that the worker did again.", _WORKER
+)
+REPLAY_SECONDS = Metric(
+    "elastane_worker_replay_seconds_total", "counter", "Time in steps done again.", _WORKER
+)
+DATA_WAIT = Metric("elastane_worker_data_wait_seconds_total", "counter", "Time waited for batches.", _WORKER)
+ALL_REDUCE_WAIT = Metric(
+    "elastane_worker_all_reduce_wait_seconds_total",
+    "counter",
+    "Time from the end of backward until the sums of all workers were there.",
+    _WORKER,
+)
+PREPARED_WAIT = Metric(
+    "elastane_worker_prepared_wait_seconds_total",
+    "counter",
+    "Time waited for the master to let a step be applied.",
+    _WORKER,
+)
+RINGS = Metric(
+    "elastane_worker_rings_formed_total", "counter", "Rings that the worker took part in.", _WORKER
+)
+RING_CHANGE_SECONDS = Metric(
+    "elastane_worker_ring_change_seconds_total",
+    "counter",
+    "Time from the master's Go until the ring trained, hand-over included.",
+    _WORKER,
+)
+HANDOVER_SECONDS = Metric(
+    "elastane_worker_handover_seconds_total", "counter", "Time in handing weights over.", _WORKER
+)
+HANDOVER_BYTES = Metric(
+    "elastane_worker_handover_bytes_total",
+    "counter",
+    "Bytes of weights and optimizer state handed over.",
+    ("worker", "direction"),
+)
+
+METRICS: tuple[Metric, ...] = (
+    AGENT_INFO, RUNNING, STARTS, RESTARTS, EXITS, NOTICES, MASTER_RESTARTS,
+    STEP, GENERATION, ESTS, STEP_SECONDS, REPLAYED, REPLAY_SECONDS, DATA_WAIT, ALL_REDUCE_WAIT, PREPARED_WAIT,
+    RINGS, RING_CHANGE_SECONDS, HANDOVER_SECONDS, HANDOVER_BYTES,
+)  # fmt: skip

@@ -371,6 +371,32 @@ async def test_two_starts_at_once_make_one_server(tmp_path: Path) -> None:
     await stores[0].stop()
 
 
+@pytest.mark.parametrize("polls", [1, 2, 5])
+async def test_a_master_that_is_told_to_stop_while_it_starts_leaves_no_server(
+    tmp_path: Path, polls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any look at the server: before it listens, and when it answers."""
+    asked, answers = asyncio.Event(), EmbeddedStore._answers
+    seen = 0
+
+    async def looked_at(store: EmbeddedStore) -> bool:
+        nonlocal seen
+        seen += 1
+        found = await answers(store)
+        if seen >= polls or found:
+            asked.set()
+            await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(EmbeddedStore, "_answers", looked_at)
+    opening = asyncio.create_task(Store.open(StoreOptions(state_dir=tmp_path)))
+    await asked.wait()
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert EmbeddedStore(tmp_path).server_pid() is None
+
+
 async def test_a_state_directory_with_a_long_path_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,13 +73,20 @@ class Store:
 
         Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile.
         """
-        embedded = None
         if options.url:
-            url = checked_store_url(options.url)
-        else:
-            embedded = EmbeddedStore(options.state_dir, fsync=options.fsync)
+            return await cls._connect(options, checked_store_url(options.url), None)
+        embedded = EmbeddedStore(options.state_dir, fsync=options.fsync)
+        try:
             await embedded.start()
-            url = embedded.url
+            return await cls._connect(options, embedded.url, embedded)
+        except BaseException:
+            # A master that is told to stop while it starts leaves no server behind that nobody knows of.
+            if embedded.started_here:
+                await embedded.stop()
+            raise
+
+    @classmethod
+    async def _connect(cls, options: StoreOptions, url: str, embedded: EmbeddedStore | None) -> Store:
         # Repeating is the log's business: only there is a repeated write known to be harmless.
         arguments = options.access.arguments(url) if options.url else {"url": url}
         opened = StoreRedis.from_url(

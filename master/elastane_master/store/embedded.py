@@ -83,6 +83,11 @@ class EmbeddedStore:
     def url(self) -> str:
         return f"unix://{self.socket_path}"
 
+    @property
+    def started_here(self) -> bool:
+        """Whether the server is a child of this process, and not one that was there."""
+        return self._process is not None
+
     async def start(self) -> bool:
         """Makes sure that the server answers; True when it had to be started.
 
@@ -114,24 +119,30 @@ class EmbeddedStore:
     async def stop(self, timeout_seconds: float = 20.0) -> None:
         """Ends the server in good order: its file is complete and synced before it goes."""
         async with self._starting:
-            client = self._client()
-            try:
-                await client.shutdown(nosave=True)
-            except (RedisError, OSError) as error:
-                logger.warning("the store did not stop on request", folder=str(self.folder), error=str(error))
-            finally:
-                await client.aclose()
             deadline = time.monotonic() + timeout_seconds
             while (lock := self._try_lock()) is None and time.monotonic() < deadline:
+                await self._ask_to_stop()
                 self._reap()
                 await asyncio.sleep(_POLL_SECONDS)
-            if lock is not None:
+            if lock is None:
+                logger.warning("the store did not stop on request", folder=str(self.folder))
+            else:
                 os.close(lock)
                 if self._process is not None:
                     # The lock is free a moment before the process is gone, and nobody else reaps it.
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         await asyncio.to_thread(self._process.wait, _END_SECONDS)
             self._reap()
+
+    async def _ask_to_stop(self) -> None:
+        """Asked again until it is gone: one that only starts does not listen yet."""
+        client = self._client()
+        try:
+            await client.shutdown(nosave=True)
+        except (RedisError, OSError) as error:
+            logger.debug("the store was asked to stop", folder=str(self.folder), error=str(error))
+        finally:
+            await client.aclose()
 
     def server_pid(self) -> int | None:
         """Process id of the server that lives, or None."""

@@ -240,6 +240,7 @@ async def test_buttons_do_what_they_say_and_show_it(tmp_path: Path) -> None:
         assert "<button" not in page, "what would only be refused is not offered"
         assert (await browser.post("/jobs/j/explode"))[1].count("there is no action 'explode'") == 0
         assert (await browser.post("/jobs/absent/suspend"))[0] == 404
+        assert (await browser.get("/jobs/absent/live"))[0] == 404
 
 
 async def test_resume_of_a_job_that_was_suspended(tmp_path: Path) -> None:

@@ -151,7 +151,8 @@ def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
     def place(x: float, y: float) -> tuple[float, float]:
         sideways = (x - left) / (right - left) if right > left else 0.5
         # Halves: the difference of two large numbers may not be finite.
-        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        span = high / 2 - low / 2  # nought, too, for neighbours among the least numbers there are
+        up = (y / 2 - low / 2) / span if span > 0 else 0.5
         return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
 
     def path(places: Sequence[tuple[float, float]]) -> str:

@@ -16,6 +16,8 @@ from elastane_master.records import StoredNote
 LANES_MAX: Final = 48
 STAYS_MAX: Final = 2000
 MARKS_MAX: Final = 600
+MEMBERS_MAX: Final = 20_000
+"""Of all rings together. Reading a member takes some 5 µs, in which the master does nothing else."""
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
 _ENDS = frozenset({"job_suspended", "job_succeeded", "job_failed", "job_cancelled"})
@@ -100,6 +102,7 @@ def members_of(stored: StoredNote) -> dict[str, tuple[int, int]] | None:
 
 def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     """The timeline up to `now`, or to the job's end; None before anything happened."""
+    notes = _affordable(notes)
     if not notes:
         return None
     over = notes[-1].now if notes[-1].note.kind in _OVER else None
@@ -138,6 +141,20 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
         len(seen) - len(shown),
         notes[0].sequence <= 1,
     )
+
+
+def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
+    """The newest events whose rings have `MEMBERS_MAX` members together; always the newest ring."""
+    count, first = 0, True
+    for place in range(len(notes) - 1, -1, -1):
+        note = notes[place].note
+        if note.kind != "ring_change":
+            continue
+        count += note.facts.get("members", "").count("[")
+        if count > MEMBERS_MAX and not first:
+            return notes[place + 1 :]
+        first = False
+    return notes
 
 
 def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[tuple[_Ring, float]], list[Mark]]:

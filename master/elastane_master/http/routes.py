@@ -31,6 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS: Final = {
     "unauthenticated": 401,
     "permission_denied": 403,
+    "not_found": 404,
     "rate_limited": 429,
     "quota_exceeded": 429,
     "limit_exceeded": 413,

@@ -300,6 +300,18 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
             assert (await reader.get("/jobs/mine"))[0] == 401
         async with Browser(base) as operator:
             await operator.log_in("root")
+            # With other rights than before: open pages show what those allow.
+            jobs, job = operator.live("/live"), operator.live("/jobs/mine/live")
+            assert "yours" in (await anext(jobs))["jobs"] and ">Suspend<" in (await anext(job))["actions"]
+            (tmp_path / "tokens.toml").write_text(entry("root", ["reader"], ["mine"]))
+            master.refresh_security()
+            shown = (await anext(jobs))["jobs"]
+            assert "mine" in shown and "yours" not in shown
+            async with asyncio.timeout(20):
+                while ">Suspend<" in (await anext(job)).get("actions", ">Suspend<"):
+                    pass
+            (tmp_path / "tokens.toml").write_text(entry("root", ["operator"], ["*"]))
+            master.refresh_security()
             _, page = await operator.post("/jobs/mine/suspend")
             assert "The job is suspended" in text_of(page)
             status, page = await operator.post("/logout")

@@ -170,7 +170,9 @@ def test_policies_open_ports_that_are_there(everything: list[Resource]) -> None:
                     assert [n for n, labels, _ in found if chosen(peer["podSelector"], labels)]
 
 
-def test_the_masters_may_reach_their_store_a_collector_that_is_let_in_and_nothing_more(everything: list[Resource]) -> None:
+def test_the_masters_may_reach_their_store_a_collector_that_is_let_in_and_nothing_more(
+    everything: list[Resource],
+) -> None:
     [policy] = [r for r in of_kind(everything, "NetworkPolicy") if r["metadata"]["name"] == "elastane-master"]
     [master] = [r for r in of_kind(everything, "Deployment") if r["metadata"]["name"] == "elastane-master"]
     store = re.fullmatch(

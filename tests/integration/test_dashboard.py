@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from elastane_master.dashboard import facts, routes
 from elastane_master.decisions.events import JobSettings
@@ -382,6 +383,30 @@ async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
         ) as response:
             assert "A form is wanted" in await response.text()
         assert (await browser.post("/jobs/j"))[0] == 405
+
+
+async def test_what_anybody_can_send_is_no_fault_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Errors are always logged: whoever could cause them without a token could fill the master's disk."""
+    form = b"Content-Type: application/x-www-form-urlencoded\r\n"
+    begin = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + form
+    with capture_logs() as lines:
+        async with dashboard_master(tmp_path, "".join(standard_tokens())) as (_, _, base):
+            host, port = base.removeprefix("http://").split(":")
+            for status, request in (
+                (b" 403 ", begin + b"Origin: http://[\r\nContent-Length: 7\r\n\r\ntoken=a"),
+                (b" 401 ", begin + b"Content-Encoding: gzip\r\nContent-Length: 7\r\n\r\ntoken=a"),
+                (b"", begin + b"Content-Length: 700\r\n\r\ntoken=a"),
+            ):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(request)
+                if not status:
+                    writer.write_eof()  # it breaks off
+                assert status in (await reader.read()).split(b"\r\n")[0]
+                writer.close()
+    assert [line for line in lines if line["log_level"] in ("error", "critical")] == []
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 async def test_with_client_certificates(tmp_path: Path) -> None:

@@ -73,7 +73,13 @@ def require_same_site(headers: Mapping[str, str], *, by_cookie: bool) -> None:
         if by_cookie and site is None:
             raise _foreign()
         return
-    if not origin.startswith(("http://", "https://")) or urlsplit(origin).netloc != headers.get("Host", ""):
+    try:
+        own = origin.startswith(("http://", "https://")) and urlsplit(origin).netloc == headers.get(
+            "Host", ""
+        )
+    except ValueError:
+        own = False
+    if not own:
         raise _foreign()
 
 

@@ -377,6 +377,8 @@ async def _fields(request: web.Request) -> Mapping[str, str]:
         raise Rejection("limit_exceeded", "the form is too large") from error
     except (ValueError, LookupError) as error:
         raise Rejection("invalid_argument", "the form cannot be read") from error
+    except (ConnectionError, web.RequestPayloadError) as error:  # no fault of ours: anybody can break off
+        raise Rejection("invalid_argument", "the form did not come whole") from error
     return {name: value for name, value in posted.items() if isinstance(value, str)}
 
 

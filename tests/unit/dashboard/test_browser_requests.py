@@ -40,6 +40,7 @@ def test_forms_of_this_site(headers: dict[str, str], by_cookie: bool) -> None:
         {**HOST, "Origin": "https://m.example:9090.evil.example"},
         {**HOST, "Origin": "https://evil.example/m.example:9090"},
         {**HOST, "Origin": "file://m.example:9090"},
+        {**HOST, "Origin": "http://["},
         {**OWN, "Sec-Fetch-Site": "cross-site"},
         {**OWN, "Sec-Fetch-Site": "same-site"},
         {"Origin": ""},

@@ -268,6 +268,7 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
                 status, page = await nobody.get(path)
                 assert status == 401 and 'type="password"' in page and "mine<" not in page
             assert (await nobody.get("/jobs/mine/live"))[0] == 401
+            assert (await nobody.get("/metrics"))[0] == 401
             status, page = await nobody.post("/jobs/mine/suspend")
             assert status == 401
             status, page = await nobody.post("/login", token="wrong-token-0123456789")
@@ -283,6 +284,8 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
                 assert token_of("reader") not in cookie
             status, page = await reader.get("/")
             assert "mine" in text_of(page) and "yours" not in text_of(page)
+            status, page = await reader.get("/metrics")  # the link at the foot of each page
+            assert status == 200 and 'job_name="mine"' in page and 'job_name="yours"' not in page
             status, page = await reader.get("/jobs/mine")
             assert status == 200 and "Actions" not in page and ">Drain<" not in page
             status, page = await reader.get("/jobs/yours")

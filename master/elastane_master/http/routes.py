@@ -93,7 +93,8 @@ class Routes:
             request.transport and request.transport.get_extra_info("peercert")
         ):
             raise unauthenticated("this master lets nobody in without a client certificate")
-        return self._master.gate.let_in(request.path, request.headers.getall(hdrs.AUTHORIZATION, ()))
+        # Or by the dashboard's cookie: its pages have a link here.
+        return self._master.gate.let_in(request.path, self._dashboard.authorization(request))
 
     @web.middleware
     async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:

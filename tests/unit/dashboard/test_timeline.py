@@ -10,6 +10,7 @@ from elastane_master.dashboard.pages import _render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.records import StoredNote
+from elastane_shards.progress import Progress
 
 
 class Story:
@@ -130,6 +131,17 @@ def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
     )
     assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
     assert len(html) < 2500
+
+
+def test_a_dataset_of_tasks_says_what_time_is_left() -> None:
+    counts = dict.fromkeys(("todo", "doing", "done", "failed", "failed_before", "requeued", "timed_out"), 1)
+    progress = Progress(
+        0, 2, **counts, total=4, samples_done=9, samples_per_second=3.5, eta_seconds=90.0, complete=False
+    )
+    view = SimpleNamespace(dataset="eval", progress=progress)
+    queue = SimpleNamespace(view=view, held=(), failed=(), more=0, reported=0)
+    html = render("part_queues.html", facts=SimpleNamespace(queues=[queue]))
+    assert "<b>1 min 30 s</b> left <small>at 3.5 samples a second</small>" in html
 
 
 def test_where_a_timeline_is_drawn() -> None:

@@ -439,6 +439,25 @@ async def test_with_client_certificates(tmp_path: Path) -> None:
                 assert response.status == 200
 
 
+async def test_with_client_certificates_and_no_tokens_any_name_of_the_certificate_does(
+    tmp_path: Path,
+) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    settings = {"http": "127.0.0.1:0", "http_port_file": tmp_path / "http"}
+    async with serving_master(
+        tmp_path, **settings, security=SecuritySettings(**certificates.master_options())
+    ):
+        base = f"https://{(tmp_path / 'http').read_text().strip()}"
+        tls = ssl.create_default_context(cafile=str(certificates.ca))
+        tls.load_cert_chain(certificates.client_cert, certificates.client_key)
+        sent = {"Host": "master.example.org"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(base, ssl=tls, headers=sent) as response,
+        ):
+            assert response.status == 200 and "No jobs that you may see" in await response.text()
+
+
 # ---------------------------------------------------------------- when not all is well
 
 

@@ -224,7 +224,8 @@ class DashboardRoutes:
 
     def _require_right_place(self, request: web.Request) -> None:
         self._require_certificate(request)
-        if not self._master.gate.asks_for_tokens:
+        # With TLS the browser has made sure of the name: only this master has its certificate.
+        if not self._master.gate.asks_for_tokens and not request.secure:
             require_own_name(request.host, self._own_names)
 
     def _require_certificate(self, request: web.Request) -> None:

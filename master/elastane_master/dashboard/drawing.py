@@ -71,6 +71,7 @@ class TimelinePicture:
     lines: tuple[Glyph, ...]
     left_out: int
     complete: bool
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,14 @@ def draw_timeline(timeline: Timeline) -> TimelinePicture:
     labels.append(Label(LEFT, height - 5, clock(timeline.began)))
     labels.append(Label(WIDTH - 8, height - 5, f"{clock(timeline.ended)} ({age(span)})", "end"))
     return TimelinePicture(
-        height, tuple(bars), tuple(glyphs), tuple(labels), lines, timeline.left_out, timeline.complete
+        height,
+        tuple(bars),
+        tuple(glyphs),
+        tuple(labels),
+        lines,
+        timeline.left_out,
+        timeline.complete,
+        timeline.cut,
     )
 
 

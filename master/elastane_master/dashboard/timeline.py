@@ -20,6 +20,8 @@ MEMBERS_MAX: Final = 20_000
 """Of all rings together. Reading a member takes some 5 µs, in which the master does nothing else."""
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
+#: The master keeps no more of a long fact.
+_CUT = re.compile(r"\.\.\. \(\d+ more characters\)\Z")
 _ENDS = frozenset({"job_suspended", "job_succeeded", "job_failed", "job_cancelled"})
 _OVER = frozenset({"job_succeeded", "job_failed", "job_cancelled"})
 _MARKS: Final = {
@@ -72,7 +74,8 @@ class Lane:
 class Timeline:
     """marks: of the whole ring. left_out: workers that are not shown, those gone longest.
 
-    since: the first event told of; complete: that was the job's first.
+    complete: the first event told of was the job's first. cut: of some rings only the first members are
+    known.
     """
 
     began: float
@@ -81,6 +84,7 @@ class Timeline:
     marks: tuple[Mark, ...]
     left_out: int
     complete: bool
+    cut: bool
 
 
 @dataclass(slots=True)
@@ -140,6 +144,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
         tuple(mark for mark in marked if not mark.worker),
         len(seen) - len(shown),
         notes[0].sequence <= 1,
+        any(_CUT.search(stored.note.facts.get("members", "")) is not None for stored in notes),
     )
 
 

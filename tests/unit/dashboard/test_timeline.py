@@ -9,6 +9,7 @@ from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_time
 from elastane_master.dashboard.pages import _render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
+from elastane_master.limits import clip
 from elastane_master.records import StoredNote
 from elastane_shards.progress import Progress
 
@@ -120,6 +121,18 @@ def test_changes_of_a_ring_of_thousands_are_read_from_the_newest_on_as_far_as_th
     story.ring(10.0, larger, 10)
     seen = timeline(story.notes, now=20.0)
     assert seen is not None and [stay.generation for stay in seen.lanes[0].stays] == [10]
+
+
+def test_a_ring_whose_members_were_cut_says_so() -> None:
+    story = Story()
+    story.ring(1.0, "a[0:2], b[2:4]", 1)
+    pages = []
+    for at in (2.0, 3.0):
+        seen = timeline(story.notes, now=9.0)
+        assert seen is not None
+        pages.append(render("part_timeline.html", facts=SimpleNamespace(picture=draw_timeline(seen))))
+        story.ring(at, clip(", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000))), 2)
+    assert ["first members" in page for page in pages] == [False, True]
 
 
 def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:

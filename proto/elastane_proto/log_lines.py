@@ -37,7 +37,7 @@ _SECRET_NAMES: Final = re.compile(r"(?i)token|secret|passw|authorization|credent
 #: Numbers and names of tokens are no tokens: the fencing token of a log, the name of a caller's token.
 _NO_SECRETS: Final = frozenset({"tokens", "token_name", "token_file", "fencing_token"})
 _IN_TEXT: Final = (
-    (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/@]+@", re.IGNORECASE), rf"\1:{STARS}@"),
+    (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/]+@", re.IGNORECASE), rf"\1:{STARS}@"),
     (re.compile(r"(?i)\b(bearer)\s+[a-z0-9._~+/=-]{8,}"), rf"\1 {STARS}"),
     (re.compile(r"(?i)\b(password|passwd|token|secret)=[^\s&,;'\"]+"), rf"\1={STARS}"),
 )

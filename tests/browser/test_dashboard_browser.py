@@ -229,3 +229,34 @@ async def test_an_open_page_goes_on_when_the_master_is_back(tmp_path: Path) -> N
         wanted = job_pb2.JobServiceScaleRequest(name="j", workers_min=1, workers_max=1)
         await stub.Scale(wanted, wait_for_ready=True)
         await expect(page.get_by_label("to", exact=True)).to_have_value("1")
+
+
+async def test_a_page_in_the_background_leaves_its_connection_to_others(tmp_path: Path) -> None:
+    """A browser has six to a host: a seventh tab with a live page would load for ever."""
+    async with (
+        dashboard_master(tmp_path) as (_, channel, base),
+        chromium() as browser,
+        watched_page(browser) as watched,
+    ):
+        await create_job(channel)
+        page = watched.page
+        for tab in [page, *[await page.context.new_page() for _ in range(6)]]:
+            await tab.goto(f"{base}/jobs/j")
+            await expect(tab.locator("#live")).to_have_text("live")
+            await turn(tab, hidden=True)
+            await expect(tab.locator("#live")).to_have_text("not live: in the background")
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        await stub.Scale(job_pb2.JobServiceScaleRequest(name="j", workers_min=1, workers_max=1))
+        await turn(page, hidden=False)
+        await expect(page.locator("#live")).to_have_text("live")
+        await expect(page.get_by_label("to", exact=True)).to_have_value("1")
+        assert watched.faults == []
+
+
+async def turn(page: Page, *, hidden: bool) -> None:
+    """As when another tab comes before this one, or it comes back."""
+    value = "true" if hidden else "false"
+    await page.evaluate(
+        f"Object.defineProperty(document, 'hidden', {{value: {value}, configurable: true}});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )

@@ -170,7 +170,9 @@ def test_policies_open_ports_that_are_there(everything: list[Resource]) -> None:
                     assert [n for n, labels, _ in found if chosen(peer["podSelector"], labels)]
 
 
-def test_the_masters_may_reach_their_store_and_nothing_more(everything: list[Resource]) -> None:
+def test_the_masters_may_reach_their_store_a_collector_that_is_let_in_and_nothing_more(
+    everything: list[Resource],
+) -> None:
     [policy] = [r for r in of_kind(everything, "NetworkPolicy") if r["metadata"]["name"] == "elastane-master"]
     [master] = [r for r in of_kind(everything, "Deployment") if r["metadata"]["name"] == "elastane-master"]
     store = re.fullmatch(
@@ -178,7 +180,10 @@ def test_the_masters_may_reach_their_store_and_nothing_more(everything: list[Res
     )
     assert store is not None
     [service] = [r for r in of_kind(everything, "Service") if r["metadata"]["name"] == store[1]]
-    dns, to_store = policy["spec"]["egress"]
+    dns, to_store, to_collector = policy["spec"]["egress"]
+    # Nobody has the label unless somebody gives it.
+    assert to_collector["to"] == [{"namespaceSelector": {"matchLabels": {"elastane.io/traces": "allowed"}}}]
+    assert to_collector["ports"] == [{"port": 4317}]
     assert {port["port"] for port in dns["ports"]} == {53}
     assert to_store["to"] == [{"podSelector": {"matchLabels": service["spec"]["selector"]}}]
     assert (

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 
 from elastane_master.dashboard import facts, routes
 from elastane_master.decisions.events import JobSettings
@@ -240,6 +241,7 @@ async def test_buttons_do_what_they_say_and_show_it(tmp_path: Path) -> None:
         assert "<button" not in page, "what would only be refused is not offered"
         assert (await browser.post("/jobs/j/explode"))[1].count("there is no action 'explode'") == 0
         assert (await browser.post("/jobs/absent/suspend"))[0] == 404
+        assert (await browser.get("/jobs/absent/live"))[0] == 404
 
 
 async def test_resume_of_a_job_that_was_suspended(tmp_path: Path) -> None:
@@ -266,6 +268,7 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
                 status, page = await nobody.get(path)
                 assert status == 401 and 'type="password"' in page and "mine<" not in page
             assert (await nobody.get("/jobs/mine/live"))[0] == 401
+            assert (await nobody.get("/metrics"))[0] == 401
             status, page = await nobody.post("/jobs/mine/suspend")
             assert status == 401
             status, page = await nobody.post("/login", token="wrong-token-0123456789")
@@ -281,6 +284,8 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
                 assert token_of("reader") not in cookie
             status, page = await reader.get("/")
             assert "mine" in text_of(page) and "yours" not in text_of(page)
+            status, page = await reader.get("/metrics")  # the link at the foot of each page
+            assert status == 200 and 'job_name="mine"' in page and 'job_name="yours"' not in page
             status, page = await reader.get("/jobs/mine")
             assert status == 200 and "Actions" not in page and ">Drain<" not in page
             status, page = await reader.get("/jobs/yours")
@@ -299,6 +304,18 @@ async def test_tokens_decide_what_is_seen_and_done(tmp_path: Path) -> None:
             assert (await reader.get("/jobs/mine"))[0] == 401
         async with Browser(base) as operator:
             await operator.log_in("root")
+            # With other rights than before: open pages show what those allow.
+            jobs, job = operator.live("/live"), operator.live("/jobs/mine/live")
+            assert "yours" in (await anext(jobs))["jobs"] and ">Suspend<" in (await anext(job))["actions"]
+            (tmp_path / "tokens.toml").write_text(entry("root", ["reader"], ["mine"]))
+            master.refresh_security()
+            shown = (await anext(jobs))["jobs"]
+            assert "mine" in shown and "yours" not in shown
+            async with asyncio.timeout(20):
+                while ">Suspend<" in (await anext(job)).get("actions", ">Suspend<"):
+                    pass
+            (tmp_path / "tokens.toml").write_text(entry("root", ["operator"], ["*"]))
+            master.refresh_security()
             _, page = await operator.post("/jobs/mine/suspend")
             assert "The job is suspended" in text_of(page)
             status, page = await operator.post("/logout")
@@ -371,6 +388,30 @@ async def test_forms_are_small_and_come_in_time(tmp_path: Path) -> None:
         assert (await browser.post("/jobs/j"))[0] == 405
 
 
+async def test_what_anybody_can_send_is_no_fault_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Errors are always logged: whoever could cause them without a token could fill the master's disk."""
+    form = b"Content-Type: application/x-www-form-urlencoded\r\n"
+    begin = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n" + form
+    with capture_logs() as lines:
+        async with dashboard_master(tmp_path, "".join(standard_tokens())) as (_, _, base):
+            host, port = base.removeprefix("http://").split(":")
+            for status, request in (
+                (b" 403 ", begin + b"Origin: http://[\r\nContent-Length: 7\r\n\r\ntoken=a"),
+                (b" 401 ", begin + b"Content-Encoding: gzip\r\nContent-Length: 7\r\n\r\ntoken=a"),
+                (b"", begin + b"Content-Length: 700\r\n\r\ntoken=a"),
+            ):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(request)
+                if not status:
+                    writer.write_eof()  # it breaks off
+                assert status in (await reader.read()).split(b"\r\n")[0]
+                writer.close()
+    assert [line for line in lines if line["log_level"] in ("error", "critical")] == []
+    assert [record for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+
+
 async def test_with_client_certificates(tmp_path: Path) -> None:
     certificates = Certificates(tmp_path / "certificates")
     options = {**certificates.master_options(), "token_file": tmp_path / "tokens.toml"}
@@ -396,6 +437,25 @@ async def test_with_client_certificates(tmp_path: Path) -> None:
                 )
             async with session.get(base, ssl=tls, headers={"Cookie": cookie.split(";")[0]}) as response:
                 assert response.status == 200
+
+
+async def test_with_client_certificates_and_no_tokens_any_name_of_the_certificate_does(
+    tmp_path: Path,
+) -> None:
+    certificates = Certificates(tmp_path / "certificates")
+    settings = {"http": "127.0.0.1:0", "http_port_file": tmp_path / "http"}
+    async with serving_master(
+        tmp_path, **settings, security=SecuritySettings(**certificates.master_options())
+    ):
+        base = f"https://{(tmp_path / 'http').read_text().strip()}"
+        tls = ssl.create_default_context(cafile=str(certificates.ca))
+        tls.load_cert_chain(certificates.client_cert, certificates.client_key)
+        sent = {"Host": "master.example.org"}
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(base, ssl=tls, headers=sent) as response,
+        ):
+            assert response.status == 200 and "No jobs that you may see" in await response.text()
 
 
 # ---------------------------------------------------------------- when not all is well

@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 import pytest
 
-from elastane_proto.v1 import metric_pb2, metric_pb2_grpc, ring_pb2
+from elastane_master.servers import metric_service
+from elastane_master.store.history import JobHistory
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, metric_pb2, metric_pb2_grpc, ring_pb2
 from integration.master_support import Worker, reason_of, serving_master
 from integration.test_master_sessions import RING, SIGNATURE, form_ring, get_job, job, report
 
@@ -143,3 +145,36 @@ async def test_bad_requests(
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await (call if method == "GetSeries" else call.read())
         assert reason_of(refused.value)[:2] == (code, reason)
+
+
+async def test_watches_of_more_jobs_than_are_kept_do_not_read_everything_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metric_service, "JOBS_KEPT", 1)
+    asked: list[str] = []
+    news = JobHistory.news
+
+    async def counted(self: JobHistory, after: str, count: int) -> tuple[list[bytes], str]:
+        asked.append(after)
+        return await news(self, after, count)
+
+    monkeypatch.setattr(JobHistory, "news", counted)
+    async with job(tmp_path) as (_, channel):
+        worker = Worker(channel, "a")
+        await worker.hello(RING, signature=SIGNATURE)
+        go = await form_ring(worker)
+        await train(worker, go, range(1), 1.0)
+        await committed(worker, go, 1, channel)
+        request = metric_pb2.WatchSeriesRequest(job="j")
+        request.interval.FromMilliseconds(50)
+        watch = stub(channel).WatchSeries(request)
+        assert (await asyncio.wait_for(watch.read(), 20)).step == 1
+        jobs = job_pb2_grpc.JobServiceStub(channel)
+        settings = job_pb2.JobSettings(ests=1)
+        await jobs.Create(job_pb2.JobServiceCreateRequest(name="other", settings=settings))
+        await stub(channel).GetSeries(metric_pb2.GetSeriesRequest(job="other"))
+        asked.clear()
+        await train(worker, go, range(1, 2), 1.0)
+        await committed(worker, go, 2, channel)
+        assert (await asyncio.wait_for(watch.read(), 20)).step == 2
+        assert asked and "" not in asked

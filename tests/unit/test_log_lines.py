@@ -54,6 +54,8 @@ def test_each_line_says_where_it_was_written_and_what_a_line_says_itself_stands(
     [
         ("redis://me:hunter2@host:6379/0 is away", f"redis://me:{STARS}@host:6379/0 is away"),
         ("rediss://:hunter2@host", f"rediss://:{STARS}@host"),
+        ("redis://me:hun@ter2@host:6379/0 is away", f"redis://me:{STARS}@host:6379/0 is away"),
+        ("redis://:a@h1/0,redis://:b@h2/0", f"redis://:{STARS}@h1/0,redis://:{STARS}@h2/0"),
         ("authorization: Bearer hunter2hunter2", f"authorization: Bearer {STARS}"),
         ("GET /x?token=hunter2&a=1", f"GET /x?token={STARS}&a=1"),
         ("http://host:8080/path and step=5", "http://host:8080/path and step=5"),

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from elastane_proto.v1 import ring_pb2
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
+#: A master keeps no more of a long fact: whoever is not among the members may be in what was cut.
+_CUT = re.compile(r"\.\.\. \(\d+ more characters\)$")
 _OUT = ("worker_lost", "worker_evicted", "worker_left")
 #: What ends a worker's part without an event of its own.
 _JOB_ENDS = ("job_suspended", "job_succeeded", "job_failed", "job_cancelled")
@@ -113,7 +115,7 @@ def _chain(worker: str, events: Sequence[ring_pb2.Event]) -> list[Link]:
     for event in events:
         meaning, counts = "", event.worker_id == worker
         members = members_of(event)
-        if members is not None:
+        if members is not None and (worker in members or not _CUT.search(event.facts["members"])):
             now = members.get(worker)
             counts = counts or now != place
             if now is not None and now != place:

@@ -113,8 +113,9 @@ def result_of(action: Action, fields: Mapping[str, str], answer: Any) -> str:
 
 def _count(fields: Mapping[str, str], name: str) -> int:
     text = fields.get(name, "").strip()
-    if not (text.isascii() and text.isdigit()) or int(text[:12]) > WORKERS_MAX:
+    digits = text.lstrip("0") or text[-1:]
+    if not (text.isascii() and text.isdigit()) or len(digits) > 10 or int(digits) > WORKERS_MAX:
         raise Rejection(
             "invalid_argument", f"{text[:40]!r} is no number of workers", hint="a whole number", field=name
         )
-    return int(text)
+    return int(digits)

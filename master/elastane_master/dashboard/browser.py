@@ -3,7 +3,7 @@
 The token is in a cookie that scripts cannot read and that the browser sends from this site only (HttpOnly,
 SameSite=Strict): no session is kept, so that any master of a store takes it.
 A request that changes something is taken from a page of this same host alone. A master without tokens has no
-cookie to go by, so it also refuses names that anybody could have made point at it (DNS rebinding).
+cookie to go by; without TLS it also refuses names that anybody could have made point at it (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -73,7 +73,13 @@ def require_same_site(headers: Mapping[str, str], *, by_cookie: bool) -> None:
         if by_cookie and site is None:
             raise _foreign()
         return
-    if not origin.startswith(("http://", "https://")) or urlsplit(origin).netloc != headers.get("Host", ""):
+    try:
+        own = origin.startswith(("http://", "https://")) and urlsplit(origin).netloc == headers.get(
+            "Host", ""
+        )
+    except ValueError:
+        own = False
+    if not own:
         raise _foreign()
 
 

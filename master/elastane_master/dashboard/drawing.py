@@ -71,6 +71,7 @@ class TimelinePicture:
     lines: tuple[Glyph, ...]
     left_out: int
     complete: bool
+    cut: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,14 @@ def draw_timeline(timeline: Timeline) -> TimelinePicture:
     labels.append(Label(LEFT, height - 5, clock(timeline.began)))
     labels.append(Label(WIDTH - 8, height - 5, f"{clock(timeline.ended)} ({age(span)})", "end"))
     return TimelinePicture(
-        height, tuple(bars), tuple(glyphs), tuple(labels), lines, timeline.left_out, timeline.complete
+        height,
+        tuple(bars),
+        tuple(glyphs),
+        tuple(labels),
+        lines,
+        timeline.left_out,
+        timeline.complete,
+        timeline.cut,
     )
 
 
@@ -151,7 +159,8 @@ def draw_curve(name: str, buckets: Sequence[Bucket]) -> CurvePicture:
     def place(x: float, y: float) -> tuple[float, float]:
         sideways = (x - left) / (right - left) if right > left else 0.5
         # Halves: the difference of two large numbers may not be finite.
-        up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        span = high / 2 - low / 2  # nought, too, for neighbours among the least numbers there are
+        up = (y / 2 - low / 2) / span if span > 0 else 0.5
         return round(LEFT + sideways * (WIDTH - LEFT - 8), 1), round(8 + (1 - up) * (bottom - 14), 1)
 
     def path(places: Sequence[tuple[float, float]]) -> str:

@@ -89,14 +89,13 @@ class Live:
 
     async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
         """Follows a job until the client leaves. Raises Rejection before anything was sent."""
-        visitor = Visitor.of(call.caller, known=True)
 
         async def pages() -> AsyncIterator[Parts]:
             with host.watching():
                 while True:
                     seen = host.changed.count
                     require_serving(host)
-                    yield await self._kitchen.parts(host, visitor)
+                    yield await self._kitchen.parts(host, Visitor.of(call.caller, known=True))
                     await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):

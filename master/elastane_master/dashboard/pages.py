@@ -17,6 +17,7 @@ from elastane_master.dashboard.facts import JobFacts
 from elastane_master.decisions import cost
 from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
+from elastane_master.limits import clip
 from elastane_master.security.tokens import Principal
 
 PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
@@ -144,6 +145,7 @@ def _environment() -> Environment:
     for name in ("age", "clock", "moment", "number", "size", "ranks"):
         environment.filters[name] = getattr(words, name)
     environment.filters["quoted"] = _quoted
+    environment.filters["clip"] = clip  # a ring of thousands, in each of 150 events, is megabytes
     environment.filters["phase"] = lambda phase: phase.replace("_", " ")
     environment.globals.update(
         width=drawing.WIDTH,

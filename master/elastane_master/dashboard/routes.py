@@ -141,7 +141,7 @@ class DashboardRoutes:
 
     async def _jobs_live(self, request: web.Request) -> web.StreamResponse:
         self._require_right_place(request)
-        with self._master.gate.following("/live", self._authorization(request)) as call:
+        with self._master.gate.following("/live", self.authorization(request)) as call:
 
             def made() -> Parts:
                 return {"jobs": self._list(call.caller)}
@@ -161,7 +161,7 @@ class DashboardRoutes:
     async def _job_live(self, request: web.Request) -> web.StreamResponse:
         job = request.match_info["job"]
         self._require_right_place(request)
-        with self._master.gate.following("/jobs/{job}/live", self._authorization(request), job) as call:
+        with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
             return await self._lives()[1].job(request, self._host(job), call)
 
     async def _asset(self, request: web.Request) -> web.Response:
@@ -204,7 +204,7 @@ class DashboardRoutes:
         response.del_cookie(cookie_name(tls=tls), path="/", secure=tls, httponly=True, samesite="Strict")
         return response
 
-    def _authorization(self, request: web.Request) -> list[str]:
+    def authorization(self, request: web.Request) -> list[str]:
         """Values of the Authorization header; without one what the cookie stands for."""
         told = request.headers.getall(hdrs.AUTHORIZATION, [])
         cookie = request.cookies.get(cookie_name(tls=request.secure))
@@ -215,7 +215,7 @@ class DashboardRoutes:
     def _caller(self, request: web.Request, route: str, job: str = "") -> Principal:
         """Who looks. Raises Rejection."""
         self._require_right_place(request)
-        return self._master.gate.let_in(route, self._authorization(request), job)
+        return self._master.gate.let_in(route, self.authorization(request), job)
 
     def _visitor(self, request: web.Request, route: str, job: str = "") -> Visitor:
         """Who looks, as pages want to know it. Raises Rejection."""
@@ -224,7 +224,8 @@ class DashboardRoutes:
 
     def _require_right_place(self, request: web.Request) -> None:
         self._require_certificate(request)
-        if not self._master.gate.asks_for_tokens:
+        # With TLS the browser has made sure of the name: only this master has its certificate.
+        if not self._master.gate.asks_for_tokens and not request.secure:
             require_own_name(request.host, self._own_names)
 
     def _require_certificate(self, request: web.Request) -> None:
@@ -248,7 +249,7 @@ class DashboardRoutes:
 
     async def _act(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
-        authorization = self._authorization(request)
+        authorization = self.authorization(request)
         try:
             self._require_right_place(request)
             require_same_site(request.headers, by_cookie=hdrs.AUTHORIZATION not in request.headers)
@@ -276,7 +277,7 @@ class DashboardRoutes:
     def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
         """Back to the job's page, which says why; who may not see that gets the refusal alone."""
         try:
-            self._master.gate.let_in("/jobs/{job}", self._authorization(request), job)
+            self._master.gate.let_in("/jobs/{job}", self.authorization(request), job)
             self._host(job)
         except REFUSALS:
             return self._problem(request, error, root="../../")
@@ -339,7 +340,7 @@ class DashboardRoutes:
         """A page that says why; for who is not let in the form that asks for a token."""
         status = _STATUS.get(error.reason, 503)
         if status in (401, 403) and (asked or (status == 401 and self._master.gate.asks_for_tokens)):
-            told = asked or bool(self._authorization(request))
+            told = asked or bool(self.authorization(request))
             why, hint = (_sentence(error), error.hint if asked else "") if told else ("", "")
             then = "" if asked else _local(request.path.lstrip("/"))
             response = _html(pages.login_page(why, hint, then, root), status)
@@ -377,6 +378,8 @@ async def _fields(request: web.Request) -> Mapping[str, str]:
         raise Rejection("limit_exceeded", "the form is too large") from error
     except (ValueError, LookupError) as error:
         raise Rejection("invalid_argument", "the form cannot be read") from error
+    except (ConnectionError, web.RequestPayloadError) as error:  # no fault of ours: anybody can break off
+        raise Rejection("invalid_argument", "the form did not come whole") from error
     return {name: value for name, value in posted.items() if isinstance(value, str)}
 
 

@@ -16,8 +16,12 @@ from elastane_master.records import StoredNote
 LANES_MAX: Final = 48
 STAYS_MAX: Final = 2000
 MARKS_MAX: Final = 600
+MEMBERS_MAX: Final = 20_000
+"""Of all rings together. Reading a member takes some 5 µs, in which the master does nothing else."""
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
+#: The master keeps no more of a long fact.
+_CUT = re.compile(r"\.\.\. \(\d+ more characters\)\Z")
 _ENDS = frozenset({"job_suspended", "job_succeeded", "job_failed", "job_cancelled"})
 _OVER = frozenset({"job_succeeded", "job_failed", "job_cancelled"})
 _MARKS: Final = {
@@ -70,7 +74,8 @@ class Lane:
 class Timeline:
     """marks: of the whole ring. left_out: workers that are not shown, those gone longest.
 
-    since: the first event told of; complete: that was the job's first.
+    complete: the first event told of was the job's first. cut: of some rings only the first members are
+    known.
     """
 
     began: float
@@ -79,6 +84,7 @@ class Timeline:
     marks: tuple[Mark, ...]
     left_out: int
     complete: bool
+    cut: bool
 
 
 @dataclass(slots=True)
@@ -100,6 +106,7 @@ def members_of(stored: StoredNote) -> dict[str, tuple[int, int]] | None:
 
 def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     """The timeline up to `now`, or to the job's end; None before anything happened."""
+    notes = _affordable(notes)
     if not notes:
         return None
     over = notes[-1].now if notes[-1].note.kind in _OVER else None
@@ -137,7 +144,22 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
         tuple(mark for mark in marked if not mark.worker),
         len(seen) - len(shown),
         notes[0].sequence <= 1,
+        any(_CUT.search(stored.note.facts.get("members", "")) is not None for stored in notes),
     )
+
+
+def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
+    """The newest events whose rings have `MEMBERS_MAX` members together; always the newest ring."""
+    count, first = 0, True
+    for place in range(len(notes) - 1, -1, -1):
+        note = notes[place].note
+        if note.kind != "ring_change":
+            continue
+        count += note.facts.get("members", "").count("[")
+        if count > MEMBERS_MAX and not first:
+            return notes[place + 1 :]
+        first = False
+    return notes
 
 
 def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[tuple[_Ring, float]], list[Mark]]:

@@ -43,7 +43,14 @@ class Doorkeeper:
 
     def __call__(self) -> Connection:
         """A protocol for the next connection; what `loop.create_server` asks for."""
-        return Connection(self, self._server, loop=asyncio.get_running_loop(), access_log=None)
+        # Forms are small: what is compressed wants to be large here, or is spoiled, which aiohttp would log.
+        return Connection(
+            self,
+            self._server,
+            loop=asyncio.get_running_loop(),
+            access_log=None,
+            auto_decompress=False,
+        )
 
 
 class Connection(web.RequestHandler):

@@ -31,6 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _STATUS: Final = {
     "unauthenticated": 401,
     "permission_denied": 403,
+    "not_found": 404,
     "rate_limited": 429,
     "quota_exceeded": 429,
     "limit_exceeded": 413,
@@ -92,7 +93,8 @@ class Routes:
             request.transport and request.transport.get_extra_info("peercert")
         ):
             raise unauthenticated("this master lets nobody in without a client certificate")
-        return self._master.gate.let_in(request.path, request.headers.getall(hdrs.AUTHORIZATION, ()))
+        # Or by the dashboard's cookie: its pages have a link here.
+        return self._master.gate.let_in(request.path, self._dashboard.authorization(request))
 
     @web.middleware
     async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:

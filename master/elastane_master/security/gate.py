@@ -142,11 +142,16 @@ class _Call:
 
 
 class HttpCall:
-    """An HTTP answer that goes on. caller: whose it was when it began."""
+    """An HTTP answer that goes on."""
 
-    def __init__(self, caller: Principal, call: _Call) -> None:
-        self.caller = caller
+    def __init__(self, tokens: TokenFile, call: _Call) -> None:
+        self._tokens = tokens
         self._call = call
+
+    @property
+    def caller(self) -> Principal:
+        """Whose it is, with the rights of this moment. Raises Rejection where there are none any more."""
+        return self._tokens.owner(self._call.digest)
 
     def refusal(self) -> Rejection | None:
         """Why it was ended; None when it was not the gate that did. The task goes on then."""
@@ -204,12 +209,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     @contextmanager
     def following(self, route: str, authorization: Sequence[str], job: str = "") -> Iterator[HttpCall]:
         """As `let_in`, for an answer that goes on: the task inside is cancelled when the right to it ends."""
-        rule, digest, caller = self._let_in_http(route, authorization, job)
+        rule, digest, _ = self._let_in_http(route, authorization, job)
         call = _Call(route, rule, digest)
         call.job = job
         self._calls.add(call)
         try:
-            yield HttpCall(caller, call)
+            yield HttpCall(self._tokens, call)
         finally:
             self._calls.discard(call)
 

@@ -71,11 +71,12 @@ class MetricServicer:
         points_max = _points_max(request.points_max)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
         told: str | None = None
+        followed: _Followed | None = None
         with host.watching():
             while True:
                 seen = host.changed.count
                 require_serving(host)
-                followed = await self._caught_up(host)
+                followed = await self._caught_up(host, followed)
                 if followed.token != told:
                     told, curves = followed.token, followed.curves
                     yield metric_pb2.WatchSeriesResponse(
@@ -128,11 +129,12 @@ class MetricServicer:
         await host.log.settled()
         return (await self._caught_up(host)).curves
 
-    async def _caught_up(self, host: JobHost) -> _Followed:
-        """The curves with all that is stored in them."""
+    async def _caught_up(self, host: JobHost, before: _Followed | None = None) -> _Followed:
+        """The curves with all that is stored in them. before: what a watch had last, and goes on with: were
+        it read anew where more than `JOBS_KEPT` jobs are watched, each would read all, again and again."""
         followed = self._followed.get(host.name)
         if followed is None or followed.host is not host:
-            followed = self._followed[host.name] = _Followed(host)
+            followed = self._followed[host.name] = before or _Followed(host)
         self._followed.move_to_end(host.name)
         while len(self._followed) > JOBS_KEPT:
             self._followed.popitem(last=False)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from elastane.cli.main import build_app
 from elastane.explain import explain, known_workers, members_of
+from elastane_master.limits import clip
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, running_job, serving
 
@@ -69,6 +70,20 @@ def test_a_members_chain_ends_with_the_change_that_gave_it_its_ests() -> None:
     assert told.place == "member" and told.since == 1_700_000_008
     assert told.sentence == "in the ring, hosts ESTs 2-3, because: w1 was lost: its stream broke"
     assert told.chain[-1].meaning == "takes ESTs 2-3"
+
+
+def test_a_worker_in_the_part_that_was_cut_of_a_large_ring_is_not_said_to_be_out_of_it() -> None:
+    """The master keeps 4000 characters of a fact: some 150 members of a ring."""
+    story = events()
+    large = ", ".join(f"w{number + 10}[{number}:{number + 1}]" for number in range(1000))
+    cut = ring_pb2.Event(
+        sequence=20, kind="ring_change", reason="1000 joined", facts={"members": clip(large)}
+    )
+    told = explain("w2", job(), [*story, cut])
+    assert told is not None and [link.sequence for link in told.chain] == [5, 6, 8]
+    whole = ring_pb2.Event(sequence=20, kind="ring_change", reason="w2 left", facts={"members": "w0[0:4]"})
+    told = explain("w2", job(), [*story, whole])
+    assert told is not None and told.chain[-1].meaning == "is not in the ring any more"
 
 
 def test_changes_that_leave_a_worker_where_it_is_are_not_in_its_chain() -> None:

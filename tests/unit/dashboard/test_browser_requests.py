@@ -40,6 +40,7 @@ def test_forms_of_this_site(headers: dict[str, str], by_cookie: bool) -> None:
         {**HOST, "Origin": "https://m.example:9090.evil.example"},
         {**HOST, "Origin": "https://evil.example/m.example:9090"},
         {**HOST, "Origin": "file://m.example:9090"},
+        {**HOST, "Origin": "http://["},
         {**OWN, "Sec-Fetch-Site": "cross-site"},
         {**OWN, "Sec-Fetch-Site": "same-site"},
         {"Origin": ""},
@@ -100,10 +101,18 @@ def test_every_button_is_an_rpc_that_only_operators_may_call() -> None:
         request_of(ACTIONS["cancel"], "j", {})
 
 
-@pytest.mark.parametrize("text", ["", "-1", "1.5", "²", "99999999999999", "0x1"])
+@pytest.mark.parametrize(
+    "text", ["", "-1", "1.5", "²", "99999999999999", "0x1", "0" * 12 + "9" * 12, "9" * 5000]
+)
 def test_numbers_of_workers_that_are_none(text: str) -> None:
     with pytest.raises(Rejection, match="no number of workers"):
         request_of(ACTIONS["scale"], "j", {"workers_min": text, "workers_max": "2"})
+
+
+def test_a_number_of_workers_may_have_noughts_before_it() -> None:
+    scaled = request_of(ACTIONS["scale"], "j", {"workers_min": " 0", "workers_max": "0" * 5000 + "2"})
+    assert isinstance(scaled, job_pb2.JobServiceScaleRequest)
+    assert (scaled.workers_min, scaled.workers_max) == (0, 2)
 
 
 def test_results_in_words() -> None:

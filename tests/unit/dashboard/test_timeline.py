@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from elastane_master.curves import Bucket
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
-from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, STAYS_MAX, Stay, timeline
+from elastane_master.dashboard.pages import _render as render
+from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
+from elastane_master.limits import clip
 from elastane_master.records import StoredNote
+from elastane_shards.progress import Progress
 
 
 class Story:
@@ -103,6 +108,55 @@ def test_bounds_hold_for_jobs_of_any_length() -> None:
         assert LEFT <= bar.x <= bar.x + bar.width <= WIDTH and bar.width > 0
 
 
+def test_changes_of_a_ring_of_thousands_are_read_from_the_newest_on_as_far_as_that_is_cheap() -> None:
+    """All of them would keep the master from hearing its workers for seconds, at each look at the page."""
+    story = Story()
+    members = ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(MEMBERS_MAX // 4))
+    for generation in range(1, 10):
+        story.ring(float(generation), members, generation)
+    seen = timeline(story.notes, now=20.0)
+    assert seen is not None and not seen.complete
+    assert [stay.generation for stay in seen.lanes[0].stays] == [6, 7, 8, 9]
+    larger = ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(MEMBERS_MAX + 1))
+    story.ring(10.0, larger, 10)
+    seen = timeline(story.notes, now=20.0)
+    assert seen is not None and [stay.generation for stay in seen.lanes[0].stays] == [10]
+
+
+def test_a_ring_whose_members_were_cut_says_so() -> None:
+    story = Story()
+    story.ring(1.0, "a[0:2], b[2:4]", 1)
+    pages = []
+    for at in (2.0, 3.0):
+        seen = timeline(story.notes, now=9.0)
+        assert seen is not None
+        pages.append(render("part_timeline.html", facts=SimpleNamespace(picture=draw_timeline(seen))))
+        story.ring(at, clip(", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000))), 2)
+    assert ["first members" in page for page in pages] == [False, True]
+
+
+def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
+    story = Story()
+    story.ring(1.0, "a[0:2], b[2:4]", 1)
+    story.ring(2.0, ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000)), 2)
+    html = render(
+        "part_events.html", facts=SimpleNamespace(notes=story.notes), view=SimpleNamespace(name="j")
+    )
+    assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
+    assert len(html) < 2500
+
+
+def test_a_dataset_of_tasks_says_what_time_is_left() -> None:
+    counts = dict.fromkeys(("todo", "doing", "done", "failed", "failed_before", "requeued", "timed_out"), 1)
+    progress = Progress(
+        0, 2, **counts, total=4, samples_done=9, samples_per_second=3.5, eta_seconds=90.0, complete=False
+    )
+    view = SimpleNamespace(dataset="eval", progress=progress)
+    queue = SimpleNamespace(view=view, held=(), failed=(), more=0, reported=0)
+    html = render("part_queues.html", facts=SimpleNamespace(queues=[queue]))
+    assert "<b>1 min 30 s</b> left <small>at 3.5 samples a second</small>" in html
+
+
 def test_where_a_timeline_is_drawn() -> None:
     seen = timeline(death().notes, now=20.0)
     assert seen is not None
@@ -159,3 +213,5 @@ def test_curves_stand_in_their_frame_and_pass_over_what_is_no_number() -> None:
     assert (nothing.line, nothing.band, nothing.dot) == ("", "", None)
     flat = draw_curve("flat", [bucket(0, 2.0), bucket(1, 2.0)])
     assert all("nan" not in pair for pair in flat.line.split())
+    least = draw_curve("least", [bucket(0, 0.0), bucket(1, 5e-324)])
+    assert len(least.line.split()) == 2, "their difference has no half"

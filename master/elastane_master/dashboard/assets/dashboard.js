@@ -23,27 +23,46 @@
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
 
+  let source = null;
+  let later = 0;
+  let over = false;
+  const stop = () => {
+    clearTimeout(later);
+    source?.close();
+    source = null;
+  };
   const follow = () => {
-    const source = new EventSource(document.body.dataset.live);
-    source.addEventListener("parts", (event) => {
+    stop();
+    if (over) return;
+    if (document.hidden) {
+      // A browser has six connections to a master: tabs that nobody sees would leave none for the next page.
+      say("not live: in the background", "away");
+      return;
+    }
+    const asked = (source = new EventSource(document.body.dataset.live));
+    asked.addEventListener("parts", (event) => {
       for (const [name, html] of Object.entries(JSON.parse(event.data))) replace(name, html);
       say("live", "live");
     });
-    source.addEventListener("refused", (event) => {
-      source.close();
+    asked.addEventListener("refused", (event) => {
+      over = true;
+      stop();
       say(`not live: ${JSON.parse(event.data).text}`, "over");
     });
-    source.onerror = () => {
-      if (source.readyState === EventSource.CLOSED) {
+    asked.onerror = () => {
+      if (asked.readyState === EventSource.CLOSED) {
         // The browser asks again by itself after a broken connection, but not after an answer it did not like.
         say("not live: asking again", "away");
-        setTimeout(follow, 3000);
+        later = setTimeout(follow, 3000);
       } else {
         say("not live: connecting", "away");
       }
     };
-    addEventListener("pagehide", () => source.close(), { once: true });
   };
+  document.addEventListener("visibilitychange", follow);
+  addEventListener("pagehide", stop);
+  // Gone back to: the browser shows the page as it was left, and nothing is followed any more.
+  addEventListener("pageshow", (event) => event.persisted && follow());
 
   const sections = () => [...document.querySelectorAll("main h1, main h2")];
   const step = (by) => {

@@ -359,6 +359,17 @@ def test_curve(master: FakeMaster) -> None:
     assert "nothing logged yet" in invoke(master, "curve").stdout
 
 
+def test_what_is_no_number_is_null_in_json(master: FakeMaster) -> None:
+    astray = metric_pb2.Point(
+        step=0, steps=2, mean=float("nan"), min=1.5, max=float("inf"), last=float("nan")
+    )
+    master.series = [metric_pb2.Series(name="loss", points=[astray])]
+    said = invoke(master, "curve", "--json").stdout
+    assert "NaN" not in said and "Infinity" not in said
+    (point,) = json.loads(said)["series"][0]["points"]
+    assert point == {"step": 0, "steps": 2, "mean": None, "min": 1.5, "max": None, "last": None}
+
+
 def test_track_writes_each_step_once(master: FakeMaster, tmp_path: Path) -> None:
     for step, generation in ((0, 1), (1, 1), (2, 1), (1, 2), (2, 2)):
         master.steps.append(

@@ -60,6 +60,13 @@ def test_values_go_to_the_trackers_step_by_step(capsys: pytest.CaptureFixture[st
     assert lines[-1].startswith("epoch 2/2: 3 steps in ") and "loss 2" in lines[-1]
 
 
+def test_a_run_that_only_shows_something_writes_to_no_tracker() -> None:
+    job = PlainJob(WorkerEnvironment(mode="plain", log_to=""), 1)
+    job.log_to("tensorboard:x")
+    train(job)
+    assert Recorded.made == []
+
+
 @pytest.mark.parametrize(
     ("variable", "option", "said"),
     [(None, True, True), (None, False, False), (False, True, False), (True, False, True)],

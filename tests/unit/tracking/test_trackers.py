@@ -108,6 +108,13 @@ def test_a_tensorboard_folder_without_its_cursor_is_written_anew(tmp_path: Path)
     assert kept("tensorboard", tmp_path) == [(n, float(n)) for n in range(3)]
 
 
+def test_values_that_are_no_numbers_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session(spec_of("tensorboard", tmp_path), [step(n, float("nan")) for n in range(3)])
+    assert caplog.records == []
+
+
 def test_mlflow_gets_batches_that_it_takes_and_the_runs_end(tmp_path: Path) -> None:
     spec = TrackerSpec("mlflow", "project")
     session(spec, [step(n) for n in range(2500)], finished=True)
@@ -166,6 +173,12 @@ def test_the_trackers_process_ends_with_its_worker_and_writes_what_it_read(
     for n in range(3):
         trackers.write({"step": n, "values": {"loss": float(n)}})
     failing.wait(60)
+    trackers._tell({"finish": 3})  # as when another worker leads for a while
+    good.wait(60)
+    trackers.lead(True)
+    again, still = trackers._processes
+    assert again.poll() is None and still is failing  # one that failed is left alone
+    good = again
     trackers.write({"step": 3, "values": {"loss": 3.0}})  # one that has ended disturbs nobody
     trackers.finish(4)
     assert (good.returncode, failing.returncode) == (0, 1)

@@ -75,8 +75,15 @@ def track(
 def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
     """Lets the tracker end when the job is over and all its steps are written."""
     from elastane.cli.jobs import is_over
+    from elastane.errors import ElastaneError, MasterUnreachableError
 
-    for seen in watcher.watch_job(job):
-        if is_over(seen):
-            following.finish_at(seen.step)
-            return
+    while True:
+        try:
+            for seen in watcher.watch_job(job):
+                if is_over(seen):
+                    following.finish_at(seen.step)
+                    return
+        except MasterUnreachableError:
+            continue  # whoever reads the steps says it, if it lasts
+        except ElastaneError:
+            return  # it has said why, and the command ends

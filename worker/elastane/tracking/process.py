@@ -59,6 +59,13 @@ class TrackerProcesses:
         if leads and not self._processes:
             self._reap()
             self._processes = [self._start(spec) for spec in self.specs]
+        elif leads:
+            # One that ended well gave way to another leader's, while this worker was out of the ring. One
+            # that failed said so, and is left alone.
+            self._processes = [
+                self._start(spec) if process.poll() == 0 else process
+                for spec, process in zip(self.specs, self._processes, strict=True)
+            ]
         elif not leads and self._processes:
             self._release()
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane.demo.run import demo_script
 from elastane_proto.v1 import job_pb2, metric_pb2, shard_pb2
 from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
@@ -191,6 +192,20 @@ def test_demo_refuses_bad_paths_before_it_starts(option: str, value: str) -> Non
     result = CliRunner().invoke(build_app(), ["demo", option, value])
     assert result.exit_code == 2
     assert value.split("/")[0] in result.output
+
+
+def test_the_demo_is_found_in_the_clone_and_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("elastane.__file__", str(tmp_path / "site-packages" / "elastane" / "__init__.py"))
+    monkeypatch.chdir(SOURCES)
+    assert demo_script() == SOURCES / "examples" / "digits_cnn.py"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(build_app(), ["demo"])
+    assert result.exit_code == 3 and "pip install scikit-learn" in result.output
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(build_app(), ["demo"])
+    assert result.exit_code == 3 and "in a clone of Elastane's repository" in result.output
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -139,6 +139,20 @@ def test_specs() -> None:
         parse_specs("neptune:x")
 
 
+def test_a_trackers_process_ends_though_a_forked_data_worker_holds_its_pipe(tmp_path: Path) -> None:
+    trackers: Any = TrackerProcesses([spec_of("tensorboard", tmp_path)], job="train", created=RUN.created)
+    trackers.lead(True)
+    (process,) = trackers._processes
+    held = os.dup(process.stdin.fileno())
+    try:
+        trackers.write({"step": 0, "values": {"loss": 0.0}})
+        trackers.close()
+    finally:
+        os.close(held)
+    assert process.returncode == 0  # it was not killed after a while
+    assert kept("tensorboard", tmp_path) == [(0, 0.0)]
+
+
 def test_a_tracker_that_is_not_installed_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RefusedError, match=r"wandb, which is not installed here.*pip install wandb"):

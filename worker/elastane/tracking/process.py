@@ -96,6 +96,8 @@ class TrackerProcesses:
 
     def _release(self) -> None:
         """They write what they have read, and end."""
+        # Said too: data workers that were forked meanwhile keep the other end of the pipe open.
+        self._tell({"stop": True})
         for process in self._processes:
             with contextlib.suppress(OSError):
                 assert process.stdin is not None

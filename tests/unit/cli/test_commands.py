@@ -194,6 +194,14 @@ def test_demo_refuses_bad_paths_before_it_starts(option: str, value: str) -> Non
     assert value.split("/")[0] in result.output
 
 
+def test_what_a_worker_says_steers_no_terminal(master: FakeMaster) -> None:
+    said = "KeyError \x1b]0;mine\x1b\\ \x1b[2J"
+    master.jobs["train"].reason = master.jobs["train"].workers[0].reason = master.events[0].reason = said
+    for command in ("status", "jobs", "events"):
+        told = invoke(master, command).stdout
+        assert "KeyError" in told and "\x1b" not in told, command
+
+
 def test_the_demo_is_found_in_the_clone_and_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

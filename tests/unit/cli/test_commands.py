@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -18,7 +19,9 @@ from typer.testing import CliRunner, Result
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane.cli.track import _end_with
 from elastane.demo.run import demo_script
+from elastane.errors import MasterUnreachableError
 from elastane_proto.v1 import job_pb2, metric_pb2, shard_pb2
 from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
@@ -359,6 +362,26 @@ def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert checkpoint_url("saved") == str(tmp_path / "saved")
     assert checkpoint_url("s3://bucket/saved") == "s3://bucket/saved"
     assert checkpoint_url("") == ""
+
+
+def test_track_knows_of_the_jobs_end_though_the_master_was_away_for_long() -> None:
+    class Watcher:
+        calls = 0
+
+        def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
+            self.calls += 1
+            if self.calls == 1:
+                raise MasterUnreachableError("no master answered")
+            yield job_pb2.Job(phase=job_pb2.JOB_PHASE_RUNNING)
+            if self.calls == 3:  # the second time the client was closed
+                yield job_pb2.Job(phase=job_pb2.JOB_PHASE_SUCCEEDED, step=7)
+
+    ends: list[int] = []
+    watcher, following = Watcher(), SimpleNamespace(finish_at=ends.append)
+    _end_with(watcher, "train", following)  # type: ignore[arg-type]
+    assert (watcher.calls, ends) == (2, [])
+    _end_with(watcher, "train", following)  # type: ignore[arg-type]
+    assert (watcher.calls, ends) == (3, [7])
 
 
 def test_top_needs_a_terminal(master: FakeMaster) -> None:

@@ -83,7 +83,8 @@ def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
                 if is_over(seen):
                     following.finish_at(seen.step)
                     return
+            return  # the client is closed: the command ends
         except MasterUnreachableError:
             continue  # whoever reads the steps says it, if it lasts
         except ElastaneError:
-            return  # it has said why, and the command ends
+            return  # so does whoever reads the steps

@@ -39,7 +39,13 @@ _NO_SECRETS: Final = frozenset({"tokens", "token_name", "token_file", "fencing_t
 _IN_TEXT: Final = (
     (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/]+@", re.IGNORECASE), rf"\1:{STARS}@"),
     (re.compile(r"(?i)\b(bearer)\s+[a-z0-9._~+/=-]{8,}"), rf"\1 {STARS}"),
-    (re.compile(r"(?i)\b(password|passwd|token|secret)=[^\s&,;'\"]+"), rf"\1={STARS}"),
+    (
+        # Of variables too: ELASTANE_TOKEN=, AWS_SECRET_ACCESS_KEY=, access_token=.
+        re.compile(
+            r"(?i)\b(?!fencing_)((?:\w*_)?(?:password|passwd|token|secret|secret_access_key|api_?key))=[^\s&,;'\"]+"
+        ),
+        rf"\1={STARS}",
+    ),
 )
 
 

@@ -59,6 +59,10 @@ def test_each_line_says_where_it_was_written_and_what_a_line_says_itself_stands(
         ("authorization: Bearer hunter2hunter2", f"authorization: Bearer {STARS}"),
         ("GET /x?token=hunter2&a=1", f"GET /x?token={STARS}&a=1"),
         ("http://host:8080/path and step=5", "http://host:8080/path and step=5"),
+        ("ELASTANE_TOKEN=hunter2 is set", f"ELASTANE_TOKEN={STARS} is set"),
+        ("AWS_SECRET_ACCESS_KEY=hunter2", f"AWS_SECRET_ACCESS_KEY={STARS}"),
+        ("GET /x?access_token=hunter2&a=1", f"GET /x?access_token={STARS}&a=1"),
+        ("fencing_token=7, ELASTANE_TOKEN_FILE=/t", "fencing_token=7, ELASTANE_TOKEN_FILE=/t"),
         ("token 'reader' may not call Scale", "token 'reader' may not call Scale"),
     ],
 )

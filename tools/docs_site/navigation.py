@@ -35,6 +35,8 @@ GROUPS: Final = (
             "howto/masters",
             "howto/tokens",
             "howto/troubles",
+            "watching",
+            "dashboard",
             "deploy",
             "elasticjob",
             "hosts",

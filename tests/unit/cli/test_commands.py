@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -18,6 +19,9 @@ from typer.testing import CliRunner, Result
 from elastane.cli.catalogue import COMMANDS, load
 from elastane.cli.main import build_app
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
+from elastane.cli.track import _end_with
+from elastane.demo.run import demo_script
+from elastane.errors import MasterUnreachableError
 from elastane_proto.v1 import job_pb2, metric_pb2, shard_pb2
 from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
@@ -193,6 +197,28 @@ def test_demo_refuses_bad_paths_before_it_starts(option: str, value: str) -> Non
     assert value.split("/")[0] in result.output
 
 
+def test_what_a_worker_says_steers_no_terminal(master: FakeMaster) -> None:
+    said = "KeyError \x1b]0;mine\x1b\\ \x1b[2J"
+    master.jobs["train"].reason = master.jobs["train"].workers[0].reason = master.events[0].reason = said
+    for command in ("status", "jobs", "events"):
+        told = invoke(master, command).stdout
+        assert "KeyError" in told and "\x1b" not in told, command
+
+
+def test_the_demo_is_found_in_the_clone_and_says_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("elastane.__file__", str(tmp_path / "site-packages" / "elastane" / "__init__.py"))
+    monkeypatch.chdir(SOURCES)
+    assert demo_script() == SOURCES / "examples" / "digits_cnn.py"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = CliRunner().invoke(build_app(), ["demo"])
+    assert result.exit_code == 3 and "pip install scikit-learn" in result.output
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(build_app(), ["demo"])
+    assert result.exit_code == 3 and "in a clone of Elastane's repository" in result.output
+
+
 def test_every_command_has_help_with_an_example() -> None:
     app = build_app()
     names = [command.name for command in app.registered_commands if not command.hidden]
@@ -338,6 +364,26 @@ def test_checkpoint_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert checkpoint_url("") == ""
 
 
+def test_track_knows_of_the_jobs_end_though_the_master_was_away_for_long() -> None:
+    class Watcher:
+        calls = 0
+
+        def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
+            self.calls += 1
+            if self.calls == 1:
+                raise MasterUnreachableError("no master answered")
+            yield job_pb2.Job(phase=job_pb2.JOB_PHASE_RUNNING)
+            if self.calls == 3:  # the second time the client was closed
+                yield job_pb2.Job(phase=job_pb2.JOB_PHASE_SUCCEEDED, step=7)
+
+    ends: list[int] = []
+    watcher, following = Watcher(), SimpleNamespace(finish_at=ends.append)
+    _end_with(watcher, "train", following)  # type: ignore[arg-type]
+    assert (watcher.calls, ends) == (2, [])
+    _end_with(watcher, "train", following)  # type: ignore[arg-type]
+    assert (watcher.calls, ends) == (3, [7])
+
+
 def test_top_needs_a_terminal(master: FakeMaster) -> None:
     result = invoke(master, "top")
     assert result.exit_code == 2 and "status" in result.stderr
@@ -357,6 +403,17 @@ def test_curve(master: FakeMaster) -> None:
     assert refused.exit_code == 3 and "nothing was logged as nonsense" in refused.stderr
     master.series = []
     assert "nothing logged yet" in invoke(master, "curve").stdout
+
+
+def test_what_is_no_number_is_null_in_json(master: FakeMaster) -> None:
+    astray = metric_pb2.Point(
+        step=0, steps=2, mean=float("nan"), min=1.5, max=float("inf"), last=float("nan")
+    )
+    master.series = [metric_pb2.Series(name="loss", points=[astray])]
+    said = invoke(master, "curve", "--json").stdout
+    assert "NaN" not in said and "Infinity" not in said
+    (point,) = json.loads(said)["series"][0]["points"]
+    assert point == {"step": 0, "steps": 2, "mean": None, "min": 1.5, "max": None, "last": None}
 
 
 def test_track_writes_each_step_once(master: FakeMaster, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from elastane.errors import StepError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.stock import PlainJob
 
@@ -58,6 +59,20 @@ def test_values_go_to_the_trackers_step_by_step(capsys: pytest.CaptureFixture[st
     ]
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("epoch 2/2: 3 steps in ") and "loss 2" in lines[-1]
+
+
+def test_a_run_that_only_shows_something_writes_to_no_tracker() -> None:
+    job = PlainJob(WorkerEnvironment(mode="plain", log_to=""), 1)
+    job.log_to("tensorboard:x")
+    train(job)
+    assert Recorded.made == []
+
+
+def test_a_tracker_that_comes_too_late_is_not_lost_silently() -> None:
+    job = PlainJob(WorkerEnvironment(mode="plain"), 1)
+    train(job)
+    with pytest.raises(StepError, match=r"log_to was called after job\.epochs"):
+        job.log_to("tensorboard:x")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import signal
 import termios
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,11 @@ def test_pages_are_as_large_as_the_terminal(tab: str, columns: int) -> None:
         view = View(page="job", job="train", tab=tab)  # type: ignore[arg-type]
         lines = picture(view, news, columns, rows, 0.0)
         assert len(lines) == rows and all(line.cell_len <= columns for line in lines)
+
+
+def test_the_keys_are_told_in_80_columns() -> None:
+    told = plain(picture(replace(View(), help=True), News(jobs=[]), 80, 24, 0.0))
+    assert "…" not in told and "curves" in told and "leave" in told
 
 
 def test_the_selected_row_is_in_the_window() -> None:

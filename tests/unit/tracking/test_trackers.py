@@ -108,6 +108,13 @@ def test_a_tensorboard_folder_without_its_cursor_is_written_anew(tmp_path: Path)
     assert kept("tensorboard", tmp_path) == [(n, float(n)) for n in range(3)]
 
 
+def test_values_that_are_no_numbers_do_not_fill_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session(spec_of("tensorboard", tmp_path), [step(n, float("nan")) for n in range(3)])
+    assert caplog.records == []
+
+
 def test_mlflow_gets_batches_that_it_takes_and_the_runs_end(tmp_path: Path) -> None:
     spec = TrackerSpec("mlflow", "project")
     session(spec, [step(n) for n in range(2500)], finished=True)
@@ -130,6 +137,20 @@ def test_specs() -> None:
     assert parse_specs("") == []
     with pytest.raises(RefusedError, match=r"'neptune:x' is no tracker.*tensorboard, mlflow, wandb"):
         parse_specs("neptune:x")
+
+
+def test_a_trackers_process_ends_though_a_forked_data_worker_holds_its_pipe(tmp_path: Path) -> None:
+    trackers: Any = TrackerProcesses([spec_of("tensorboard", tmp_path)], job="train", created=RUN.created)
+    trackers.lead(True)
+    (process,) = trackers._processes
+    held = os.dup(process.stdin.fileno())
+    try:
+        trackers.write({"step": 0, "values": {"loss": 0.0}})
+        trackers.close()
+    finally:
+        os.close(held)
+    assert process.returncode == 0  # it was not killed after a while
+    assert kept("tensorboard", tmp_path) == [(0, 0.0)]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +187,12 @@ def test_the_trackers_process_ends_with_its_worker_and_writes_what_it_read(
     for n in range(3):
         trackers.write({"step": n, "values": {"loss": float(n)}})
     failing.wait(60)
+    trackers._tell({"finish": 3})  # as when another worker leads for a while
+    good.wait(60)
+    trackers.lead(True)
+    again, still = trackers._processes
+    assert again.poll() is None and still is failing  # one that failed is left alone
+    good = again
     trackers.write({"step": 3, "values": {"loss": 3.0}})  # one that has ended disturbs nobody
     trackers.finish(4)
     assert (good.returncode, failing.returncode) == (0, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from elastane.client import MasterClient
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 CODE_FAILED = 1
 CODE_REFUSED = 3
@@ -137,12 +140,21 @@ def console() -> Console:
     )
 
 
+def harmless(text: str) -> str:
+    """The text without control characters, but for breaks and tabs.
+
+    What scripts and workers say is shown to people who may do more than they: it must not steer a terminal.
+    """
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def one_line(text: Text) -> Text:
-    """The text without breaks and tabs: a worker's reason may be a whole traceback."""
+    """The text without breaks, tabs and control characters: a worker's reason may be a whole traceback."""
     from rich.text import Text
 
     flat = Text(" ").join(text.split("\n")) if "\n" in text.plain else text.copy()
     flat.expand_tabs(4)
+    flat.plain = harmless(flat.plain)  # of the same length: the styles stay where they are
     return flat
 
 

@@ -18,6 +18,7 @@ from elastane.cli.common import (
     connect,
     console,
     counted,
+    harmless,
     print_json,
 )
 
@@ -103,7 +104,7 @@ def jobs(
             _epoch(job),
             str(_members(job)),
             str(job.settings.ests),
-            Text(job.reason),
+            Text(harmless(job.reason)),
         )
     console().print(table)
 
@@ -128,9 +129,9 @@ def worker_table(job: job_pb2.Job, now: float) -> Table:
             ests_text(worker.ests.start, worker.ests.end),
             str(worker.applied_step),
             f"{max(heard, 0.0):.1f} s ago" if worker.HasField("last_heard") else "-",
-            Text(worker.host),
+            Text(harmless(worker.host)),
             str(worker.pid or "-"),
-            Text(worker.reason),
+            Text(harmless(worker.reason)),
         )
     return table
 
@@ -149,7 +150,7 @@ def headline(job: job_pb2.Job) -> str:
     from elastane.cli.cost import cost_line
     from elastane_proto.v1 import job_pb2
 
-    reason = f": {escape(job.reason)}" if job.reason else ""
+    reason = f": {escape(harmless(job.reason))}" if job.reason else ""
     limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
     if job.settings.recovery == job_pb2.RECOVERY_POLICY_FIXED:
         limits += ", fixed recovery"

@@ -1,11 +1,13 @@
 """Messages as plain values for JSON: numbers as numbers, times in ISO 8601, durations in seconds.
 
 protobuf's own JSON writes int64 as strings and enums by their long names; what `--json` prints is for
-jq and pandas.
+jq and pandas. JSON has no word for what is no finite number, such as the loss of a training that went astray:
+it is None here, as what is absent.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from google.protobuf.descriptor import EnumDescriptor
@@ -52,4 +54,6 @@ def _scalar(field: Any, value: Any) -> Any:
         return value.hex()
     if field.enum_type is not None:
         return enum_name(field.enum_type, value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value

@@ -75,8 +75,16 @@ def track(
 def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
     """Lets the tracker end when the job is over and all its steps are written."""
     from elastane.cli.jobs import is_over
+    from elastane.errors import ElastaneError, MasterUnreachableError
 
-    for seen in watcher.watch_job(job):
-        if is_over(seen):
-            following.finish_at(seen.step)
-            return
+    while True:
+        try:
+            for seen in watcher.watch_job(job):
+                if is_over(seen):
+                    following.finish_at(seen.step)
+                    return
+            return  # the client is closed: the command ends
+        except MasterUnreachableError:
+            continue  # whoever reads the steps says it, if it lasts
+        except ElastaneError:
+            return  # so does whoever reads the steps

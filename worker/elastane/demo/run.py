@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from elastane.agent.reference import run_stock_ddp
 from elastane.demo.compare import Comparison, compare_runs
 from elastane.demo.picture import Picture
 from elastane.demo.scenario import Play, Recovery, median_step_seconds, recoveries
-from elastane.errors import ElastaneError
+from elastane.errors import RefusedError
 from elastane_proto.v1 import job_pb2
 
 TRAINING_SAMPLES = 1536
@@ -57,13 +58,23 @@ class DemoResult:
 
 
 def demo_script() -> Path:
-    """examples/digits_cnn.py: beside the package in a checkout, inside it in a wheel."""
-    inside = Path(__file__).with_name("digits_cnn.py")
-    checkout = Path(elastane.__file__).resolve().parents[2] / "examples" / "digits_cnn.py"
-    for path in (inside, checkout):
-        if path.exists():
-            return path
-    raise ElastaneError("the demo's script is missing", hint="install elastane again, or run from a checkout")
+    """examples/digits_cnn.py: of the checkout that the package is in, or that this is called in.
+
+    Raises RefusedError where there is none, or not the data set that it trains on.
+    """
+    example = Path("examples", "digits_cnn.py")
+    places = (Path(elastane.__file__).resolve().parents[2] / example, example.resolve())
+    script = next((place for place in places if place.exists()), None)
+    if script is None:
+        raise RefusedError(
+            f"the demo's script, {example}, is not here", hint="call it in a clone of Elastane's repository"
+        )
+    if importlib.util.find_spec("sklearn") is None:
+        raise RefusedError(
+            "the demo trains on the digits of scikit-learn, which is not installed here",
+            hint="pip install scikit-learn",
+        )
+    return script
 
 
 def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_workers: int) -> DemoResult:

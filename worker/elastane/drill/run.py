@@ -192,6 +192,7 @@ class _Play:
             script=drill.script,
             environment={
                 "ELASTANE_REPORT_DIR": str(drill.folder / "reports"),
+                "ELASTANE_LOG_TO": "",  # a rehearsal's values are nobody's
                 **Rehearsal(gates=str(drill.folder / "gates")).environment(),
             },
         )

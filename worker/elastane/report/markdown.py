@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastane.cli.common import harmless
 from elastane.cli.curve import curve_lines
 from elastane.plot import draw
 from elastane.report import texts
@@ -41,7 +42,7 @@ def _table(table: Table) -> str:
 
 def _cell(text: str) -> str:
     """Text that stays what it is: others' words are in it."""
-    text = " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|")
+    text = harmless(" ".join(text.split())).replace("\\", "\\\\").replace("|", "\\|")
     for char in "`*_<>[]":
         text = text.replace(char, f"\\{char}")
     return text

@@ -115,6 +115,7 @@ class ElasticJob(Job):
         if self._trainer is None:
             raise StepError("job.epochs was called before job.prepare")
         trainer = self._trainer
+        self._training = True
         trackers = TrackerProcesses(
             self._trackers,
             job=self._environment.job,

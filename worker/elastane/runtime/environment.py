@@ -68,8 +68,10 @@ class WorkerEnvironment(BaseSettings):
     log_format: Literal["console", "json"] = Field(
         default="console", description="of Elastane's own lines on stderr"
     )
-    log_to: str = Field(
-        default="", description="trackers that get the logged values: KIND[:WHERE], several with commas"
+    log_to: str | None = Field(
+        default=None,
+        description="trackers that get the logged values: KIND[:WHERE], several with commas; set and empty: "
+        "none, also of those that the script names",
     )
     progress: bool | None = Field(
         default=None, description="of the epochs, on the leader's stderr; default: as job.epochs says"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from elastane import determinism
-from elastane.errors import ElastaneError
+from elastane.errors import ElastaneError, StepError
 from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
@@ -38,7 +38,8 @@ class Job(abc.ABC):
         self._environment = environment
         self._seed = seed if seed is not None else environment.seed
         self._registry = Registry()
-        self._trackers = parse_specs(environment.log_to)
+        self._trackers = parse_specs(environment.log_to or "")
+        self._training = False
         torch.set_num_threads(environment.torch_threads)
         determinism.apply(environment.determinism)
         if self._seed is not None:
@@ -87,9 +88,17 @@ class Job(abc.ABC):
 
         trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". The leader writes, in a process
         of its own, the mean over all logical workers of each committed step: once, whoever leads and however
-        often it was replayed. Raises RefusedError for one that is unknown or not installed.
+        often it was replayed. Nothing is written where ELASTANE_LOG_TO is set and empty, as in the runs of
+        `elastane verify`. Raises RefusedError for one that is unknown or not installed, StepError once it is
+        too late.
         """
-        self._trackers += parse_specs(",".join(trackers))
+        if self._training:
+            raise StepError(
+                "job.log_to was called after job.epochs", hint="name the trackers before the loop over epochs"
+            )
+        specs = parse_specs(",".join(trackers))
+        if self._environment.log_to != "":
+            self._trackers += specs
 
     def _shows_progress(self, asked: bool) -> bool:
         """Whether the leader says how far the epochs are."""

@@ -132,6 +132,7 @@ class LocalJob(Job):
             total = count * self._steps_per_epoch
             total = min(total, self._environment.steps_max) if self._environment.steps_max else total
             self._progress = ProgressLine(EpochProgress(self._steps_per_epoch, total, count))
+        self._training = True
         if self._trackers and self.is_leader:
             self._writers = TrackerProcesses(self._trackers, job=self._environment.job, created=time.time())
             self._writers.lead(True)

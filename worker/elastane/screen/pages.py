@@ -29,9 +29,9 @@ PHASE_STYLES = {"waiting": "yellow", "running": "green", "suspended": "yellow", 
 STATE_STYLES = {"member": "green", "standby": "cyan", "draining": "yellow", "awaited": "yellow"}
 HELP = (
     "up down, j k        select            page up, page down, home, end",
-    "enter, right        open what is selected: a job, a worker (also from an event, EST or task)",
+    "enter, right        open the job or worker (of an event, EST, task) selected",
     "escape, left        back",
-    "tab, w e t v c      workers, ESTs, tasks (who holds what, for how long), events, curves",
+    "tab, w e t v c      workers, ESTs, tasks and who holds them, events, curves",
     "q, Ctrl-C           leave             ?  this page",
 )
 CURVE_ROWS = 10

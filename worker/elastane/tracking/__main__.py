@@ -1,7 +1,7 @@
 """A tracker's process, started by a worker (`process`): `python -m elastane.tracking '{"to": ..., ...}'`.
 
-It ends with its worker: when the standard input ends, what was read is written and the process is over. A
-line {"finish": N} says that the job has N steps and ends when they are written.
+It ends with its worker: when the standard input ends, or says {"stop": true}, what was read is written and
+the process is over. A line {"finish": N} says that the job has N steps and ends when they are written.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _follow(asked: dict[str, str], spec: TrackerSpec) -> int:
 
 def _listen(following: Following) -> None:
     for line in sys.stdin:
-        if "finish" in (said := json.loads(line)):
+        if "stop" in (said := json.loads(line)):
+            break
+        if "finish" in said:
             following.finish_at(int(said["finish"]))
     following.stop()
 

@@ -138,7 +138,10 @@ class Pages:
 
 
 def write_steps(lines: Iterable[str], job: str, created: float, spec: TrackerSpec) -> int:
-    """Write what comes as JSON lines, one step each, until there is no more or one says {"finish": true}."""
+    """Write what comes as JSON lines, one step each, until there is no more, or one says "stop" or "finish".
+
+    Returns the step after the last one written.
+    """
     pages = Pages(tracker_of(spec, TrackedRun(job, created)))
     finished = False
     try:
@@ -155,4 +158,6 @@ def write_steps(lines: Iterable[str], job: str, created: float, spec: TrackerSpe
 def _steps(lines: Iterable[str]) -> Iterator[LoggedStep | None]:
     for line in lines:
         said = json.loads(line)
+        if "stop" in said:
+            return
         yield None if "finish" in said else LoggedStep(**said)

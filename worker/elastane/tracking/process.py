@@ -59,6 +59,13 @@ class TrackerProcesses:
         if leads and not self._processes:
             self._reap()
             self._processes = [self._start(spec) for spec in self.specs]
+        elif leads:
+            # One that ended well gave way to another leader's, while this worker was out of the ring. One
+            # that failed said so, and is left alone.
+            self._processes = [
+                self._start(spec) if process.poll() == 0 else process
+                for spec, process in zip(self.specs, self._processes, strict=True)
+            ]
         elif not leads and self._processes:
             self._release()
 
@@ -89,6 +96,8 @@ class TrackerProcesses:
 
     def _release(self) -> None:
         """They write what they have read, and end."""
+        # Said too: data workers that were forked meanwhile keep the other end of the pipe open.
+        self._tell({"stop": True})
         for process in self._processes:
             with contextlib.suppress(OSError):
                 assert process.stdin is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -75,6 +76,9 @@ class TensorBoard:
 
 
 def _writer_class() -> Any:
+    for name in ("tensorboardX", "torch.utils.tensorboard"):
+        # They warn of every value that is not finite, by a line that names neither value nor step.
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with _without_torch():
             from tensorboardX import SummaryWriter

@@ -85,7 +85,8 @@ def open_tracer(service: str, instance: str) -> Tracer | None:
         return Tracer(_provider(service, instance, _exporter(asked.exporter)))
     except ImportError as error:
         _log.warning(
-            "nothing is traced", problem=f"{error.name} is not installed: pip install 'elastane[tracing]'"
+            "nothing is traced",
+            problem=f"{error.name} is not installed: pip install '.[tracing]' in the project's folder",
         )
     except Exception as error:  # noqa: BLE001 - of values of OTEL_* that the library cannot read
         _log.warning("nothing is traced", problem=f"OpenTelemetry cannot be set up: {error!r}")

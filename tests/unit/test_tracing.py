@@ -67,7 +67,7 @@ def test_a_missing_package_is_named_and_everything_goes_on(monkeypatch: pytest.M
     with structlog.testing.capture_logs() as said:
         assert tracing.open_tracer("elastane-worker", "w0") is None
     assert [(line["event"], line["log_level"]) for line in said] == [("nothing is traced", "warning")]
-    assert "pip install 'elastane[tracing]'" in said[0]["problem"]
+    assert "pip install '.[tracing]' in the project's folder" in said[0]["problem"]
 
 
 def test_a_value_that_the_library_cannot_read_is_said_and_everything_goes_on(

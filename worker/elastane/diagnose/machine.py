@@ -120,7 +120,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
             Severity.REFUSED,
             f"torch cannot be imported{said}",
             "torch",
-            "pip install 'elastane[worker]'",
+            "pip install '.[worker]' in the project's folder",
         )
     elif not facts.torch.startswith(f"{TORCH_TESTED}."):
         say(
@@ -131,7 +131,13 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
             "prove it with `elastane verify`",
         )
     if not facts.numpy:
-        say("ELA523", Severity.REFUSED, "NumPy is not installed", "numpy", "pip install 'elastane[worker]'")
+        say(
+            "ELA523",
+            Severity.REFUSED,
+            "NumPy is not installed",
+            "numpy",
+            "pip install '.[worker]' in the project's folder",
+        )
     if not facts.fork:
         say("ELA524", Severity.REFUSED, "processes cannot be forked", facts.system, "run on Linux")
     if not facts.system.startswith("Linux"):

@@ -43,7 +43,7 @@ def test_from_the_list_of_jobs_down_to_a_worker_and_back(
     top.press("\x1b")
     top.until("2 jobs")
     top.press("?")
-    top.until("who holds what")
+    top.until("who holds them")
     top.press("xq")
     assert top.process.wait(WAIT_SECONDS) == 0
     assert termios.tcgetattr(top.theirs) == top.before  # echo and lines are back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -86,6 +87,14 @@ class Run:
 
     def descendants(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
+
+    def running(self, argument: str) -> list[psutil.Process]:
+        """Those with this in their command line."""
+        found = []
+        for process in self.descendants():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended while we looked
+                found += [process] if argument in process.cmdline() else []
+        return found
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -184,7 +193,7 @@ def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_
     run = start("--workers", "1:2", steps=300)
     with client_of(run) as client:
         wait_for_step(client, 10, members=2)
-        (master,) = [process for process in run.descendants() if "elastane_master" in process.cmdline()]
+        (master,) = run.running("elastane_master")
         generation = client.get_job("j").generation
         master.kill()
         run.until("master_restarted")

@@ -214,15 +214,8 @@ def test_hosts_come_and_go_and_the_others_stay(
 
 def node_of(run: Run, worker: str) -> psutil.Process:
     """The agent of a worker on another host."""
-
-    def is_it(process: psutil.Process) -> bool:
-        try:
-            ours = "elastane.agent.node" in process.cmdline()
-            return ours and process.environ()["ELASTANE_WORKER_ID"] == worker
-        except psutil.NoSuchProcess:  # it ended while we looked
-            return False
-
-    (found,) = [process for process in run.descendants() if is_it(process)]
+    nodes = run.running("elastane.agent.node")
+    (found,) = [process for process in nodes if process.environ()["ELASTANE_WORKER_ID"] == worker]
     return found
 
 

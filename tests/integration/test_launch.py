@@ -80,7 +80,7 @@ def test_a_killed_process_starts_all_again_and_a_signal_ends_them(
 ) -> None:
     run = launch("--workers", "2")
     wait_for_life(run, tmp_path, 0, 2)
-    victim = next(one for one in run.descendants() if str(SCRIPT) in one.cmdline())
+    victim = run.running(str(SCRIPT))[0]
     victim.send_signal(signal.SIGKILL)
     wait_for_life(run, tmp_path, 1, 2)
     processes = run.descendants()

@@ -21,7 +21,6 @@ from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     BadStoreUrl,
     EmbeddedStoreFailed,
-    StoreError,
     StoreRefused,
     StoreUnreachable,
 )
@@ -98,7 +97,7 @@ class Store:
         redis = cast("StoreRedis", opened)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
-        except StoreError:
+        except BaseException:
             await redis.aclose()
             raise
         return cls(redis, without_password(url), embedded)

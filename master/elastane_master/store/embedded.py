@@ -120,12 +120,13 @@ class EmbeddedStore:
         """Ends the server in good order: its file is complete and synced before it goes."""
         async with self._starting:
             deadline = time.monotonic() + timeout_seconds
+            answer = ""
             while (lock := self._try_lock()) is None and time.monotonic() < deadline:
-                await self._ask_to_stop()
+                answer = await self._ask_to_stop()
                 self._reap()
                 await asyncio.sleep(_POLL_SECONDS)
             if lock is None:
-                logger.warning("the store did not stop on request", folder=str(self.folder))
+                logger.warning("the store did not stop on request", folder=str(self.folder), error=answer)
             else:
                 os.close(lock)
                 if self._process is not None:
@@ -134,15 +135,16 @@ class EmbeddedStore:
                         await asyncio.to_thread(self._process.wait, _END_SECONDS)
             self._reap()
 
-    async def _ask_to_stop(self) -> None:
-        """Asked again until it is gone: one that only starts does not listen yet."""
+    async def _ask_to_stop(self) -> str:
+        """What it says against it. Asked again until it is gone: one that only starts does not listen yet."""
         client = self._client()
         try:
             await client.shutdown(nosave=True)
         except (RedisError, OSError) as error:
-            logger.debug("the store was asked to stop", folder=str(self.folder), error=str(error))
+            return str(error) or type(error).__name__
         finally:
             await client.aclose()
+        return ""
 
     def server_pid(self) -> int | None:
         """Process id of the server that lives, or None."""

@@ -68,8 +68,8 @@ def _text(figures: list[Figure], lengths: Lengths) -> str:
     named = ", ".join(f"{figure.name}={figure.steps}" for figure in figures[:4])
     return (
         f"{figures[0].scheduler}({named}) seems to count with the loader as it was before prepare, "
-        f"{lengths.before} batches an epoch; an epoch has {lengths.after} global steps, the job {lengths.total}, as "
-        f"under DDP. If so, count with steps = job.steps_per_epoch(loader) before prepare"
+        f"{lengths.before} batches an epoch; an epoch has {lengths.after} global steps, the job "
+        f"{lengths.total}, as under DDP. If so, count with steps = job.steps_per_epoch(loader) before prepare"
     )
 
 

@@ -10,6 +10,7 @@ script's own class, and state_dict, named_modules and repr do not know of it.
 
 from __future__ import annotations
 
+import copyreg
 from typing import Any, Final, NoReturn
 
 import torch
@@ -42,7 +43,10 @@ def give_wrapper_names(model: torch.nn.Module) -> None:
     def reduce(self: Any, protocol: Any) -> Any:
         plain = object.__new__(kind)
         plain.__dict__ = self.__dict__
-        return plain.__reduce_ex__(protocol)
+        made = plain.__reduce_ex__(protocol)
+        if made[0] is copyreg.__newobj__:  # which pickle takes for the class of the present object alone
+            return copyreg._reconstructor, (kind, object, None), *made[2:]  # type: ignore[attr-defined]
+        return made
 
     names: dict[str, Any] = {
         "__module__": kind.__module__,

@@ -63,6 +63,16 @@ _GENERAL: Final = (
 _TELLING: Final = ("seeds", "between epochs", "loop body")
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """kind: for programs; text: what probably happened; hint: what to do; ours: probably Elastane's fault."""
+
+    kind: Kind
+    text: str
+    hint: str = ""
+    ours: bool = False
+
+
 def likely_cause(
     difference: Difference | None, *, by_itself: bool = False, findings: Sequence[Finding] = ()
 ) -> Cause:

@@ -225,10 +225,10 @@ def run_verify(
     """Run `script` (without the interpreter) under stock DDP and under churn in `folder`, and compare.
 
     original: the user's own DDP command to compare with (`reference.parse_reference`); empty: the script
-    in the stock mode. ests: N; None with `original`: its number of ranks. runs: elastic runs, each with churn of
-    its own; paths: their numbers of workers in turn, else drawn. kills: workers killed in each. steps: stop
-    both sides after so many global steps. seed: of the churn; printed by the caller, for another run with the
-    same one. trace: trace every run, not only after a difference. timeout_seconds: for each run.
+    in the stock mode. ests: N; None with `original`: its number of ranks. runs: elastic runs, each with
+    churn of its own; paths: their numbers of workers in turn, else drawn. kills: workers killed in each.
+    steps: stop both sides after so many global steps. seed: of the churn; printed by the caller, for another
+    run with the same one. trace: trace every run, not only after a difference. timeout_seconds: for each run.
     launch: how processes are made.
     Raises RunFailed when either side cannot be run, PlanError when no such churn fits, OriginalError when
     the original cannot be compared with.

@@ -377,4 +377,4 @@ def install() -> None:
     settings = json.loads(os.environ.get(SETTINGS) or "{}")
     recorder = Recorder(directory, traced=os.environ.get(TRACE) == "1", settings=settings)
     (Path(directory) / "seen").touch()
-    sys.meta_path.insert(0, _AfterTorch(recorder))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _AfterTorch(recorder))

@@ -64,162 +64,338 @@ EMA = "for a, b in zip(ema.parameters(), net.parameters()):\n    a.mul_(0.9).add
 BROKEN = [
     pytest.param(
         {"turn": "for g in opt.param_groups: g['lr'] = 0.1 / (1 + it)", "end": "it += 1"},
-        "g['lr']", "loop variable", "refused", "lr is set from a counter, it", id="lr from a counter",
+        "g['lr']",
+        "loop variable",
+        "refused",
+        "lr is set from a counter, it",
+        id="lr from a counter",
     ),
     pytest.param(
         {"turn": "rate = 0.1 * (1 - i / len(loader))\nfor g in opt.param_groups:\n    g['lr'] = rate"},
-        "g['lr'] = rate", "loop variable", "refused", "lr is set from enumerate, i", id="lr from enumerate",
+        "g['lr'] = rate",
+        "loop variable",
+        "refused",
+        "lr is set from enumerate, i",
+        id="lr from enumerate",
     ),
     pytest.param(
-        {"before": "def adjust(optimizer, n):\n    for g in optimizer.param_groups: g['lr'] = 1 / n",
-         "turn": "adjust(opt, epoch * len(loader) + i)"},
-        "adjust(opt, ", "loop variable", "refused", "lr is set from enumerate", id="lr by a function",
+        {
+            "before": "def adjust(optimizer, n):\n    for g in optimizer.param_groups: g['lr'] = 1 / n",
+            "turn": "adjust(opt, epoch * len(loader) + i)",
+        },
+        "adjust(opt, ",
+        "loop variable",
+        "refused",
+        "lr is set from enumerate",
+        id="lr by a function",
     ),
     pytest.param(
         {"then": "mean = 0.9 * mean + 0.1 * loss.item(); loss = loss / mean"},
-        "loss.backward()", "loop variable", "differs", "mean decides the loss", id="running mean in the loss",
+        "loss.backward()",
+        "loop variable",
+        "differs",
+        "mean decides the loss",
+        id="running mean in the loss",
     ),
     pytest.param(
         {"turn": "if it > 100: x = x.flip(1)", "end": "it += 1"},
-        "loss.backward()", "loop variable", "differs", "it decides the loss", id="a counter decides a branch",
+        "loss.backward()",
+        "loop variable",
+        "differs",
+        "it decides the loss",
+        id="a counter decides a branch",
     ),
     pytest.param(
         {"then": "loss = loss + contrast(x, queue)", "end": "queue.append(x)"},
-        "loss.backward()", "loop variable", "differs", "queue decides the loss", id="a queue",
+        "loss.backward()",
+        "loop variable",
+        "differs",
+        "queue decides the loss",
+        id="a queue",
     ),
     pytest.param(
-        {"end": "if i > 10: break"}, "break", "break", "refused", "a break in the loader loop", id="break",
+        {"end": "if i > 10: break"},
+        "break",
+        "break",
+        "refused",
+        "a break in the loader loop",
+        id="break",
     ),
     pytest.param(
         {"end": "with torch.no_grad():\n    for p in net.parameters(): p.clamp_(-1, 1)"},
-        "p.clamp_", "after the step", "refused", "weights of net are written in every turn", id="clamp",
+        "p.clamp_",
+        "after the step",
+        "refused",
+        "weights of net are written in every turn",
+        id="clamp",
     ),
     pytest.param(
         {"end": "for name, p in model.named_parameters(): p.data *= 0.99"},
-        "p.data *=", "after the step", "refused", "weights of model", id="decay by hand",
+        "p.data *=",
+        "after the step",
+        "refused",
+        "weights of model",
+        id="decay by hand",
     ),
     pytest.param(
-        {"end": EMA}, "a.mul_", "after the step", "differs", "ema is a copy of weights that was not given",
+        {"end": EMA},
+        "a.mul_",
+        "after the step",
+        "differs",
+        "ema is a copy of weights that was not given",
         id="average not prepared",
     ),
     pytest.param(
-        {"end": EMA, "more": ", ema"}, "a.mul_", "after the step", "differs", "ema is changed in every turn",
+        {"end": EMA, "more": ", ema"},
+        "a.mul_",
+        "after the step",
+        "differs",
+        "ema is changed in every turn",
         id="average in every turn",
     ),
     pytest.param(
-        {"before": "def follow(teacher, student):\n    for a, b in zip(teacher.parameters(), student.parameters()):"
-         "\n        a.data.lerp_(b, 0.1)", "end": "follow(ema, net)"},
-        "follow(ema", "after the step", "differs", "ema is a copy", id="average by a function",
+        {
+            "before": "def follow(teacher, student):\n    for a, b in zip(teacher.parameters(), "
+            "student.parameters()):"
+            "\n        a.data.lerp_(b, 0.1)",
+            "end": "follow(ema, net)",
+        },
+        "follow(ema",
+        "after the step",
+        "differs",
+        "ema is a copy",
+        id="average by a function",
     ),
     pytest.param(
         {"before": "model_ema = ModelEma(net)", "end": "model_ema.update(net)"},
-        "model_ema.update", "after the step", "differs", "model_ema averages the weights", id="average's object",
+        "model_ema.update",
+        "after the step",
+        "differs",
+        "model_ema averages the weights",
+        id="average's object",
     ),
     pytest.param(
-        {"then": "(0.5 * loss).backward()"}, "        loss.backward()", "loop body", "refused",
-        "a second backward() in a turn", id="backward twice",
+        {"then": "(0.5 * loss).backward()"},
+        "        loss.backward()",
+        "loop body",
+        "refused",
+        "a second backward() in a turn",
+        id="backward twice",
     ),
     pytest.param(
-        {"step": "if (i + 1) % 4 == 0: opt.step()"}, "opt.step()", "loop body", "refused",
-        "opt.step() only every k-th turn, counted by i", id="step every k-th turn",
+        {"step": "if (i + 1) % 4 == 0: opt.step()"},
+        "opt.step()",
+        "loop body",
+        "refused",
+        "opt.step() only every k-th turn, counted by i",
+        id="step every k-th turn",
     ),
     pytest.param(
-        {"step": "sync = (i + 1) % 4 == 0\nif sync:\n    opt.step()"}, "    opt.step()", "loop body", "refused",
-        "only every k-th turn", id="step every k-th turn, by a name",
+        {"step": "sync = (i + 1) % 4 == 0\nif sync:\n    opt.step()"},
+        "    opt.step()",
+        "loop body",
+        "refused",
+        "only every k-th turn",
+        id="step every k-th turn, by a name",
     ),
     pytest.param(
         {"before": "norm = nn.BatchNorm1d(3)", "then": "loss = loss + model(x.flip(1)).sum()"},
-        "model(x.flip", "loop body", "note", "a second forward of model", id="second forward",
+        "model(x.flip",
+        "loop body",
+        "note",
+        "a second forward of model",
+        id="second forward",
     ),
     pytest.param(
-        {"last": "score = evaluate(net)\nif score > best:\n    best = score\nelse:\n"
-         "    for g in opt.param_groups: g['lr'] /= 4"},
-        "g['lr'] /= 4", "epoch variable", "differs", "best lives across epochs and sets lr", id="best -> lr",
+        {
+            "last": "score = evaluate(net)\nif score > best:\n    best = score\nelse:\n"
+            "    for g in opt.param_groups: g['lr'] /= 4"
+        },
+        "g['lr'] /= 4",
+        "epoch variable",
+        "differs",
+        "best lives across epochs and sets lr",
+        id="best -> lr",
     ),
     pytest.param(
-        {"last": "score = evaluate(net)\nbest, bad = (score, 0) if score > best else (best, bad + 1)\n"
-         "if bad > 2: break"},
-        "bad > 2", "epoch variable", "differs", "decides when to stop", id="patience",
+        {
+            "last": "score = evaluate(net)\nbest, bad = (score, 0) if score > best else (best, bad + 1)\n"
+            "if bad > 2: break"
+        },
+        "bad > 2",
+        "epoch variable",
+        "differs",
+        "decides when to stop",
+        id="patience",
     ),
     pytest.param(
         {"first": "temperature = it * 0.9", "then": "loss = loss * temperature", "last": "it = it + 1"},
-        "loss.backward()", "epoch variable", "differs", "it lives across epochs and decides the loss",
+        "loss.backward()",
+        "epoch variable",
+        "differs",
+        "it lives across epochs and decides the loss",
         id="temperature",
     ),
     pytest.param(
-        {"last": "if evaluate(net) < 0.1: break"}, "break", "break", "note", "a break out of job.epochs",
+        {"last": "if evaluate(net) < 0.1: break"},
+        "break",
+        "break",
+        "note",
+        "a break out of job.epochs",
         id="break out of epochs",
     ),
     pytest.param(
-        {"last": "order = np.random.permutation(10)"}, "permutation", "between epochs", "note",
-        "np.random.permutation draws between epochs", id="draws between epochs",
+        {"last": "order = np.random.permutation(10)"},
+        "permutation",
+        "between epochs",
+        "note",
+        "np.random.permutation draws between epochs",
+        id="draws between epochs",
     ),
     pytest.param(
-        {"after": "main = job.is_leader", "last": "if main: sample(net)"}, "main = job", "between epochs", "note",
-        "main keeps job.is_leader", id="leader kept",
+        {"after": "main = job.is_leader", "last": "if main: sample(net)"},
+        "main = job",
+        "between epochs",
+        "note",
+        "main keeps job.is_leader",
+        id="leader kept",
     ),
     pytest.param(
-        {"turn": "with model.no_sync(): pass"}, "no_sync", "distributed", "refused", "no DDP wrapper", id="no_sync"
+        {"turn": "with model.no_sync(): pass"},
+        "no_sync",
+        "distributed",
+        "refused",
+        "no DDP wrapper",
+        id="no_sync",
     ),
     pytest.param(
-        {"last": "save(model.module.state_dict())"}, "model.module", "distributed", "refused", "model.module",
+        {"last": "save(model.module.state_dict())"},
+        "model.module",
+        "distributed",
+        "refused",
+        "model.module",
         id="module",
     ),
     pytest.param(
-        {"last": "dist.barrier()"}, "dist.barrier", "distributed", "refused", "torch.distributed.barrier",
+        {"last": "dist.barrier()"},
+        "dist.barrier",
+        "distributed",
+        "refused",
+        "torch.distributed.barrier",
         id="barrier",
     ),
     pytest.param(
-        {"before": "world = dist.get_world_size() if dist.is_initialized() else 1"}, "is_initialized",
-        "distributed", "differs", "is_initialized() is False", id="guarded by is_initialized",
+        {"before": "world = dist.get_world_size() if dist.is_initialized() else 1"},
+        "is_initialized",
+        "distributed",
+        "differs",
+        "is_initialized() is False",
+        id="guarded by is_initialized",
     ),
     pytest.param(
-        {"before": "from torch.distributed.fsdp import fully_shard\nfully_shard(net)"}, "fully_shard(net)",
-        "distributed", "refused", "fully_shard", id="sharded",
+        {"before": "from torch.distributed.fsdp import fully_shard\nfully_shard(net)"},
+        "fully_shard(net)",
+        "distributed",
+        "refused",
+        "fully_shard",
+        id="sharded",
     ),
     pytest.param(
-        {"before": "mesh = torch.distributed.device_mesh.init_device_mesh('cpu', (2,))"}, "mesh =",
-        "distributed", "refused", "init_device_mesh", id="mesh",
+        {"before": "mesh = torch.distributed.device_mesh.init_device_mesh('cpu', (2,))"},
+        "mesh =",
+        "distributed",
+        "refused",
+        "init_device_mesh",
+        id="mesh",
     ),
     pytest.param(
-        {"after": "opt.add_param_group({'params': []})"}, "add_param_group", "setup", "refused",
-        "opt.add_param_group after prepare", id="add_param_group",
+        {"after": "opt.add_param_group({'params': []})"},
+        "add_param_group",
+        "setup",
+        "refused",
+        "opt.add_param_group after prepare",
+        id="add_param_group",
     ),
     pytest.param(
-        {"before": "scaler = torch.amp.GradScaler()", "step": "scaler.step(opt)"}, "GradScaler()", "setup",
-        "refused", "scaler, a GradScaler, is not given to prepare", id="scaler",
+        {"before": "scaler = torch.amp.GradScaler()", "step": "scaler.step(opt)"},
+        "GradScaler()",
+        "setup",
+        "refused",
+        "scaler, a GradScaler, is not given to prepare",
+        id="scaler",
     ),
     pytest.param(
-        {"before": "sched = torch.optim.lr_scheduler.StepLR(opt, 3)", "end": "sched.step()"}, "StepLR", "setup",
-        "refused", "sched, a scheduler, is not given", id="scheduler",
+        {"before": "sched = torch.optim.lr_scheduler.StepLR(opt, 3)", "end": "sched.step()"},
+        "StepLR",
+        "setup",
+        "refused",
+        "sched, a scheduler, is not given",
+        id="scheduler",
     ),
     pytest.param(
-        {"before": "steps = 3 * len(train)\nsched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)",
-         "more": ", sched"},
-        "CosineAnnealingLR", "setup", "note", "sched counts len(loader) before prepare", id="schedule's length",
+        {
+            "before": "steps = 3 * len(train)\nsched = torch.optim.lr_scheduler.CosineAnnealingLR(opt, "
+            "steps)",
+            "more": ", sched",
+        },
+        "CosineAnnealingLR",
+        "setup",
+        "note",
+        "sched counts len(loader) before prepare",
+        id="schedule's length",
     ),
     pytest.param(
-        {"before": "torch.manual_seed(5 + job.rank)"}, "manual_seed", "seeds", "note", "seeds by job.rank",
+        {"before": "torch.manual_seed(5 + job.rank)"},
+        "manual_seed",
+        "seeds",
+        "note",
+        "seeds by job.rank",
         id="seed plus rank",
     ),
     pytest.param(
-        {"after": "torch.manual_seed(5)"}, "manual_seed", "seeds", "note", "seeds after prepare", id="seed late"
+        {"after": "torch.manual_seed(5)"},
+        "manual_seed",
+        "seeds",
+        "note",
+        "seeds after prepare",
+        id="seed late",
     ),
     pytest.param(
-        {"before": "torch.manual_seed(5000000000)"}, "manual_seed", "seeds", "note", "beyond 2^32", id="great seed"
+        {"before": "torch.manual_seed(5000000000)"},
+        "manual_seed",
+        "seeds",
+        "note",
+        "beyond 2^32",
+        id="great seed",
     ),
     pytest.param(
-        {"after": "sampler.set_epoch(3)"}, "set_epoch", "loop body", "note", "set_epoch is called", id="set_epoch"
+        {"after": "sampler.set_epoch(3)"},
+        "set_epoch",
+        "loop body",
+        "note",
+        "set_epoch is called",
+        id="set_epoch",
     ),
     pytest.param(
-        {"after": "x, y = next(iter(loader))"}, "iter(loader)", "loop body", "refused",
-        "iter(loader) outside of a for loop", id="next(iter(loader))",
+        {"after": "x, y = next(iter(loader))"},
+        "iter(loader)",
+        "loop body",
+        "refused",
+        "iter(loader) outside of a for loop",
+        id="next(iter(loader))",
     ),
     pytest.param(
-        {"before": "class Net(nn.Module):\n    def forward(self, x):\n        self.t += 1\n        return x / self.t"},
-        "self.t += 1", "module state", "differs", "Net.forward keeps self.t", id="a counter in forward",
+        {
+            "before": "class Net(nn.Module):\n    def forward(self, x):\n        self.t += 1\n        "
+            "return x / self.t"
+        },
+        "self.t += 1",
+        "module state",
+        "differs",
+        "Net.forward keeps self.t",
+        id="a counter in forward",
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("parts", "line", "kind", "severity", "words"), BROKEN)
@@ -243,25 +419,42 @@ def test_each_rule_names_the_line(
     [
         pytest.param({}, id="the plain loop"),
         pytest.param(
-            {"end": "total += loss.item(); it += 1\nif i % 10 == 0: print(epoch, i, total / (i + 1), flush=True)"},
+            {
+                "end": "total += loss.item(); it += 1\nif i % 10 == 0: print(epoch, i, total / (i + 1), "
+                "flush=True)"
+            },
             id="counters that are only logged",
         ),
-        pytest.param({"first": "total = 0.0", "end": "total += loss.item()", "last": "print(total)"}, id="a sum"),
+        pytest.param(
+            {"first": "total = 0.0", "end": "total += loss.item()", "last": "print(total)"}, id="a sum"
+        ),
         pytest.param(
             {"first": "for g in opt.param_groups: g['lr'] = 0.1 * 0.5 ** epoch"}, id="lr from the epoch"
         ),
-        pytest.param({"turn": "for g in opt.param_groups: g['lr'] = 1 / (1 + job.step)"}, id="lr from job.step"),
-        pytest.param({"end": f"if job.stepped:\n    {EMA}".replace("\n    a", "\n        a"), "more": ", ema"}, id="average"),
+        pytest.param(
+            {"turn": "for g in opt.param_groups: g['lr'] = 1 / (1 + job.step)"}, id="lr from job.step"
+        ),
+        pytest.param(
+            {"end": f"if job.stepped:\n    {EMA}".replace("\n    a", "\n        a"), "more": ", ema"},
+            id="average",
+        ),
         pytest.param({"end": "if job.stepped:\n    for p in net.parameters(): p.clamp_(-1, 1)"}, id="clamp"),
         pytest.param({"then": "for p in net.parameters(): p.grad = None"}, id="zeroed by hand"),
-        pytest.param({"step": "for p in net.parameters(): p.grad.clamp_(-1, 1)\nopt.step()"}, id="clipped by hand"),
         pytest.param(
-            {"last": "score = evaluate(net)\nif score > best:\n    best = score\n    torch.save(net, 'best.pt')"},
+            {"step": "for p in net.parameters(): p.grad.clamp_(-1, 1)\nopt.step()"}, id="clipped by hand"
+        ),
+        pytest.param(
+            {
+                "last": "score = evaluate(net)\nif score > best:\n    best = score\n    torch.save(net, "
+                "'best.pt')"
+            },
             id="the best one is only saved",
         ),
         pytest.param(
-            {"after": "state = job.carry(best=0.0)", "last": "if evaluate(net) > state.best:\n"
-             "    for g in opt.param_groups: g['lr'] /= 4"},
+            {
+                "after": "state = job.carry(best=0.0)",
+                "last": "if evaluate(net) > state.best:\n    for g in opt.param_groups: g['lr'] /= 4",
+            },
             id="carried by the job",
         ),
         pytest.param({"last": "with job.isolated_rng():\n    random.shuffle(queue)"}, id="isolated"),
@@ -272,23 +465,30 @@ def test_each_rule_names_the_line(
             id="scaler prepared",
         ),
         pytest.param(
-            {"before": "smooth = Smooth()\njob.register('smooth', smooth)",
-             "then": "loss = loss * smooth.update(loss.item())"},
+            {
+                "before": "smooth = Smooth()\njob.register('smooth', smooth)",
+                "then": "loss = loss * smooth.update(loss.item())",
+            },
             id="registered",
         ),
         pytest.param({"before": "g = torch.Generator().manual_seed(5000000000)"}, id="a generator's seed"),
         pytest.param(
-            {"before": "class Net(nn.Module):\n    def forward(self, x):\n        self.seen = x.mean()\n"
-             "        return x - self.seen"},
+            {
+                "before": "class Net(nn.Module):\n    def forward(self, x):\n        self.seen = x.mean()\n"
+                "        return x - self.seen"
+            },
             id="written before it is read",
         ),
         pytest.param(
-            {"before": "class Net(nn.Module):\n    def __init__(self):\n        self.register_buffer('t', zero)\n"
-             "    def forward(self, x):\n        self.t += 1\n        return x / self.t"},
+            {
+                "before": "class Net(nn.Module):\n    def __init__(self):\n        "
+                "self.register_buffer('t', zero)\n"
+                "    def forward(self, x):\n        self.t += 1\n        return x / self.t"
+            },
             id="a buffer",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_is_right_is_passed_over(parts: dict[str, str]) -> None:
     assert found_in(script(**parts)) == []
 

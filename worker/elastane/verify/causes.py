@@ -105,11 +105,20 @@ def _in_script(finding: Finding) -> Cause:
     return Cause("the script", f"{finding.where}: {finding.what}", finding.todo)
 
 
-def conversion_cause(difference: EventDifference | None, findings: Sequence[Finding] = ()) -> Cause:
+def conversion_cause(
+    difference: EventDifference | None, findings: Sequence[Finding] = (), unlike: Sequence[str] = ()
+) -> Cause:
     """The converted script is not the original: both were run under stock DDP, and part.
 
     difference: the first event in which they do; None when the events are equal and the ends are not.
+    unlike: facts of the two environments that differ.
     """
+    if unlike:
+        return Cause(
+            "environment",
+            f"the processes are not alike: {'; '.join(unlike)}",
+            "run the reference with the torch that Elastane runs with, and leave threads and kernels alone",
+        )
     what = difference.what if difference is not None else ""
     place = {"mini-batch": "batch", "random numbers": "state", "settings": "optimizer", "loss": "value"}
     found = in_source(place.get(what, what), findings) if what in place else None

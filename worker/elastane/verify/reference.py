@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -74,11 +74,29 @@ class OtherStepsError(OriginalError):
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a run of the reference left behind. ranks: N; events: of each rank, where it was traced."""
+    """What a run of the reference left behind. ranks: N; events: of each rank, where it was traced.
+
+    facts: what decides the bits beside the script, in rank 0.
+    """
 
     ranks: int
     taken: Taken
     events: Mapping[int, Sequence[Mapping[str, Any]]]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(reports: Mapping[int, Mapping[str, Any]]) -> Original:
+        """From the ranks' files; there must be one of rank 0."""
+        events = {rank: report["events"] for rank, report in reports.items()}
+        return Original(len(reports), Taken.of(reports[0]), events, reports[0].get("facts") or {})
+
+    def unlike(self, other: Original) -> list[str]:
+        """Facts in which two runs differ, in words."""
+        return [
+            f"{name} {self.facts[name]} in the reference, {value} here"
+            for name, value in other.facts.items()
+            if name in self.facts and self.facts[name] != value
+        ]
 
 
 def parse_reference(text: str) -> list[str]:
@@ -219,8 +237,7 @@ def judge(
             f"the ranks of the reference made {', '.join(map(str, steps))} steps",
             hint="only what all ranks do alike can be compared with",
         )
-    events = {rank: report["events"] for rank, report in reports.items()}
-    return Original(len(reports), Taken.of(reports[0]), events)
+    return Original.of(reports)
 
 
 def _missing(reports: Mapping[int, Mapping[str, Any]]) -> str:

@@ -388,7 +388,7 @@ class Proof:
             event = first_event_difference(again.events, converted.events)
             parts = [row for row in compare_taken(again.taken, converted.taken) if not row.equal]
             held = [row.name for row in parts if row.name in again.taken.held]
-            cause = conversion_cause(event, self.findings)
+            cause = conversion_cause(event, self.findings, again.unlike(converted))
             if event is None and held and len(held) == len(parts):
                 cause = held_cause(held, self.findings)
             search = "the reference and the converted script, both under stock DDP"
@@ -472,8 +472,7 @@ class Proof:
         found = read_reports(reports)
         if 0 not in found:
             return None
-        events = {rank: report["events"] for rank, report in found.items()}
-        return Original(len(found), Taken.of(found[0]), events)
+        return Original.of(found)
 
     def _run_stock(
         self,

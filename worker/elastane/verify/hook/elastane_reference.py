@@ -4,7 +4,7 @@
 built and every optimizer that steps is remembered, and when the process group is destroyed or the
 process ends (also by sys.exit or os._exit) each rank writes `rank-<r>.json` into ELASTANE_REFERENCE_DIR:
 
-    {"rank", "world", "steps", "settings"}; rank 0 also {"models", "optimizers", "held"} as `taken` gives them
+    {"rank", "world", "steps", "facts"}; rank 0 also {"models", "optimizers", "held"} as `taken` gives them
 
 With ELASTANE_REFERENCE_TRACE=1 it also writes `trace-<r>.jsonl`, an object for each event in order:
 
@@ -101,16 +101,21 @@ def taken(models: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:
     found = []
     for number, model in enumerate(models):
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            names.setdefault(id(parameter), (number, name))
+            names.setdefault(id(parameter), (number, plain(name)))
         weights = model.named_parameters(remove_duplicate=False)
         buffers = model.named_buffers(remove_duplicate=False)
         found.append(
             {
-                "weights": {name: described(p) for name, p in weights},
-                "buffers": {name: described(b) for name, b in buffers},
+                "weights": {plain(name): described(p) for name, p in weights},
+                "buffers": {plain(name): described(b) for name, b in buffers},
             }
         )
     return {"models": found, "optimizers": [_optimizer(one, names) for one in optimizers]}
+
+
+def plain(name: str) -> str:
+    """A tensor's name without what torch.compile puts before it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _optimizer(optimizer: Any, names: Mapping[int, tuple[int, str]]) -> dict[str, Any]:
@@ -270,7 +275,7 @@ class Recorder:
             "rank": self._rank,
             "world": self._world,
             "steps": steps,
-            "settings": dict(self._settings),
+            "facts": _facts(),
         }
         if self._rank == 0:
             report |= taken(self._models, self._optimizers)
@@ -335,6 +340,17 @@ class Recorder:
             return original(*args, **kwargs)
 
         setattr(owner, name, call)
+
+
+def _facts() -> dict[str, str]:
+    """What decides the bits beside the script."""
+    torch = sys.modules["torch"]
+    return {
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+    }
 
 
 def _numpy_state() -> Sequence[Any]:

@@ -31,6 +31,9 @@ class Turn:
     states: Parts = field(default_factory=dict)
     #: The contexts of the step are on their way; nothing of the turn can be added any more.
     reported: bool = False
+    #: The body has called optimizer.step(), whatever came of it, and has read job.stepped.
+    optimizer_called: bool = False
+    asked_stepped: bool = False
     #: The optimizer has stepped.
     applied: bool = False
     #: The ring changed: the step will be replayed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import textwrap
 from pathlib import Path
@@ -98,6 +99,27 @@ def test_enumerate_counts_turns(header: str) -> None:
     assert found(f"{LOSS}; loss.backward()\nif (i + 1) % 2 == 0: opt.step()", header) == [
         ("i", "whether optimizer.step() is called")
     ]
+
+
+def test_branches_that_options_settle_are_taken_or_not() -> None:
+    source = (
+        "for x in loader:\n    m = m + 1\n    loss = f(x)\n    if {}: loss = loss * m\n    loss.backward()"
+    )
+    options = argparse.Namespace(smooth=False, kind="l2", schedule=None)
+    names = {"args": options, "m": 0, "decay": True}
+    for test, taken in (
+        ("args.smooth", False),
+        ("args.kind == 'l1'", False),
+        ("args.kind in ('l1', 'l2') and decay", True),
+        ("args.schedule is not None or not decay", False),
+        ("m > 3", True),  # it moves
+        ("x is None", True),
+        ("args.unknown", True),
+    ):
+        tree = ast.parse("m = 0\n" + source.format(test))
+        loop = loop_at(tree, 2)
+        assert loop is not None
+        assert bool(carried_values(tree, loop, ROLES, names)) is taken, test
 
 
 def test_attributes_and_functions_are_followed_and_lines_are_told() -> None:

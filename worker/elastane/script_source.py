@@ -15,9 +15,11 @@ harmless: what it finds is there, what is there it may miss.
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 Role = Literal["model", "optimizer", "other"]
 """What a name of the script stands for, among the things that are under control: the prepared model, an
@@ -34,6 +36,17 @@ _MUTATORS: Final = frozenset(
 )
 _TELLS: Final = frozenset(("print", "debug", "info", "warning", "error", "write", "log", "add_scalar"))
 _CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
+_PLAIN: Final = (int, float, str, bytes, type(None), tuple, list, set, frozenset, dict)
+_COMPARES: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}
 _LIMITS: Final = frozenset({"max", "min"})
 #: Stands for what is another value in every turn, without being carried: the mini-batch.
 _VARIES: Final = "*"
@@ -68,14 +81,20 @@ def loop_at(tree: ast.AST, line: int) -> Loop | None:
     return max(found, key=lambda node: node.lineno, default=None)
 
 
-def carried_values(tree: ast.Module, loop: Loop, roles: Mapping[str, Role]) -> list[Carried]:
+def carried_values(
+    tree: ast.Module,
+    loop: Loop,
+    roles: Mapping[str, Role],
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> list[Carried]:
     """What the loop over the prepared loader carries into its result; in the order of the lines it reaches.
 
     tree: the whole file; loop: of it. roles: names that are under control, also "self.model": they carry
-    nothing.
+    nothing. names: values that names have as the loop begins; branches that the script's options settle are
+    not gone into where they are not taken.
     """
-    body = _Body(roles)
-    inside = _assigned(loop.body, roles)
+    inside = _assigned(loop.body, roles) | _stored(loop.target)
+    body = _Body(roles, {name: value for name, value in names.items() if name not in inside}, inside)
     before = _bound_before(tree, loop)
     values: _Values = {
         name: frozenset({name}) for name in inside if "." in name or before is None or name in before
@@ -96,22 +115,29 @@ def carried_values(tree: ast.Module, loop: Loop, roles: Mapping[str, Role]) -> l
     return sorted(result.values(), key=lambda carried: carried.reaches)
 
 
-def carried_attributes(tree: ast.AST, class_name: str) -> dict[str, int]:
+def carried_attributes(tree: ast.AST, class_name: str, instance: object = None) -> dict[str, int]:
     """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
 
     Counters that are only printed, caches that are only replaced, the largest value so far: not among them.
+    instance: of the class; branches that its options settle are not gone into where they are not taken.
     """
     kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
     updated: dict[str, int] = {}
     used: set[str] = set()
-    for method in kind.body if kind is not None else ():
-        if isinstance(method, ast.FunctionDef) and method.name != "__init__" and method.args.args:
-            owner = _Attributes(method.args.args[0].arg)
-            for statement in method.body:
-                owner.visit(statement)
-            for name, line in owner.updated.items():
-                updated.setdefault(name, line)
-            used |= owner.used
+    methods = [
+        method
+        for method in (kind.body if kind is not None else ())
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__" and method.args.args
+    ]
+    moving = {name for method in methods for name in _stored(method)} | {"training"}
+    moving = {name.rpartition(".")[2] for name in moving}
+    for method in methods:
+        owner = _Attributes(method.args.args[0].arg, instance, moving)
+        for statement in method.body:
+            owner.visit(statement)
+        for name, line in owner.updated.items():
+            updated.setdefault(name, line)
+        used |= owner.used
     return {name: line for name, line in updated.items() if name in used}
 
 
@@ -125,8 +151,12 @@ class _Body:
     the result is made, with what their values depend on.
     """
 
-    def __init__(self, roles: Mapping[str, Role]) -> None:
+    def __init__(
+        self, roles: Mapping[str, Role], names: Mapping[str, object], moving: Container[str]
+    ) -> None:
         self._roles = roles
+        self._names = names
+        self._moving = moving
         self._control: list[frozenset[str]] = []
         self.changed: dict[str, frozenset[str]] = {}
         self.lines: dict[str, int] = {}
@@ -151,6 +181,8 @@ class _Body:
                 if name is not None and isinstance(value, ast.Constant):
                     self.counters.add(name)
                 self.bind_target(target, own | given, values)
+            case ast.If(test=test, body=body, orelse=orelse) if (taken := self._settled(test)) is not None:
+                self.run(body if taken else orelse, values)
             case ast.If(test=test, body=body, orelse=orelse):
                 self._branches(self._of(test, values), (body, orelse), values)
                 self._decides(node, self._of(test, values))
@@ -188,6 +220,9 @@ class _Body:
                     if isinstance(child, ast.expr):
                         self._of(child, values)
 
+    def _settled(self, test: ast.expr) -> bool | None:
+        return settled(test, self._names, self._moving)
+
     def _branches(self, test: frozenset[str], branches: Iterable[list[ast.stmt]], values: _Values) -> None:
         """Any of the branches may have run: what a name depends on is what it does in one of them."""
         ways = []
@@ -197,7 +232,7 @@ class _Body:
             self.run(branch, ways[-1])
         self._control.pop()
         for name in {name for way in ways for name in way}:
-            values[name] = frozenset().union(*(way.get(name, _NONE) for way in ways))
+            values[name] = _NONE.union(*(way.get(name, _NONE) for way in ways))
 
     def _decides(self, node: ast.If, test: frozenset[str]) -> None:
         """Whether the step's calls are made must not depend on what is carried."""
@@ -269,10 +304,10 @@ class _Body:
             case ast.Name(id=name):
                 return values.get(name, _NONE)
             case ast.Attribute(value=owner):
-                name = _dotted(node)
-                if name is None:
+                dotted = _dotted(node)
+                if dotted is None:
                     return self._of(owner, values)
-                return frozenset().union(*(values.get(prefix, _NONE) for prefix in _prefixes(name)))
+                return _NONE.union(*(values.get(prefix, _NONE) for prefix in _prefixes(dotted)))
             case ast.Call():
                 return self._call(node, values)
             case ast.NamedExpr(target=target, value=value):
@@ -284,21 +319,22 @@ class _Body:
                 found = []
                 for part in node.generators:
                     over = self._of(part.iter, inner)
-                    for target in ast.walk(part.target):
-                        if isinstance(target, ast.Name):
-                            inner[target.id] = over
+                    bound = (one for one in ast.walk(part.target) if isinstance(one, ast.Name))
+                    inner |= {one.id: over for one in bound}
                     found += [over, *(self._of(test, inner) for test in part.ifs)]
                 elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-                return frozenset().union(*found, *(self._of(element, inner) for element in elements))
+                return _NONE.union(*found, *(self._of(element, inner) for element in elements))
+            case ast.IfExp(test=test, body=yes, orelse=no) if (taken := self._settled(test)) is not None:
+                return self._of(yes if taken else no, values)
             case ast.Lambda(args=arguments, body=body):
                 inner = dict(values) | {argument.arg: _NONE for argument in arguments.args}
                 return self._of(body, inner)
-        return frozenset().union(*(self._of(child, values) for child in ast.iter_child_nodes(node)))
+        return _NONE.union(*(self._of(child, values) for child in ast.iter_child_nodes(node)))
 
     def _call(self, node: ast.Call, values: _Values) -> frozenset[str]:
         arguments = [self._of(one, values) for one in node.args]
         arguments += [self._of(one.value, values) for one in node.keywords]
-        given = frozenset().union(*arguments)
+        given = _NONE.union(*arguments)
         word = node.func.attr if isinstance(node.func, ast.Attribute) else _dotted(node.func)
         if word in _CLIPS:
             self._reach(given, "how gradients are clipped", node.lineno)
@@ -308,7 +344,7 @@ class _Body:
             return given | self._of(node.func, values)
         owner = self._of(node.func.value, values)
         if word == "backward":
-            self._reach(owner | frozenset().union(*arguments[:1]), "the loss", node.lineno)
+            self._reach(owner | _NONE.union(*arguments[:1]), "the loss", node.lineno)
         name = _innermost(node.func.value)
         if name is not None and word is not None and (word in _MUTATORS or _in_place(word)):
             self._mutate(name, given, node.lineno, values)
@@ -341,6 +377,12 @@ def _assigned(statements: Iterable[ast.stmt], roles: Container[str]) -> set[str]
         if name is not None and not _controlled(name, roles):
             found.add(name)
     return found
+
+
+def _stored(node: ast.AST) -> set[str]:
+    """Names and attributes that are given a value anywhere in it."""
+    stores = (one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store))
+    return {name for one in stores if (name := _dotted(one)) is not None}
 
 
 def _bound_before(tree: ast.Module, loop: Loop) -> set[str] | None:
@@ -405,10 +447,19 @@ def _walk_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
 class _Attributes(ast.NodeVisitor):
     """What a method does with the attributes of `owner`, its first argument."""
 
-    def __init__(self, owner: str) -> None:
+    def __init__(self, owner: str, instance: object, moving: Iterable[str]) -> None:
         self._owner = owner
+        self._names = {owner: instance}
+        self._moving = {f"{owner}.{name}" for name in moving}
         self.updated: dict[str, int] = {}
         self.used: set[str] = set()
+
+    def visit_If(self, node: ast.If) -> None:
+        taken = settled(node.test, self._names, self._moving)
+        if taken is None:
+            self.generic_visit(node)
+        for statement in () if taken is None else node.body if taken else node.orelse:
+            self.visit(statement)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         name = self._attribute(node.target) or self._attribute(getattr(node.target, "value", None))
@@ -423,8 +474,9 @@ class _Attributes(ast.NodeVisitor):
         for name in own:
             self.updated.setdefault(name, node.lineno)
         for target in node.targets:
-            if isinstance(target, ast.Subscript) and (name := self._attribute(target.value)) is not None:
-                self.updated.setdefault(name, node.lineno)
+            part = self._attribute(target.value) if isinstance(target, ast.Subscript) else None
+            if part is not None:
+                self.updated.setdefault(part, node.lineno)
         before = set(self.used)
         self.visit(node.value)
         self.used -= own - before
@@ -461,6 +513,62 @@ def _not_limited(value: ast.expr) -> list[ast.AST]:
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in _LIMITS:
         return []
     return [value]
+
+
+# ---------------------------------------------------------------------- options
+
+
+class _UnsettledError(Exception):
+    """The value is not known, or not before the loop has run."""
+
+
+def settled(test: ast.expr, names: Mapping[str, object], moving: Container[str] = ()) -> bool | None:
+    """What a condition is, where it is of plain values that stay: options, configuration. None: unknown.
+
+    moving: names and attributes that change while the code runs.
+    """
+    try:
+        value = _value(test, names, moving)
+    except (_UnsettledError, TypeError):
+        return None
+    return bool(value) if isinstance(value, _PLAIN) else None
+
+
+def _value(node: ast.expr, names: Mapping[str, object], moving: Container[str]) -> object:
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+            return tuple(_value(element, names, moving) for element in elements)
+        case ast.Name(id=name) if name in names and name not in moving:
+            return names[name]
+        case ast.Attribute(value=owner, attr=name) if _dotted(node) not in moving:
+            held = getattr(_value(owner, names, moving), "__dict__", None)
+            if isinstance(held, dict) and name in held:
+                return held[name]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _plain(_value(operand, names, moving))
+        case ast.BoolOp(op=joined, values=parts):
+            wanted, unknown = isinstance(joined, ast.Or), False
+            for part in parts:
+                known = settled(part, names, moving)
+                if known is wanted:
+                    return wanted
+                unknown |= known is None
+            if not unknown:
+                return not wanted
+        case ast.Compare(left=left, ops=[compared], comparators=[right]):
+            one, other = _value(left, names, moving), _value(right, names, moving)
+            if isinstance(compared, ast.Is | ast.IsNot):
+                return (one is other) is isinstance(compared, ast.Is)
+            return _COMPARES[type(compared)](_plain(one), _plain(other))
+    raise _UnsettledError
+
+
+def _plain(value: object) -> Any:
+    if not isinstance(value, _PLAIN):
+        raise _UnsettledError
+    return value
 
 
 # ---------------------------------------------------------------------- names

@@ -14,6 +14,7 @@ Everything here runs in the script's thread; what comes from the master waits in
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
@@ -78,7 +79,7 @@ class Trainer:
         self._generators = Generators(device)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        self.watch = TurnWatch(prepared, environment.ests)
+        self.watch = TurnWatch(prepared, source.registry.objects, environment.ests)
         self._module_buffers = list(model.buffers())
         #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
         self._rank0_buffers: list[torch.Tensor] = []
@@ -199,11 +200,11 @@ class Trainer:
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
         self._check_frozen()
+        self.watch.begin_loop(sys._getframe(1))
         script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
         try:
             self._buffers_shown = False
-            self.watch.look_closely()
             self._begin_progress()
             while self._in_epoch():
                 self._boundary.settle(self._contexts)

@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastane.data.source import BatchInfo
+from elastane.errors import StepError
 from elastane.rng import Parts
+
+
+class TurnError(StepError):
+    """The turns of one step do not agree: lr set from a counter, weights written outside the step."""
+
+    code = "ELA350"
 
 
 @dataclass

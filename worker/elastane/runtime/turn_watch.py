@@ -9,6 +9,8 @@ once: where the step has been applied.
     weights           parameters, prepared averages and copies, by their version counters: only the optimizer
                       writes to them, and the script after it, where it has asked `job.stepped`. Writes to
                       `.data` leave no version: in the first steps norms are compared as well
+    what is carried   by the loop, the model, an optimizer (`carried`), and copies of the weights that nobody
+                      prepared (`copies`)
 
 A step of which all turns run in workers of their own would come out right without `job.stepped` too, until
 the first worker dies: it is refused all the same, in the first step that does it.
@@ -16,6 +18,7 @@ the first worker dies: it is refused all the same, in the first step that does i
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -23,27 +26,27 @@ import torch
 from torch import Tensor
 
 from elastane.errors import StepError
+from elastane.runtime.carried import AttributeWatch, check_loop
+from elastane.runtime.copies import CopyWatch, norms
 from elastane.runtime.prepared import Prepared
-from elastane.runtime.turn import Turn
+from elastane.runtime.turn import Turn, TurnError
 
 #: Steps after the start, a change of the ring and the begin of an epoch in which norms are compared too.
 CLOSE_STEPS: Final = 2
 
 
-class TurnError(StepError):
-    """The turns of one step do not agree: lr set from a counter, weights written outside the step."""
-
-    code = "ELA350"
-
-
 class TurnWatch:
     """Of one worker; its methods are called by the script's thread, in the order of a step.
 
-    num_ests: N. With one EST the step is its only turn, and what it does behind the step is done once.
+    registered: objects that are each EST's own. num_ests: N. With one EST the step is its only turn, and what
+    it does behind the step is done once.
     """
 
-    def __init__(self, prepared: Prepared, num_ests: int) -> None:
+    def __init__(self, prepared: Prepared, registered: Iterable[object], num_ests: int) -> None:
         self._num_ests = num_ests
+        self._prepared, self._registered = prepared, tuple(registered)
+        self._attributes = AttributeWatch(prepared)
+        self._copies = CopyWatch(prepared, self._registered)
         self._optimizers = prepared.optimizers
         self._names, self._tensors = _watched(prepared)
         self._step = -1
@@ -53,6 +56,14 @@ class TurnWatch:
         self._shown: list[Hyperparameters] = []
         #: Norms are compared in steps below it; None: from the next one on.
         self._close_until: int | None = None
+
+    def begin_loop(self, frame: types.FrameType | None) -> None:
+        """A loop over the loader begins; frame: of whoever asks for its first mini-batch.
+
+        Raises CarriedValueError for what its source shows to be carried into the result.
+        """
+        check_loop(frame, self._prepared, self._registered)
+        self.look_closely()
 
     def look_closely(self) -> None:
         """The worker is in another ring, or the epoch another one: something new may run in the body."""
@@ -69,6 +80,8 @@ class TurnWatch:
         if self._close_until is None:
             self._close_until = step + CLOSE_STEPS
         self._take()
+        if self._is_close:
+            self._copies.begin()
 
     def used(self, turn: Turn, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step, or would be if the turn were the worker's last.
@@ -105,8 +118,12 @@ class TurnWatch:
     def end_turn(self, turn: Turn) -> None:
         """The body is through with a mini-batch.
 
-        Raises TurnError if it did what can only be right once a step, StepError without optimizer.step().
+        Raises TurnError if it did what can only be right once a step, StepError without optimizer.step(),
+        CarriedValueError and CopyNotPreparedError for what is none of the job's state.
         """
+        self._attributes.end_turn(turn)
+        if self._is_close:
+            self._copies.end_turn(turn)
         if not turn.applied:
             self._check(turn, "in a turn in which the step was not applied")
             if turn.sync and not turn.last and not turn.optimizer_called and not turn.lost:
@@ -199,14 +216,6 @@ def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
 def _unequal(before: Any, after: Any) -> bool:
     """Not the same; a NaN is the same as another."""
     return bool(before != after and (before == before or after == after))
-
-
-def norms(tensors: Sequence[Tensor]) -> list[float]:
-    """A figure of each tensor that hardly any write leaves as it is."""
-    with torch.no_grad():
-        found = [tensor.detach() for tensor in tensors]
-        numbers = (tensor if tensor.is_floating_point() else tensor.double() for tensor in found)
-        return [torch.linalg.vector_norm(tensor).item() for tensor in numbers]
 
 
 def _watched(prepared: Prepared) -> tuple[list[str], list[Tensor]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import operator
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -115,11 +116,17 @@ def carried_values(
     return sorted(result.values(), key=lambda carried: carried.reaches)
 
 
-def carried_attributes(tree: ast.AST, class_name: str, instance: object = None) -> dict[str, int]:
+def carried_attributes(
+    tree: ast.AST,
+    class_name: str,
+    instance: object = None,
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, int]:
     """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
 
     Counters that are only printed, caches that are only replaced, the largest value so far: not among them.
-    instance: of the class; branches that its options settle are not gone into where they are not taken.
+    instance: of the class; names: of its module. Branches that options settle are not gone into where they
+    are not taken.
     """
     kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
     updated: dict[str, int] = {}
@@ -131,8 +138,11 @@ def carried_attributes(tree: ast.AST, class_name: str, instance: object = None) 
     ]
     moving = {name for method in methods for name in _stored(method)} | {"training"}
     moving = {name.rpartition(".")[2] for name in moving}
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    stay = {name: value for name, value in names.items() if stores[name] <= 1}
     for method in methods:
-        owner = _Attributes(method.args.args[0].arg, instance, moving)
+        own = method.args.args[0].arg
+        owner = _Attributes(own, stay | {own: instance}, moving)
         for statement in method.body:
             owner.visit(statement)
         for name, line in owner.updated.items():
@@ -447,9 +457,9 @@ def _walk_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
 class _Attributes(ast.NodeVisitor):
     """What a method does with the attributes of `owner`, its first argument."""
 
-    def __init__(self, owner: str, instance: object, moving: Iterable[str]) -> None:
+    def __init__(self, owner: str, names: Mapping[str, object], moving: Iterable[str]) -> None:
         self._owner = owner
-        self._names = {owner: instance}
+        self._names = names
         self._moving = {f"{owner}.{name}" for name in moving}
         self.updated: dict[str, int] = {}
         self.used: set[str] = set()
@@ -460,6 +470,13 @@ class _Attributes(ast.NodeVisitor):
             self.generic_visit(node)
         for statement in () if taken is None else node.body if taken else node.orelse:
             self.visit(statement)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        taken = settled(node.test, self._names, self._moving)
+        for part in (node.test, node.body, node.orelse) if taken is None else ():
+            self.visit(part)
+        if taken is not None:
+            self.visit(node.body if taken else node.orelse)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         name = self._attribute(node.target) or self._attribute(getattr(node.target, "value", None))

@@ -106,7 +106,7 @@ def _cure(carried: Carried) -> str:
     if carried.decides.startswith("whether"):
         return (
             "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
-            " prepare(..., accumulation_steps=k); else let job.step decide"
+            " prepare(..., accumulation_steps=k) and call it in every turn; else let job.step decide"
         )
     if carried.counts:
         return (
@@ -184,10 +184,11 @@ class AttributeWatch:
 
 def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
     for kind in type(owner).__mro__:
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None) or ""
         tree = _source(file) if is_script_file(file) else None
         if tree is not None:
-            for name, line in carried_attributes(tree, kind.__name__, owner).items():
+            for name, line in carried_attributes(tree, kind.__name__, owner, vars(module)).items():
                 where = f"{display_name(file)}, line {line}"
                 yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
 

@@ -49,7 +49,15 @@ DECIDES = {
     ),
     "every k-th step": (
         f"{LOSS}\nloss.backward()\nit += 1\nif it % 2 == 0:\n    opt.step()\n    opt.zero_grad()",
-        [("it", "whether optimizer.step() is called")],
+        [("it", "whether opt.step() is called"), ("it", "whether opt.zero_grad() is called")],
+    ),
+    "an average every tenth turn": (
+        f"{LOSS}; {REST}\nit += 1\nif it % 10 == 0: state.update_parameters(net)",
+        [("it", "whether state.update_parameters() is called")],
+    ),
+    "a function that sets the lr": (
+        f"adjust_learning_rate(opt, it / n + epoch, args); {LOSS}; {REST}; it += 1",
+        [("it", "the lr, by adjust_learning_rate()")],
     ),
     "hidden states": (f"out, m = model(x, m); m = m.detach(); loss = f(out, y); {REST}", [("m", "the loss")]),
     "a list": (f"{LOSS} / mean(h); {REST}; h.append(loss.item())", [("h", "the loss")]),
@@ -74,6 +82,7 @@ HARMLESS = {
     "set by the epoch": f"if epoch >= 3: m = .5\nloss = m * f(model(x), y); {REST}",
     "a best value": f"{LOSS}; {REST}\nif loss < m:\n    m = loss.item()\n    save(net)",
     "an early end": f"it += 1\n{LOSS}; {REST}\nif it > 100: raise SystemExit",
+    "evaluating now and then": f"{LOSS}; {REST}; it += 1\nif it % 9 == 0: net.eval(); job.log(a=it)",
     "once a step": f"{LOSS}; {REST}\nif job.stepped:\n    for g in opt.param_groups: g['lr'] *= .9",
 }
 
@@ -97,7 +106,7 @@ def test_enumerate_counts_turns(header: str) -> None:
     assert found(decides, header) == [("i", 'param_group["lr"]')]
     assert found(f"{LOSS}; {REST}\nif i % 100 == 0: print(i, loss.item())", header) == []
     assert found(f"{LOSS}; loss.backward()\nif (i + 1) % 2 == 0: opt.step()", header) == [
-        ("i", "whether optimizer.step() is called")
+        ("i", "whether opt.step() is called")
     ]
 
 
@@ -120,6 +129,15 @@ def test_branches_that_options_settle_are_taken_or_not() -> None:
         loop = loop_at(tree, 2)
         assert loop is not None
         assert bool(carried_values(tree, loop, ROLES, names)) is taken, test
+
+
+def test_every_turn_is_every_k_th_turn_where_k_is_one() -> None:
+    source = "for i, x in enumerate(loader):\n    loss.backward()\n    if i % k == 0: opt.step()"
+    for k in (1, 2):
+        tree = ast.parse(source)
+        loop = loop_at(tree, 1)
+        assert loop is not None
+        assert len(carried_values(tree, loop, ROLES, {"k": k})) == k - 1
 
 
 def test_attributes_and_functions_are_followed_and_lines_are_told() -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ _MUTATORS: Final = frozenset(
     | {"popitem", "remove", "clear", "put", "push", "setdefault"}
 )
 _TELLS: Final = frozenset(("print", "debug", "info", "warning", "error", "write", "log", "add_scalar"))
+#: Of prepared objects: what counts once a step.
+_STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameters"})
+_SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
 _CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 _PLAIN: Final = (int, float, str, bytes, type(None), tuple, list, set, frozenset, dict)
 _COMPARES: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
@@ -230,6 +234,10 @@ class _Body:
                     if isinstance(child, ast.expr):
                         self._of(child, values)
 
+    def _is_one(self, node: ast.expr) -> bool:
+        same = ast.Compare(node, [ast.Eq()], [ast.Constant(1)])
+        return self._settled(same) is True
+
     def _settled(self, test: ast.expr) -> bool | None:
         return settled(test, self._names, self._moving)
 
@@ -246,15 +254,12 @@ class _Body:
 
     def _decides(self, node: ast.If, test: frozenset[str]) -> None:
         """Whether the step's calls are made must not depend on what is carried."""
-        for call in (
-            inner for branch in (node.body, node.orelse) for part in branch for inner in ast.walk(part)
-        ):
+        calls = (inner for part in (*node.body, *node.orelse) for inner in ast.walk(part))
+        for call in calls:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-                owner = self._role(call.func.value)
-                if call.func.attr == "backward":
-                    self._reach(test, "whether backward() is called", node.lineno)
-                elif call.func.attr == "step" and owner == "optimizer":
-                    self._reach(test, "whether optimizer.step() is called", node.lineno)
+                word, role = call.func.attr, self._role(call.func.value)
+                if word == "backward" or (word in _STEP_CALLS and role in ("optimizer", "other")):
+                    self._reach(test, f"whether {ast.unparse(call.func)}() is called", node.lineno)
 
     def _assign(self, target: ast.expr, value: ast.expr, values: _Values) -> None:
         pairs = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
@@ -298,6 +303,9 @@ class _Body:
         if given:
             self.lines.setdefault(name, line)
 
+    def _has_optimizer(self, call: ast.Call) -> bool:
+        return any(self._role(argument) == "optimizer" for argument in call.args)
+
     def _role(self, node: ast.AST) -> Role | None:
         """The role of what an expression of attributes, subscripts and calls is a part of."""
         while (name := _dotted(node)) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
@@ -334,6 +342,8 @@ class _Body:
                     found += [over, *(self._of(test, inner) for test in part.ifs)]
                 elements = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
                 return _NONE.union(*found, *(self._of(element, inner) for element in elements))
+            case ast.BinOp(op=ast.Mod(), right=right) if self._is_one(right):
+                return _NONE  # every k-th turn, with k = 1
             case ast.IfExp(test=test, body=yes, orelse=no) if (taken := self._settled(test)) is not None:
                 return self._of(yes if taken else no, values)
             case ast.Lambda(args=arguments, body=body):
@@ -348,6 +358,8 @@ class _Body:
         word = node.func.attr if isinstance(node.func, ast.Attribute) else _dotted(node.func)
         if word in _CLIPS:
             self._reach(given, "how gradients are clipped", node.lineno)
+        if word is not None and _SETS_LR.match(word.rpartition(".")[2]) and self._has_optimizer(node):
+            self._reach(given, f"the lr, by {word}()", node.lineno)
         if word == "next" and node.args and (name := _dotted(node.args[0])) is not None:
             self._mutate(name, given | {_VARIES}, node.lineno, values)
         if not isinstance(node.func, ast.Attribute):

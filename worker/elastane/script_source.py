@@ -558,7 +558,7 @@ def settled(test: ast.expr, names: Mapping[str, object], moving: Container[str] 
     """
     try:
         value = _value(test, names, moving)
-    except (_UnsettledError, TypeError):
+    except (_UnsettledError, TypeError, ValueError, RuntimeError):  # what arrays and tensors say to ==
         return None
     return bool(value) if isinstance(value, _PLAIN) else None
 

@@ -12,9 +12,11 @@ import linecache
 import sys
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 import torch
@@ -27,6 +29,10 @@ from elastane.script_source import Carried, Role, carried_attributes, carried_va
 
 _TIMES: Final = 2
 """An attribute that has changed so often running goes on changing: it was not set up on first use."""
+
+
+#: Elements of a container that are compared beside its length.
+_ITEMS_MAX: Final = 64
 
 
 class CarriedValueError(UnsupportedError):
@@ -223,11 +229,10 @@ def _mark(value: object) -> object:
         return None
     if isinstance(value, torch.Tensor):
         return _TensorMark(value)
-    if isinstance(value, list | tuple | set | dict):
-        return len(value), [_mark(one) for one in (value.values() if isinstance(value, dict) else value)]
-    if isinstance(value, int | float | complex | str | None):
-        return value
-    return _mark(list(value)) if type(value).__name__ == "deque" else None  # type: ignore[call-overload]
+    if isinstance(value, list | tuple | set | deque | dict):
+        first = islice(value.values() if isinstance(value, dict) else value, _ITEMS_MAX)
+        return len(value), [_mark(one) for one in first]
+    return value if isinstance(value, int | float | complex | str | None) else None
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:

@@ -49,9 +49,13 @@ class CopyNotPreparedError(UnsupportedError):
 
 
 class CopyWatch:
-    """Looks at the names of the script at the turns' ends. registered: objects that are each EST's own."""
+    """Looks at the names of the script at the turns' ends.
 
-    def __init__(self, prepared: Prepared, registered: Iterable[object]) -> None:
+    registered: objects that are each EST's own. alone: there is one EST, and what its turn does is done once.
+    """
+
+    def __init__(self, prepared: Prepared, registered: Iterable[object], *, alone: bool = False) -> None:
+        self._alone = alone
         self._prepared = prepared
         self._registered = tuple(registered)
         self._shapes = Counter(p.shape for p in prepared.model.parameters() if p.requires_grad)
@@ -73,7 +77,7 @@ class CopyWatch:
 
     def _changed(self, turn: Turn, name: str, owner: object) -> None:
         if any(owner is extra for extra in self._prepared.extras.values()):
-            if not (turn.applied and turn.asked_stepped):
+            if not (turn.applied and (turn.asked_stepped or self._alone)):
                 raise TurnError(
                     f"{name} was changed in step {turn.step} in the turn of EST {turn.rank}",
                     hint="update it behind optimizer.step() `if job.stepped:`: once a step, and not in every"

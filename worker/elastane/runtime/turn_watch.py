@@ -46,7 +46,7 @@ class TurnWatch:
         self._num_ests = num_ests
         self._prepared, self._registered = prepared, tuple(registered)
         self._attributes = AttributeWatch(prepared)
-        self._copies = CopyWatch(prepared, self._registered)
+        self._copies = CopyWatch(prepared, self._registered, alone=num_ests == 1)
         self._optimizers = prepared.optimizers
         self._names, self._tensors = _watched(prepared)
         self._step = -1

@@ -1,0 +1,88 @@
+"""Named Python values that are part of the job's state: `job.carry`.
+
+A variable of the script that lives across epochs (the best metric so far, a patience) is not there in a
+worker that joins later. What is carried travels with the weights, to newcomers and into checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from elastane.errors import StepError
+from elastane.state.codec import encode
+from elastane.state.optimizer_state import StateError
+
+
+class CarriedValues:
+    """All that a script carries, as state for `TrainState`. writes: see `Carried`."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        #: Asked before a value is set: False where the value that came with the state has it already.
+        #: May raise.
+        self.writes: Callable[[str], bool] = lambda name: True
+
+    def add(self, values: Mapping[str, Any]) -> Carried:
+        """Further values, by name. Raises StepError for a name that is taken, StateNotCarriedError."""
+        for name, value in values.items():
+            if name in self.values:
+                raise StepError(
+                    f"job.carry({name}=...) was called twice", hint="give each value a name of its own"
+                )
+            check(name, value)
+        self.values |= values
+        return Carried(self, frozenset(values))
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if sorted(state) != sorted(self.values):
+            raise StateError(
+                f"the state carries {', '.join(sorted(state)) or 'nothing'}, "
+                f"the script {', '.join(sorted(self.values)) or 'nothing'}",
+                hint="every worker must call job.carry with the same names",
+            )
+        # Tensors may be views of the memory in which they came.
+        self.values = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
+        }
+
+
+class Carried:
+    """What `job.carry` returns: the values as attributes."""
+
+    __slots__ = ("_all", "_names")
+
+    def __init__(self, values: CarriedValues, names: frozenset[str]) -> None:
+        object.__setattr__(self, "_all", values)
+        object.__setattr__(self, "_names", names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
+            return self._all.values[name]
+        raise AttributeError(f"job.carry was not given {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names:
+            raise StepError(
+                f"{name!r} was set on what job.carry returned, and was not given to it",
+                hint=f"name it with its first value: job.carry({name}=...)",
+            )
+        check(name, value)
+        if self._all.writes(name):
+            self._all.values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._names)
+
+    def __repr__(self) -> str:
+        return f"carry({', '.join(f'{name}={self._all.values[name]!r}' for name in sorted(self._names))})"
+
+
+def check(name: str, value: Any) -> None:
+    """Raises StateNotCarriedError that names what cannot travel."""
+    encode(value, path=f"job.carry, {name}")

@@ -69,7 +69,7 @@ def conclude(turn: Turn) -> bool:
     if drift is None:
         return False
     turn.touch()
-    members = [member.worker for member in state.ring.members]
+    members = sorted(member.worker for member in state.ring.members)
     state.drift = None
     where = f"at the start of step {drift.step}"
     found = _named(drift.details) if len(drift.details) > 1 else []
@@ -111,7 +111,7 @@ def _whole(details: tuple[StateDetail, ...]) -> Hashable:
 
 def _named(details: Mapping[str, tuple[StateDetail, ...]]) -> list[str]:
     """What differs, and how."""
-    by_worker = {worker: {detail.name: detail for detail in known} for worker, known in details.items()}
+    by_worker = {worker: {detail.name: detail for detail in known} for worker, known in sorted(details.items())}
     found = []
     for name in dict.fromkeys(name for known in by_worker.values() for name in known):
         each = {worker: known.get(name) for worker, known in by_worker.items()}

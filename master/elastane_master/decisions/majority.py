@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 
 CURE = (
-    "a Python variable that lives across epochs, which a worker that joins later does not have, belongs into"
+    "A Python variable that lives across epochs, which a worker that joins later does not have, belongs into"
     " job.carry(...); what only the leader changes belongs behind the training; if neither is so, look at the"
     " hardware"
 )
@@ -20,13 +20,13 @@ def odd_ones_out(found: Mapping[str, Hashable]) -> list[str]:
         return []
     value, count = counts.most_common(1)[0]
     if 2 * count <= len(found):
-        return list(found)
-    return [worker for worker, own in found.items() if own != value]
+        return sorted(found)
+    return sorted(worker for worker, own in found.items() if own != value)
 
 
 def in_words(odd: list[str], everybody: list[str]) -> str:
     """Who differs from whom."""
-    others = [worker for worker in everybody if worker not in odd]
+    others = sorted(worker for worker in everybody if worker not in odd)
     verb = "holds" if len(odd) == 1 else "hold"
     if others:
         return f"{' and '.join(odd)} {verb} other state than {', '.join(others)}"

@@ -55,7 +55,7 @@ def test_the_one_of_three_that_differs_is_named_with_key_and_values() -> None:
         explain(driver, worker, 0, lr=rate)
     assert driver.state.phase == "failed"
     assert driver.state.reason.startswith(
-        "c holds other state than a, b at the start of step 0: lr (0.1 in a, 0.025 in c, 0.1 in b)."
+        "c holds other state than a, b at the start of step 0: lr (0.1 in a, 0.1 in b, 0.025 in c)."
     )
     assert "job.carry" in driver.state.reason
     assert {message.phase for message in driver.take(effects.Done).values()} == {"failed"}

@@ -111,7 +111,9 @@ def _whole(details: tuple[StateDetail, ...]) -> Hashable:
 
 def _named(details: Mapping[str, tuple[StateDetail, ...]]) -> list[str]:
     """What differs, and how."""
-    by_worker = {worker: {detail.name: detail for detail in known} for worker, known in sorted(details.items())}
+    by_worker = {
+        worker: {detail.name: detail for detail in known} for worker, known in sorted(details.items())
+    }
     found = []
     for name in dict.fromkeys(name for known in by_worker.values() for name in known):
         each = {worker: known.get(name) for worker, known in by_worker.items()}

@@ -12,6 +12,7 @@ from elastane_master.decisions.effects import (
     Done,
     Drain,
     Go,
+    IntervalDecided,
     Load,
     Prepare,
     Prepared,
@@ -19,7 +20,7 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.events import Rejection
 
-WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+WorkerMessage = Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done
 
 
 class Session:

@@ -1,9 +1,10 @@
 """How far one state of a generator is from another, counted in raw draws, and a state so many draws on.
 
-Stock ranks that run the same code draw the same number of raw values, each from a state of its own. A worker runs
-that code once, with one state: what the others' states are afterwards follows from the number. Python's `random`,
-NumPy's legacy generator and torch's CPU generator are all the Mersenne Twister (MT19937) with 624 words; a raw
-draw is one of its 32-bit values. CUDA's generator counts by itself: its raw draws are a difference of offsets.
+Stock ranks that run the same code draw the same number of raw values, each from a state of its own. A worker
+runs that code once, with one state: what the others' states are afterwards follows from the number. Python's
+`random`, NumPy's legacy generator and torch's CPU generator are all the Mersenne Twister (MT19937) with 624
+words; a raw draw is one of its 32-bit values. CUDA's generator counts by itself: its draws are a difference
+of offsets.
 
 States are bytes in the layouts of `elastane.rng`. Pure: no global generator is touched.
 """
@@ -41,8 +42,8 @@ class _Mersenne(NamedTuple):
 def draws_between(name: str, before: bytes, after: bytes, draws_max: int = DRAWS_MAX) -> int | None:
     """Raw draws that lead from `before` to `after`; None where no number up to `draws_max` does.
 
-    name: of the generator, as in `elastane.rng`. None is also what a generator gives that was seeded anew, and one
-    that has begun or used up a kept gaussian: its number of draws says nothing of another state.
+    name: of the generator, as in `elastane.rng`. None is also what a generator gives that was seeded anew,
+    and one that has begun or used up a kept gaussian: its number of draws says nothing of another state.
     """
     if before == after:
         return 0

@@ -17,6 +17,7 @@ from elastane_master.decisions import (
     boundary,
     cost,
     datasets,
+    intervals,
     leases,
     life,
     operators,
@@ -31,6 +32,7 @@ from elastane_master.decisions.events import (
     ByeReported,
     DatasetCreated,
     DatasetExtended,
+    IntervalReported,
     JobSettings,
     LeavingReported,
     LoadedReported,
@@ -138,6 +140,7 @@ class JobMachine:
 _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     StepReported: boundary.report_step,
     AppliedReported: boundary.applied,
+    IntervalReported: intervals.reported,
     Tick: lambda turn, event: leases.tick(turn),
     ReadyReported: ring.ready,
     LoadedReported: ring.loaded,

@@ -14,6 +14,7 @@ from elastane_master.decisions.effects import (
     Drain,
     Effect,
     Go,
+    IntervalDecided,
     Load,
     Note,
     Prepare,
@@ -47,7 +48,9 @@ class Turn:
         self.effects.append(effect)
 
     def send(
-        self, worker: str, message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+        self,
+        worker: str,
+        message: Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done,
     ) -> None:
         """Sends `message` to a worker, once the event is durable."""
         self.effects.append(Send(worker, message))

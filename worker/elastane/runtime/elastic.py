@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -58,14 +59,40 @@ class ElasticJob(Job):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Virtual rank of the EST now running; 0 outside the loader loop."""
-        turn = self._trainer.turn if self._trainer is not None else None
-        return turn.rank if turn is not None else current.rank or 0
+        """Virtual rank of the EST now running; between epochs of the one whose generators are in place."""
+        trainer = self._trainer
+        if current.rank is not None:
+            return current.rank
+        if trainer is None:
+            return 0
+        if trainer.turn is not None:
+            return trainer.turn.rank
+        trainer.interval.asked("rank", sys._getframe(1))
+        return trainer.interval.rank
 
     @property
     def is_leader(self) -> bool:  # type: ignore[override]
-        """Whether this worker hosts EST 0 now."""
-        return self._trainer is not None and self._trainer.is_leader
+        """Whether this worker hosts EST 0 now; in `each_rank`, whether it is EST 0's turn."""
+        trainer = self._trainer
+        if trainer is None:
+            return False
+        trainer.interval.asked("is_leader", sys._getframe(1))
+        return trainer.is_leader and trainer.interval.turn in (None, 0)
+
+    def each_rank(self) -> Iterator[int]:
+        trainer = self._trainer
+        if trainer is None or trainer.turn is not None:
+            raise StepError(
+                "job.each_rank was called " + ("in the loader loop" if trainer else "before job.prepare"),
+                hint="it is for code between the epochs, which runs once in a worker of several ranks",
+            )
+        return trainer.interval.each_rank()
+
+    @contextlib.contextmanager
+    def isolated_rng(self) -> Iterator[None]:
+        interval = self._trainer.interval if self._trainer is not None else None
+        with super().isolated_rng(), interval.isolated() if interval else contextlib.nullcontext():
+            yield
 
     @property
     def step(self) -> int:  # type: ignore[override]
@@ -134,7 +161,7 @@ class ElasticJob(Job):
         trackers.finish(trainer.applied_step, meanwhile=trainer.finish)
         if self._environment.report_dir:
             write_elastic_report(
-                self._environment, trainer.state, step=trainer.applied_step, is_leader=self.is_leader
+                self._environment, trainer.state, step=trainer.applied_step, is_leader=trainer.is_leader
             )
 
     def log(self, **values: Any) -> None:

@@ -34,6 +34,7 @@ from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.interval import Interval
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
@@ -123,17 +124,22 @@ class Trainer:
             close=self.close,
         )
         self._protocol = self._attendance.protocol
+        initial = initial_contexts(self._generators, self._registry, self._num_ests, seed)
+        #: The script's code between two epochs, whenever no loader loop runs.
+        self.interval = Interval(self._generators, self._registry)
         self._boundary = StepBoundary(
             environment.worker_id,
             self._attendance,
             self._state,
             self._reducer,
             self._saver,
-            initial_contexts(self._generators, self._registry, self._num_ests, seed),
+            initial,
             device if device.type == "cuda" else torch.device("cpu"),
             drop_step=self._drop_step,
             replaced=self._take_buffers,
             entered=self._entered,
+            interval=self.interval,
+            begins_epoch=self._begins_epoch,
             figures=self._figures,
         )
         #: Whether steps are reported at the end of their last backward. Where backward passes leave
@@ -142,6 +148,8 @@ class Trainer:
         self._reports_late: bool | None = None if device.type == "cpu" else True
         self._shared_versions: list[int] = []
         self._contexts: dict[int, EstContext] = {}
+        #: The same as the master has them, to which reports are deltas.
+        self._known: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
         self.turn: Turn | None = None
@@ -152,6 +160,7 @@ class Trainer:
         self.on_close: Callable[[], None] = lambda: None
         self.shows_progress = False
         self._progress: ProgressLine | None = None
+        self.interval.begin(0, initial, leads=True)
 
     # ------------------------------------------------------------------ what the job asks
 
@@ -186,7 +195,8 @@ class Trainer:
             self._progress = ProgressLine(parts)
         self._attendance.start()
         self._figure_report.start()
-        self._boundary.settle(self._contexts)
+        self._boundary.settle(self._contexts, in_loop=False)
+        self.interval.entered(leads=self.is_leader)
 
     def turns(self) -> Iterator[Any]:
         """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
@@ -201,13 +211,13 @@ class Trainer:
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
         self._check_frozen()
-        script_rng, script_items = self._generators.capture(), self._registry.capture()
-        self._attendance.set_between(False)
+        self.interval.end()
         try:
             self._buffers_shown = False
             self._begin_progress()
             while self._in_epoch():
                 self._boundary.settle(self._contexts)
+                self._attendance.set_between(False)
                 if self._in_epoch():
                     yield from self._run_step(self._protocol.applied_step)
                     if self._progress is not None and self.is_leader:
@@ -216,8 +226,7 @@ class Trainer:
                 self._progress.end(self._last_values())
         finally:
             self.turn = None
-            self._generators.restore(script_rng)
-            self._registry.restore(script_items)
+            self.interval.begin(self.applied_step, self._contexts, leads=self.is_leader)
             self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
@@ -232,7 +241,7 @@ class Trainer:
     def finish(self) -> None:
         """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
         if self._protocol.changing:
-            self._boundary.settle(self._contexts)
+            self._boundary.settle(self._contexts, in_loop=False)
         self._attendance.exits.finished = True
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
@@ -429,7 +438,7 @@ class Trainer:
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
         )
         for rank, context in self._after.items():
-            report.contexts.append(context.to_proto(self._contexts[rank]))
+            report.contexts.append(context.to_proto(self._known[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
         self._attendance.tell(lambda: self._protocol.report(report, in_backward=in_backward))
@@ -492,7 +501,7 @@ class Trainer:
                 virtual_rank=turn.rank,
             )
         self._check_buffers(turn)
-        self._contexts = self._after
+        self._contexts = self._known = self._after
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
@@ -531,9 +540,12 @@ class Trainer:
         self._restore_buffers()
         self.turn = None
 
-    def _entered(self, contexts: dict[int, EstContext], step: int) -> None:
+    def _begins_epoch(self, step: int) -> bool:
+        return step % self._source.steps_per_epoch == 0 and step < self.total_steps
+
+    def _entered(self, known: dict[int, EstContext], contexts: dict[int, EstContext], step: int) -> None:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
-        self._contexts = contexts
+        self._known, self._contexts = known, contexts
         self._source.position(contexts, step)
         self.on_ring(self.is_leader)
 

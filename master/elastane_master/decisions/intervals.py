@@ -7,8 +7,11 @@ have become, and nobody begins the step before this is decided:
 
     workers that ran the code must agree on what became of ESTs other than EST 0
     EST 0's context is what its host says it is; where that host is gone, EST 0 changed as the others did,
-    unless the script asked who leads: then its part is lost with it
+    unless the script asked who leads: then EST 0's part is lost with it
     contexts known whole (the code ran once for each EST) stay as they are
+
+A part that is lost with its worker, as EST 0's with a leader that dies in its evaluation, is run again by
+going back to the newest checkpoint: nobody holds a state that the job could go on from.
 
 What is decided is kept with the step's contexts: whoever starts the step again starts it from the same
 states. Reports of workers that are gone stand too, since the code they speak of has run.
@@ -20,7 +23,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from elastane_master.decisions import life, ring
+from elastane_master.decisions import claims, life, ring
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
 from elastane_master.decisions.state import JobState
@@ -37,6 +40,10 @@ class Unattributable(Exception):  # noqa: N818 - an outcome
     """It cannot be told with certainty what stock ranks would have drawn."""
 
 
+class PartLost(Exception):  # noqa: N818 - an outcome
+    """What became of an EST is lost with the worker that ran it."""
+
+
 class Attribution(msgspec.Struct, frozen=True):
     """changes: of every EST but those in `contexts`, which are known whole (deltas, by virtual rank)."""
 
@@ -45,9 +52,9 @@ class Attribution(msgspec.Struct, frozen=True):
 
 
 def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
-    """What became of each EST, from the reports of workers that ran the code. Raises Unattributable."""
+    """What became of each EST, from what workers that ran the code say. Raises Unattributable, PartLost."""
     if not reports:
-        raise Unattributable("every worker that ran it is gone, and nobody knows what it drew")
+        raise PartLost("every worker that ran it is gone")
     for worker, report in reports.items():
         if report.fault:
             raise Unattributable(f"{report.fault} (in {worker})")
@@ -56,15 +63,11 @@ def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
         whole |= report.contexts
     led = any(report.as_leader for report in reports.values())
     if not led and any(report.asked for report in reports.values()):
-        raise Unattributable(
-            "it asks which worker leads, and the one that led is gone: what EST 0 drew is lost with it"
-        )
+        raise PartLost("the worker that led is gone, and with it what EST 0 alone did")
     if any(rank for rank in whole):
         lost = sorted(set(range(ests)) - set(whole))
         if lost:
-            raise Unattributable(
-                f"it ran once for each EST, and what it did for EST {lost[0]} is lost with a worker"
-            )
+            raise PartLost(f"the worker that ran it for EST {lost[0]} is gone")
     return Attribution(_agreed(reports), whole)
 
 
@@ -149,6 +152,12 @@ def decide_if_complete(turn: Turn) -> None:
     step = steps.current
     try:
         attribution = attribute(interval.reports, state.settings.ests)
+    except PartLost as why:
+        reason = f"the code before step {step} must run again: {why}"
+        turn.note("interval_lost", reason, at_step=step)
+        claims.void_all(state)
+        ring.reform(turn, reason)
+        return
     except Unattributable as why:
         refusal = f"the code between epochs, before step {step}: {why}. {CURE}"
         for worker in names:

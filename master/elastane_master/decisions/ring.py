@@ -312,7 +312,7 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
             to_step=event.step,
         )
     steps.rewind(event.step)
-    if event.checkpoint:
+    if event.checkpoint and state.signature and event.step % (state.signature.steps_per_epoch or 1) == 0:
         # What the code before this step drew is in it; nobody who ran that code is needed any more.
         steps.interval(event.step).changes = {}
     state.contexts.reset(event.step, [context.parts for context in event.contexts])

@@ -121,7 +121,7 @@ class Job(abc.ABC):
         """Between epochs: run the body of the loop once for every rank, with that rank's random numbers.
 
         `for rank in job.each_rank():` is for code whose draws are not the same in all ranks: they depend on
-        the rank, the data or the state (`random.shuffle`), or seed generators anew. Inside, `job.rank` is `rank`,
+        the rank, the data or the state (`random.shuffle`), or seed generators anew. `job.rank` is then `rank`
         and generators and registered items are those of that rank. A worker that hosts several ranks runs the
         body for each; a process of stock DDP for its own. Go through it whole: no `break`.
         """

@@ -2,8 +2,8 @@
 
 `random.shuffle` draws again until a number is small enough. How often depends on the state, so the number of
 one EST's draws is not another's. And a generator that is seeded with the seed it has stands where it stood,
-while the other ESTs' would not. So such calls are watched while that code runs: methods of Python's generator in
-the object itself, whoever holds them; functions of NumPy and torch as attributes of their modules, which a
+while the other ESTs' would not. So such calls are watched while that code runs: methods of Python's generator
+in the object itself, whoever holds them; functions of NumPy and torch as attributes of their modules, which a
 script that has imported the function itself passes by.
 """
 

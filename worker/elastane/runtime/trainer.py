@@ -226,7 +226,9 @@ class Trainer:
                 self._progress.end(self._last_values())
         finally:
             self.turn = None
-            self.interval.begin(self.applied_step, self._contexts, leads=self.is_leader)
+            through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
+            step = self.applied_step if through else -1  # behind history that was rewound nothing is known
+            self.interval.begin(step, self._contexts, leads=self.is_leader)
             self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:

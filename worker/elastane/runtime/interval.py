@@ -41,6 +41,13 @@ class IntervalError(ElastaneError):
     exit_code = EXIT_REFUSED
 
 
+class BuffersChangedError(ElastaneError):
+    """A buffer was written to between two epochs: the training would go on without it."""
+
+    code = "ELA331"
+    exit_code = EXIT_REFUSED
+
+
 def is_open(contexts: Mapping[int, EstContext], step: int) -> bool:
     """Whether these contexts of `step`, an epoch's first, are those before the code in front of it."""
     return any(context.parts.get(_BEHIND) != _STEP.pack(step) for context in contexts.values())

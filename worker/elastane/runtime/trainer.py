@@ -34,7 +34,7 @@ from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
-from elastane.runtime.interval import Interval
+from elastane.runtime.interval import BuffersChangedError, Interval
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
@@ -211,6 +211,7 @@ class Trainer:
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
         self._check_frozen()
+        self._check_buffers_between()
         self.interval.end()
         try:
             self._buffers_shown = False
@@ -534,6 +535,18 @@ class Trainer:
                     f"buffer {name} was written to after backward() in step {turn.step}",
                     hint="write to it before backward(); evaluate after model.eval()",
                     virtual_rank=turn.rank,
+                )
+
+    def _check_buffers_between(self) -> None:
+        """What stands in the module's buffers is what the next step starts from."""
+        for (name, _), buffer, kept in zip(
+            self._model.named_buffers(), self._module_buffers, self._rank0_buffers, strict=False
+        ):
+            if not bool(torch.isclose(buffer, kept, rtol=0, atol=0, equal_nan=True).all()):
+                raise BuffersChangedError(
+                    f"buffer {name} was written to between two epochs, before step {self.applied_step}",
+                    hint="call model.eval() before evaluating, and model.train() before the loop",
+                    buffer=name,
                 )
 
     def _drop_step(self) -> None:

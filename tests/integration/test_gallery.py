@@ -60,6 +60,9 @@ EXACT = {
     "stream, iterator's state, no data worker": "streams.py --state iterator",
     "stream, dataset's state": "streams.py --state position",
     "stream, dataset's state, data workers": "streams.py --state resume --data-workers 2",
+    "validation": "validation.py",
+    "validation, each rank": "validation.py --each-rank",
+    "seeded in each epoch": "validation.py --seeds",
     "stream without state": "streams.py --data-workers 2",
 }
 #: Case of refused.py -> words that say what is wrong and what to do.
@@ -76,6 +79,9 @@ REFUSED = {
     "scheduler": ("a scheduler of the SGD was not prepared", "pass every scheduler"),
     "late-draw": ("random numbers were drawn after backward()", "isolated_rng"),
     "late-buffer": ("was written to after backward()", "model.eval()"),
+    "uneven-draw": ("depends on the generator's state in refused.py", "job.each_rank()"),
+    "train-mode": ("buffer 2.running_mean was written to between two epochs", "model.eval()"),
+    "seed-and-rank": ("a seed is made of job.rank", "elastane.init(seed=S)"),
     "closure": ("came before backward()", "forward, backward, optimizer.step()"),
 }
 

@@ -18,21 +18,37 @@ from typing import Any, Final
 _GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
 #: Calls that print, or that split the data: they do not decide who draws.
 _HARMLESS: Final = frozenset({"print", "debug", "info", "warning", "error", "str", "format", "log", "write"})
+_SEEDS: Final = frozenset(
+    {
+        "seed",
+        "manual_seed",
+        "manual_seed_all",
+        "seed_all",
+        "seed_everything",
+        "set_seed",
+        "default_rng",
+        "RandomState",
+        "Random",
+        "SeedSequence",
+    }
+)
 _LEAVES: Final = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
 _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if it is that plain.
+    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if so plain.
 
-    kept: the answer may decide something later, too. harmless: it decides nothing of what is drawn.
+    kept: the answer may decide something later, too. harmless: it decides nothing of what is drawn. seeds: it
+    is given to a generator as its seed.
     """
 
     place: str
     block: tuple[int, int] | None = None
     kept: bool = True
     harmless: bool = False
+    seeds: bool = False
 
 
 def how_asked(frame: FrameType) -> Asked:
@@ -56,6 +72,8 @@ def _at(code: CodeType, instruction: int, line: int) -> Asked:
     if isinstance(statement, ast.If) and any(node is statement.test for node in path):
         return Asked(place, kept=False)
     calls = {_name(node.func) for node in path if isinstance(node, ast.Call)}
+    if calls & _SEEDS:
+        return Asked(place, seeds=True)
     if any(name in _HARMLESS or name.endswith("Sampler") for name in calls):
         return Asked(place, kept=False, harmless=True)
     return Asked(place)

@@ -13,11 +13,14 @@ from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
 from elastane.runtime import rehearsal
+from elastane.runtime.asked import how_asked
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, check_modules, check_schedulers, intercept
 from elastane.runtime.report import write_elastic_report
+from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
+from elastane.runtime.sampler_epoch import watch_set_epoch
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
@@ -55,6 +58,10 @@ class ElasticJob(Job):
         rehearsal.install()
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
+        #: Before prepare only seeds made of the rank count, and those only where prepare does not seed.
+        self._watch = RngWatch(lambda place: None, lambda names, done: None)
+        if self._seed is None:
+            self._watch.start()
         self._task_attendance: TaskAttendance | None = None
 
     @property
@@ -63,12 +70,15 @@ class ElasticJob(Job):
         trainer = self._trainer
         if current.rank is not None:
             return current.rank
-        if trainer is None:
-            return 0
-        if trainer.turn is not None:
+        if trainer is not None and trainer.turn is not None:
             return trainer.turn.rank
-        trainer.interval.asked("rank", sys._getframe(1))
-        return trainer.interval.rank
+        if trainer is not None:
+            trainer.interval.asked("rank", sys._getframe(1))
+            in_turn = trainer.interval.turn
+            return OutsideRank(trainer.interval.rank) if in_turn is None else in_turn
+        if self._seed is None and (how := how_asked(sys._getframe(1))).seeds:
+            raise refuse_rank_seed(how.place)
+        return OutsideRank(0)
 
     @property
     def is_leader(self) -> bool:  # type: ignore[override]
@@ -113,6 +123,7 @@ class ElasticJob(Job):
             raise StepError("prepare was called twice", hint="pass everything to one call")
         if self._task_attendance is not None:
             raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
+        self._watch.stop()
         try:
             prepared, chosen = Prepared(objects), TrainOptions.of(options)
             check_modules(prepared.model)
@@ -132,6 +143,7 @@ class ElasticJob(Job):
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
+        trainer.sampler_epoch = watch_set_epoch(prepared.loader)
         intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         self._trainer = trainer

@@ -25,7 +25,7 @@ from elastane.registry import ITEM, Registry
 from elastane.rng import Generators, Parts
 from elastane.rng_draws import DRAWS_MAX, advance, draws_between
 from elastane.runtime.asked import Asked, BlockTrace, how_asked
-from elastane.runtime.rng_watch import RngWatch
+from elastane.runtime.rng_watch import RngWatch, refuse_rank_seed
 from elastane_proto.v1 import ring_pb2
 
 Change = int | bytes
@@ -154,6 +154,8 @@ class Interval:
         if frame is None or self._aside:
             return
         how = how_asked(frame)
+        if how.seeds and name == "rank":
+            raise refuse_rank_seed(how.place)
         if how.harmless:
             return
         if how.kept and (self._leads or name == "rank"):

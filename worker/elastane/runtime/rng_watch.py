@@ -18,10 +18,48 @@ from typing import Any, Final
 
 import torch
 
+from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 if HAS_NUMPY:
     import numpy as np
+
+
+class RankSeedError(ElastaneError):
+    """A generator is seeded with the rank where one process stands for several ranks."""
+
+    code = "ELA332"
+    exit_code = EXIT_REFUSED
+
+
+class OutsideRank(int):
+    """`job.rank` outside the loader loop, and what is computed of it: no seed, others have others."""
+
+    def _derived(name: str) -> Any:  # type: ignore[misc]  # noqa: N805 - makes the methods below
+        def method(self: OutsideRank, other: Any) -> Any:
+            result = getattr(int, name)(self, other)
+            return OutsideRank(result) if isinstance(result, int) else result
+
+        return method
+
+    __add__, __radd__ = _derived("__add__"), _derived("__radd__")
+    __mul__, __rmul__ = _derived("__mul__"), _derived("__rmul__")
+    __sub__, __rsub__ = _derived("__sub__"), _derived("__rsub__")
+    __mod__, __xor__, __rxor__ = _derived("__mod__"), _derived("__xor__"), _derived("__rxor__")
+
+
+def refuse_rank_seed(place: str) -> SystemExit:
+    """What to raise for a seed made of the rank; it may come before anything looks at how the script ends."""
+    error = RankSeedError(
+        f"a seed is made of job.rank in {place}, where one process stands for several ranks",
+        hint="elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
+        "`for rank in job.each_rank():`",
+    )
+    sys.stderr.write(f"elastane: {error.line()}\n")
+    refusal = SystemExit(error.exit_code)
+    refusal.__cause__ = error
+    return refusal
+
 
 _NUMPY_UNEVEN: Final = (
     "beta",
@@ -92,6 +130,7 @@ class RngWatch:
             self._watch_uneven(torch, name)
         if HAS_NUMPY:
             self._watch_seed(np.random, "seed", (NUMPY,))
+            self._watch_seed(np.random, "default_rng", ())
             for name in _NUMPY_UNEVEN:
                 self._watch_uneven(np.random, name)
 
@@ -130,9 +169,13 @@ class RngWatch:
 
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._seeded(generators, False)
+            if any(isinstance(value, OutsideRank) for value in (*args, *kwargs.values())):
+                raise refuse_rank_seed(_place(sys._getframe(1)))
+            if generators:
+                self._seeded(generators, False)
             result = original(*args, **kwargs)
-            self._seeded(generators, True)
+            if generators:
+                self._seeded(generators, True)
             return result
 
         self._in_module(owner, name, watched)

@@ -37,6 +37,7 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.interval import BuffersChangedError, Interval
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
+from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
@@ -160,6 +161,8 @@ class Trainer:
         self.on_close: Callable[[], None] = lambda: None
         self.shows_progress = False
         self._progress: ProgressLine | None = None
+        #: What the script tells its own sampler, if it gave one that can be told.
+        self.sampler_epoch: SamplerEpoch | None = None
         self.interval.begin(0, initial, leads=True)
 
     # ------------------------------------------------------------------ what the job asks
@@ -212,6 +215,8 @@ class Trainer:
             )
         self._check_frozen()
         self._check_buffers_between()
+        if self.sampler_epoch is not None:
+            self.sampler_epoch.check(self.epoch)
         self.interval.end()
         try:
             self._buffers_shown = False

@@ -9,7 +9,8 @@ prepared            Prepared only when all N contexts of that step and generatio
                     applied without it
 contexts exist      a Go carries the contexts of its resume step, all of them
 history             committed steps follow each other; only a rewinding that was announced goes back
-nothing lost        history is not rewound while an attending process holds it
+nothing lost        history is not rewound while an attending process holds it; who was away when a checkpoint
+                    was loaded holds a run that is over, although its bits are the same
 no write lost       what a caller was told is in the store, and at the end the history is whole
 exactly once        each sample counts once in the committed history
 one owner           an attempt of a task has one holder; what came back is given out first, as it was
@@ -70,7 +71,8 @@ class Sent:
 class Checkers:
     """standing: generation of the commit of each step that counts. next_step: the first that has none.
 
-    prepared_until: steps below it were prepared in the history that stands.
+    prepared_until: steps below it were prepared in the history that stands. loaded_generation: the newest in
+    which a checkpoint was loaded: history goes on from there, whoever held more of the run before.
     """
 
     world: World
@@ -85,11 +87,13 @@ class Checkers:
     next_step: int = 0
     prepared_until: int = 0
     applied_generation: int = 0
+    loaded_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
     _reached: dict[str, int] = field(default_factory=dict)
+    _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
     _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
@@ -102,6 +106,7 @@ class Checkers:
         if weights != self.fixed.weights(lineage, step):
             self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
         self._reached[worker] = step
+        self._trained_in[worker] = generation
         ring = self.rings[generation]
         if ring.lineage not in (None, lineage):
             self._broken(
@@ -250,6 +255,7 @@ class Checkers:
                 and ready is not None
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
+                and self._trained_in.get(worker.name, 0) >= self.loaded_generation
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
             ):
                 yield worker
@@ -291,6 +297,8 @@ class Checkers:
             note = records.decode_note(payload).note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
+            if note.kind == "checkpoint_loaded":
+                self.loaded_generation = note.generation
             if note.kind == "history_rewound":
                 self.next_step = self.prepared_until = int(note.facts["to_step"])
                 kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}

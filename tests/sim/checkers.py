@@ -92,6 +92,7 @@ class Checkers:
     refusals: dict[str, int] = field(default_factory=dict)
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    _forgotten_rings: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
     _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
@@ -180,6 +181,9 @@ class Checkers:
         if known is None:
             if len(owners) != self.ests:
                 self._broken("one ring", f"ring {generation} has {len(owners)} virtual ranks")
+            known = self.rings[generation] = Ring(owners)
+        elif known.owners != owners and generation in self._forgotten_rings:
+            self._forgotten_rings.discard(generation)
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners:
             self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")
@@ -333,6 +337,38 @@ class Checkers:
         """The store's host lost power: these entries of a stream are gone, and must come again, in order."""
         self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
 
+    def forgotten(self, server: StoreServer) -> int:
+        """The end of the store is gone, with all masters: what is left of the history is what there is.
+
+        The number of a ring that nobody remembers may be given to another. Returns the newest that the store
+        knows.
+        """
+        self._lost.clear()
+        self.next_step, self.loaded_generation, self.standing = 0, 0, {}
+        history = [
+            (stored.now, stored.commit)
+            for stored in self._stored(server)
+            if isinstance(stored.commit, Commit)
+        ]
+        for _, commit in history:
+            self.next_step = commit.step + 1
+            self.standing = {s: c for s, c in self.standing.items() if s < commit.step} | {
+                commit.step: commit
+            }
+        self.prepared_until = self.next_step
+        known = 0
+        for _, payload in server.entries(EVENTS):
+            note = records.decode_note(payload).note
+            known = max(known, note.generation)
+            if note.kind == "checkpoint_loaded":
+                self.loaded_generation = note.generation
+        self._forgotten_rings = {generation for generation in self.rings if generation > known}
+        return known
+
+    @staticmethod
+    def _stored(server: StoreServer) -> list[records.StoredCommit]:
+        return [records.decode_commit(payload) for _, payload in server.entries(HISTORY)]
+
     def _check_commit(self, commit: Commit) -> None:
         if commit.step != self.next_step:
             self._broken("history", f"step {commit.step} is committed, next was {self.next_step}")
@@ -390,7 +426,7 @@ class Checkers:
             self._broken("exactly once", f"{len(self.tasks_done)} dynamic tasks of {tasks} are done")
         if sorted(self.standing) != list(range(self.steps)):
             self._broken("history", f"the standing history has the steps {sorted(self.standing)}")
-        stored = [records.decode_commit(payload) for _, payload in server.entries(HISTORY)]
+        stored = self._stored(server)
         entries = [entry for commit in stored for entry in audit_entries(commit, "")]
         result = audit(entries)
         if not result.ok:

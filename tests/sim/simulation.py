@@ -23,6 +23,8 @@ from elastane_proto.v1 import job_pb2
 from sim.callers import EPOCHS, TASKS, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
+from sim.forgetting import draw as draw_cuts
+from sim.forgetting import plan as plan_cuts
 from sim.network import Network
 from sim.policies import PolicyChecker
 from sim.policies import draw as draw_policies
@@ -130,6 +132,8 @@ class _Run:
         cluster.begin(self.rng.randint(1, self.script.ests + 1))
         for client in self.clients:
             client.start()
+        if not self.clients:
+            plan_cuts(cluster, draw_cuts(self.seed))
 
     def _run(self) -> None:
         world, cluster = self.world, self.cluster

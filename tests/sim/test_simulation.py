@@ -21,8 +21,8 @@ ONCE_FAILED = {
     "commits that the store lost were not written again": 3,
     "a run of a step that a load made void was taken for the job's by a checker": 675,
 }
-"""Seeds that found a fault of the product or of a checker, as long as the draws of the simulation stay as they are; what
-finds the same fault again after that is its planted bug."""
+"""Seeds that found a fault of the product or of a checker, as long as the draws of the simulation stay as
+they are; what finds the same fault again after that is its planted bug."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))

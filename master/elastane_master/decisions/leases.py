@@ -15,7 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sessions, waiting
+from elastane_master.decisions import (
+    checkpoints,
+    datasets,
+    forgotten,
+    notices,
+    quarantine,
+    ring,
+    sessions,
+    waiting,
+)
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -43,6 +52,8 @@ def tick(turn: Turn) -> None:
                 ring.form_if_due(turn)
         elif ring_state.stage == "running":
             _running(turn)
+        elif forgotten.expire(turn):
+            ring.proceed(turn)
         else:
             _changing(turn)
         _leavers(turn)
@@ -74,6 +85,7 @@ def next_deadline(turn: Turn) -> float | None:
             deadlines.append(state.join_due)
         elif ring_state.stage == "preparing":
             deadlines.append(ring_state.since + ready_seconds(turn))
+            deadlines.append(state.steps.catch_up_until)
         elif ring_state.stage == "loading":
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)

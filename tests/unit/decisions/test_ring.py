@@ -352,7 +352,9 @@ def test_claims_of_a_history_that_is_over_are_not_believed() -> None:
     assert job.state.ring.stage == "loading", "a's weights are of the first history"
 
 
-def test_a_run_of_a_step_that_a_load_made_void_is_not_believed_although_nothing_committed_was_undone() -> None:
+def test_a_run_of_a_step_that_a_load_made_void_is_not_believed_although_nothing_committed_was_undone() -> (
+    None
+):
     job = running("a", "b", checkpoint_url="file:///c")
     job.steps(0, 4)
     assert job.state.steps.committed == 3, "step 3 is prepared, and nobody was heard to have applied it"

@@ -13,6 +13,7 @@ from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane_master.decisions import effects, events
 from elastane_master.decisions.events import JobSettings
 from elastane_master.decisions.machine import JobMachine
+from elastane_master.records import StoredEvent
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_proto.contexts import context_to_proto
 from elastane_proto.v1 import ring_pb2
@@ -112,7 +113,7 @@ class RingWorker:
 
 
 class RingOfProtocols:
-    """One job of four ESTs. history: its commits as stored. notes: kinds and reasons of the present master."""
+    """One job of four ESTs. history: its commits as stored. notes: the present master's kinds and reasons."""
 
     def __init__(self, steps: int = 8, **changes: object) -> None:
         settings = JobSettings(ests=4, join_window_seconds=0.0, **changes)  # type: ignore[arg-type]
@@ -124,6 +125,7 @@ class RingOfProtocols:
         self.history: list[effects.Commit] = []
         self.notes: list[tuple[str, str]] = []
         self.stored: list[tuple[bytes, int]] = []
+        self.decided: list[tuple[StoredEvent, effects.Decision]] = []
 
     def start(self, name: str) -> RingWorker:
         """A process; its Hello comes with `attend`."""
@@ -145,7 +147,9 @@ class RingOfProtocols:
 
     def handle(self, event: events.AnyEvent) -> None:
         self.now += 0.001
-        for effect in self.machine.handle(event, self.now).effects:
+        decision = self.machine.handle(event, self.now)
+        self.decided.append((StoredEvent(self.now, event), decision))
+        for effect in decision.effects:
             match effect:
                 case effects.Send(name, message) if name in self.workers and self.workers[name].attends:
                     response = attend_response(message, self.machine.state.settings)
@@ -195,8 +199,11 @@ class RingOfProtocols:
     def forget(self, decisions: int) -> None:
         """Master and store die; what is left is what was stored after so many decisions."""
         snapshot, length = self.stored[decisions]
-        self.machine = JobMachine.restore(snapshot)
-        self.history, self.notes = self.history[:length], []
+        self.taken_over(JobMachine.restore(snapshot), self.history[:length])
+
+    def taken_over(self, machine: JobMachine, history: list[effects.Commit]) -> None:
+        """Another master has read the job; nobody attends yet."""
+        self.machine, self.history, self.notes = machine, history, []
         for worker in self.workers.values():
             worker.attends = False
         self.handle(events.MasterStarted("master-2"))

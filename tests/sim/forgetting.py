@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from sim.faults import Cluster
 
+FORGETTING = "store and master forget"
 SHARE = 0.5
 """Of the runs without dynamic tasks."""
 WRITES = (1, 1, 1, 2, 3, 5, 10, 40)
@@ -59,4 +60,4 @@ def _strike(cluster: Cluster, cut: Power) -> None:
         worker.kill()
     cluster.server.cut(cut.writes, cut.down_seconds)
     cluster.forgot()
-    cluster.injected["store and master forget"] = cluster.injected.get("store and master forget", 0) + 1
+    cluster.injected[FORGETTING] = cluster.injected.get(FORGETTING, 0) + 1

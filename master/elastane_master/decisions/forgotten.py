@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from elastane_master.decisions import claims
+from elastane_master.decisions import claims, cost
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
 from elastane_master.decisions.state import JobState
@@ -54,6 +54,8 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
             f"{event.worker} knows of generation {event.generation}, the store only of {known}",
             event.worker,
         )
+        if ring.stage == "running":
+            cost.dropped(state, turn.now)  # by the store it trains; its members know that it is over
         ring.generation = event.generation + 1
     elif claims.is_foreign(state, event):
         began = event.history_generation

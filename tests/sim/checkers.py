@@ -29,7 +29,7 @@ import grpc
 
 from elastane.audit import audit
 from elastane_master import records
-from elastane_master.decisions.effects import Commit, TaskCommit
+from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
@@ -304,9 +304,11 @@ class Checkers:
             if note.kind == "checkpoint_loaded":
                 self.loaded_generation = note.generation
             if note.kind == "history_rewound":
-                self.next_step = self.prepared_until = int(note.facts["to_step"])
-                kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}
-                self.standing = kept
+                self._rewound(note)
+
+    def _rewound(self, note: Note) -> None:
+        self.next_step = self.prepared_until = int(note.facts["to_step"])
+        self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
     def _is_applied_by_all(self, step: int) -> bool:
         """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it.
@@ -345,23 +347,20 @@ class Checkers:
         """
         self._lost.clear()
         self.next_step, self.loaded_generation, self.standing = 0, 0, {}
-        history = [
-            (stored.now, stored.commit)
-            for stored in self._stored(server)
-            if isinstance(stored.commit, Commit)
-        ]
-        for _, commit in history:
-            self.next_step = commit.step + 1
-            self.standing = {s: c for s, c in self.standing.items() if s < commit.step} | {
-                commit.step: commit
-            }
+        notes = [records.decode_note(payload) for _, payload in server.entries(EVENTS)]
+        # At one time a commit comes first: a checkpoint proves it, then history goes back.
+        told = [(one.now, 0, one.commit) for one in self._stored(server)]
+        told += [(one.now, 1, one.note) for one in notes]
+        for _, _, one in sorted(told, key=lambda item: item[:2]):
+            if isinstance(one, Commit):
+                self.standing[one.step] = one
+                self.next_step = one.step + 1
+            elif isinstance(one, Note) and one.kind == "history_rewound":
+                self._rewound(one)
+            elif isinstance(one, Note) and one.kind == "checkpoint_loaded":
+                self.loaded_generation = one.generation
         self.prepared_until = self.next_step
-        known = 0
-        for _, payload in server.entries(EVENTS):
-            note = records.decode_note(payload).note
-            known = max(known, note.generation)
-            if note.kind == "checkpoint_loaded":
-                self.loaded_generation = note.generation
+        known = max((one.note.generation for one in notes), default=0)
         self._forgotten_rings = {generation for generation in self.rings if generation > known}
         return known
 

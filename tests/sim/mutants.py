@@ -304,12 +304,6 @@ MUTANTS = (
         "    return None\n",
     ),
     Mutant(
-        "a step that the store lost is whole again without all its parts",
-        f"{DECISIONS}.forgotten",
-        "if [task.virtual_rank for part in parts for task in part.tasks] == list(range(ests)):",
-        "if parts:",
-    ),
-    Mutant(
         "a step is applied without Prepared",
         "elastane.runtime.protocol",
         "return not self.changing and self.prepared_until > step",

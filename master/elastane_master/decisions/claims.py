@@ -3,12 +3,12 @@
 A worker says "I hold the state after s steps". That is worth something only if it speaks of the
 history that stands. History is begun or rewound when a leader has Loaded; `history_generation` is
 the generation in which that happened last. A Hello of an earlier generation speaks of a history
-that is over, and one that names a newer history than the store knows of is of one that the store has
-forgotten. A worker that attended through the rewinding still has the old weights until the
-ring hands it the new ones, and its next Ready may name them: that one claim is remembered
-in `fenced_claims` and not believed until the worker shows, by a step, that it has the state. A
-leader whose Load was given up may have loaded all the same, and nobody knows which step: no claim of
-its is believed until then.
+that is over, and so does one that names another history: an older one, whose later rings the store may
+have forgotten and numbered anew, or one whose beginning it has forgotten. A worker that attended
+through the rewinding still has the old weights until the ring hands it the new ones, and its next Ready
+may name them: that one claim is remembered in `fenced_claims` and not believed until the worker shows,
+by a step, that it has the state. A leader whose Load was given up may have loaded all the same, and
+nobody knows which step: no claim of its is believed until then.
 
 A believed claim is usable when the contexts of that step are there.
 """
@@ -27,7 +27,7 @@ def believe_hello(state: JobState, event: WorkerJoined) -> bool:
     """Whether a joining worker holds the job's state; a claim that is not believed is remembered."""
     if not event.holds_state:
         return False
-    if is_foreign(state, event):
+    if event.history_generation not in (0, state.history_generation):
         _fence(state, event.worker, ANY_STEP)
         return False
     if event.generation < state.history_generation:

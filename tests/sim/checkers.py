@@ -184,6 +184,7 @@ class Checkers:
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners and generation in self._forgotten_rings:
             self._forgotten_rings.discard(generation)
+            del self.rings[generation]  # it comes after those that are there
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners:
             self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")

@@ -93,6 +93,7 @@ class Checkers:
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
     _forgotten_rings: set[int] = field(default_factory=set)
+    _formed: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
     _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
@@ -261,6 +262,7 @@ class Checkers:
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
                 and self._trained_in.get(worker.name, 0) >= self.loaded_generation
+                and worker.protocol.history_generation in self._formed  # else its beginning is forgotten
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
             ):
                 yield worker
@@ -302,6 +304,8 @@ class Checkers:
             note = records.decode_note(payload).note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
+            if note.kind == "ring_formed":
+                self._formed.add(note.generation)
             if note.kind == "checkpoint_loaded":
                 self.loaded_generation = note.generation
             if note.kind == "history_rewound":
@@ -361,6 +365,7 @@ class Checkers:
             elif isinstance(one, Note) and one.kind == "checkpoint_loaded":
                 self.loaded_generation = one.generation
         self.prepared_until = self.next_step
+        self._formed = {one.note.generation for one in notes if one.note.kind == "ring_formed"}
         known = max((one.note.generation for one in notes), default=0)
         self._forgotten_rings = {generation for generation in self.rings if generation > known}
         return known

@@ -8,7 +8,7 @@ back meanwhile, so that nothing is applied that is not in it.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, cost, endings, fingerprints, life, ring
+from elastane_master.decisions import checkpoints, claims, cost, endings, fingerprints, forgotten, life, ring
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -25,7 +25,15 @@ def report_step(turn: Turn, event: StepReported) -> None:
     """A member has done its ESTs of a step; the last one's report prepares it."""
     state, steps = turn.state, turn.state.steps
     if _reports_forgotten_ring(turn, event):
-        ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
+        why = f"{event.worker} trains in a ring whose Go the store has forgotten"
+        forgotten.begin(turn, why, event.worker)
+        forgotten.bring(turn, event)
+        ring.reform(turn, why)
+        return
+    if steps.catching_up:
+        if turn.attending(event.worker, event.session) is not None:
+            forgotten.bring(turn, event)
+            ring.proceed(turn)
         return
     member = _reporting_member(turn, event)
     if member is None:
@@ -225,6 +233,7 @@ def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
         ring_state.stage in ("preparing", "loading")
         and event.generation == ring_state.generation
         and not ring_state.put_off
+        and not turn.state.steps.catching_up
         and turn.attending(event.worker, event.session) is not None
         and ring_state.member(event.worker) is not None
     )

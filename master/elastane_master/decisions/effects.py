@@ -30,6 +30,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Welcome(Message, frozen=True, tag=True):
     generation: int
     resumed: bool
+    reports_from: int | None = None
 
 
 class Prepare(Message, frozen=True, tag=True):
@@ -41,6 +42,7 @@ class Prepare(Message, frozen=True, tag=True):
 class Load(Message, frozen=True, tag=True):
     generation: int
     checkpoint_url: str
+    step_max: int | None = None
 
 
 class IntervalDecided(Message, frozen=True, tag=True):
@@ -62,6 +64,7 @@ class Go(Message, frozen=True, tag=True):
     contexts: tuple[tuple[int, Parts], ...]  # of the ESTs the addressee hosts
     ready_order: tuple[int, ...]
     interval: IntervalDecided | None = None
+    history_generation: int = 0
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):

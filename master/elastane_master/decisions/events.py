@@ -116,7 +116,10 @@ class StepTask(msgspec.Struct, frozen=True):
 
 
 class WorkerJoined(Event, frozen=True, tag=True):
-    """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect."""
+    """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect.
+
+    history_generation: of which history its weights are (claims.py); 0: not known.
+    """
 
     worker: str
     session: str  # unique per stream: a message of an older stream of the same worker is ignored
@@ -129,6 +132,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     applied_step: int = 0
     holds_state: bool = False
     capacity: Capacity = "spot"
+    history_generation: int = 0
 
 
 class StreamLost(Event, frozen=True, tag=True):

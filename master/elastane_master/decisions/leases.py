@@ -20,6 +20,7 @@ from elastane_master.decisions import (
     checkpoints,
     datasets,
     fingerprints,
+    forgotten,
     intervals,
     notices,
     quarantine,
@@ -55,6 +56,8 @@ def tick(turn: Turn) -> None:
                 ring.form_if_due(turn)
         elif ring_state.stage == "running":
             _running(turn)
+        elif forgotten.expire(turn):
+            ring.proceed(turn)
         else:
             _changing(turn)
         _leavers(turn)
@@ -87,6 +90,7 @@ def next_deadline(turn: Turn) -> float | None:
             deadlines.append(state.join_due)
         elif ring_state.stage == "preparing":
             deadlines.append(ring_state.since + ready_seconds(turn))
+            deadlines.append(state.steps.catch_up_until)
         elif ring_state.stage == "loading":
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from elastane_master.decisions import checkpoints, claims, cost, fingerprints, life, quarantine
+from elastane_master.decisions import checkpoints, claims, cost, fingerprints, forgotten, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, Member, Prepare, Prepared
@@ -244,7 +244,8 @@ def unready(state: JobState) -> list[WorkerRecord]:
     """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
     generation = state.ring.generation
     members = [record for record in state.active_members() if record.ready_generation != generation]
-    if members or any(claims.usable_step(state, record) >= 0 for record in state.active_members()):
+    has_state = any(claims.usable_step(state, record) >= 0 for record in state.active_members())
+    if members or (has_state and not state.steps.catching_up):
         return members
     return [
         record
@@ -266,12 +267,17 @@ def proceed(turn: Turn) -> None:
         return
     if not all_ready(state):
         return
+    forgotten.restore(turn)
+    if forgotten.waits(turn):
+        return
     best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
+        forgotten.give_up(turn)
         _go(turn, best)
     elif next_members(state, planned=ring.planned) != ring.members:
         reform(turn, "no member holds the state, but a worker outside the ring does")
     else:
+        forgotten.give_up(turn)
         ring.stage, ring.since = "loading", turn.now
         turn.touch()
         turn.send(ring.members[0].worker, load_message(state))
@@ -279,7 +285,7 @@ def proceed(turn: Turn) -> None:
 
 def load_message(state: JobState) -> Load:
     """Load of the current generation, for the leader."""
-    return Load(state.ring.generation, state.settings.checkpoint_url)
+    return Load(state.ring.generation, state.settings.checkpoint_url, forgotten.loadable_until(state))
 
 
 def loaded(turn: Turn, event: LoadedReported) -> None:
@@ -298,13 +304,24 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
             hint="is checkpoint_url the folder of another job?",
             step=event.step,
         )
+    step_max = forgotten.loadable_until(state)
+    if step_max is not None and event.step > step_max:
+        raise Rejection(
+            "invalid_argument",
+            f"loaded step {event.step}, and the history knows the steps before {step_max} only",
+            hint="load a checkpoint of an earlier step: one that is newer would leave a hole in the history",
+            step=event.step,
+            step_max=step_max,
+        )
     turn.touch()
     checkpoints.loaded(turn, event.checkpoint, event.step, event.rejected)
     source = event.checkpoint or "the script's initial state"
     if event.checkpoint:
         # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
         commit_below(turn, event.step)
-        turn.note("checkpoint_loaded", f"training goes on from {source}", event.worker, at_step=event.step)
+        begins = "" if step_max is not None else f"; the history of this job begins with step {event.step}"
+        why = f"training goes on from {source}{begins}"
+        turn.note("checkpoint_loaded", why, event.worker, at_step=event.step)
     if event.step < steps.committed:
         turn.note(
             "history_rewound",
@@ -368,6 +385,7 @@ def go_message(state: JobState, member: Member) -> Go:
         state.contexts.ranks(ring.resume_step, member.start, member.end),
         state.steps.ready_order,
         _interval(state),
+        state.history_generation,
     )
 
 

@@ -60,6 +60,7 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         applied_step=message.applied_step,
         holds_state=message.holds_state,
         capacity=_capacity(message.capacity),
+        history_generation=message.history_generation,
     )
 
 
@@ -273,6 +274,8 @@ def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.A
         case effects.Load():
             response.load.generation = message.generation
             response.load.checkpoint_url = message.checkpoint_url
+            if message.step_max is not None:
+                response.load.step_max = message.step_max
         case effects.Go():
             response.go.CopyFrom(_go(message))
         case effects.Prepared():
@@ -320,6 +323,7 @@ def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcom
         heartbeat_interval=duration(interval),
         audit_samples=settings.audit_samples,
         version=str(versions.PROTOCOL),
+        reports_from=message.reports_from,
     )
 
 
@@ -346,6 +350,7 @@ def go_without_members(message: effects.Go) -> ring_pb2.Go:
             contexts.context_to_proto(rank, message.resume_step, parts) for rank, parts in message.contexts
         ],
         extra=_extra(message.ready_order),
+        history_generation=message.history_generation,
     )
     if message.interval is not None:
         go.interval.CopyFrom(_interval_decided(message.interval))

@@ -101,6 +101,16 @@ def test_nothing_there(url: str) -> None:
     assert load_newest(url) is None and list_checkpoints(url) == []
 
 
+def test_one_that_the_history_does_not_lead_up_to_is_passed_over_and_named(url: str) -> None:
+    save(url, 5)
+    save(url, 9)
+    loaded = load_newest(url, step_max=8)
+    assert loaded is not None and loaded.step == 5
+    assert loaded.rejected == (f"{checkpoint_name(9, 1)}: the job's history leads up to step 8 only",)
+    with pytest.raises(NoUsableCheckpointError, match="leads up to step 4 only"):
+        load_newest(url, step_max=4)
+
+
 def test_without_a_manifest_there_is_no_checkpoint(url: str) -> None:
     save(url, 5)
     save(url, 6, manifest=False)

@@ -336,4 +336,5 @@ class Attendance:
                 holds_state=protocol.holds_state,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
+                history_generation=protocol.history_generation,
             )

@@ -12,9 +12,14 @@ the fence: once Ready(g+1) is out, nothing of generation g is ever applied.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from elastane_proto.v1 import ring_pb2
+
+KEPT_BYTES_MAX = 32 * 2**20
+"""So much of the newest reports is kept for a master whose store has lost them: seconds of the fastest
+training, minutes of most."""
 
 
 @dataclass
@@ -31,6 +36,8 @@ class WorkerProtocol:
 
     applied_step: int = 0
     holds_state: bool = False
+    #: In which generation the history that the weights belong to began, or last went back; 0: not known.
+    history_generation: int = 0
     #: The generation whose ring this worker runs in; 0: none.
     generation: int = 0
     #: The highest generation seen in a Prepare; above `generation` while the ring changes.
@@ -61,6 +68,10 @@ class WorkerProtocol:
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
+    #: Reports of this history, oldest first.
+    _kept: deque[ring_pb2.AttendRequest] = field(default_factory=deque)
+    _kept_bytes: int = 0
+    _history_of_go: int = 0
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
@@ -111,6 +122,7 @@ class WorkerProtocol:
         """Everybody is ready: the trainer is to form the group."""
         if message.generation == self.fenced and self.generation < self.fenced:
             self.go = message
+            self._history_of_go = message.history_generation
         return Outcome()
 
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
@@ -135,14 +147,18 @@ class WorkerProtocol:
         return Outcome()
 
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
-        """(Re)connected. Still a member: say again what the master may not have heard."""
+        """(Re)connected: say again what the master does not know; of a member, what it may not have heard."""
+        again: list[ring_pb2.AttendRequest] = []
+        if message.HasField("reports_from"):
+            again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
         if not message.resumed:
             outcome = self.put_out()
+            outcome.send.extend(again)
         else:
-            outcome = Outcome()
+            outcome = Outcome(send=again)
             if self.fenced > self.generation and not self._ready_waits:
                 outcome.send.append(self._loaded or self._ready())
-            elif self._report is not None:
+            elif self._report is not None and self._report not in again[-1:]:
                 outcome.send.append(self._report)
             elif self._interval_report is not None:
                 outcome.send.append(self._interval_report)
@@ -173,6 +189,7 @@ class WorkerProtocol:
         self.applied_step = step
         self.prepared_until = step
         self.holds_state = True
+        self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
         self.load = self.go = self.interval = None
         self._report = self._interval_report = self._loaded = self._broken = self._ended = None
@@ -189,12 +206,17 @@ class WorkerProtocol:
         self.applying = False
         self.applied_step = step
         self.holds_state = True
+        self._take_history(self._history_of_go, step)
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
         """All ESTs of this worker have done the step; in_backward: but for the rest of the last backward."""
         self.in_reported_backward = in_backward and not self.changing
         self._report = ring_pb2.AttendRequest(step_report=message)
+        self._kept.append(self._report)
+        self._kept_bytes += message.ByteSize()
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popleft().step_report.ByteSize()
         return Outcome(send=[self._report])
 
     def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
@@ -254,6 +276,7 @@ class WorkerProtocol:
             # Nobody has taken these weights for the job's; the Load of a newer generation may wait.
             return Outcome(send=[self._ready()])
         self.load = None
+        self._take_history(message.generation, message.step)
         self._loaded = ring_pb2.AttendRequest(loaded=message)
         return Outcome(send=[self._loaded])
 
@@ -292,6 +315,13 @@ class WorkerProtocol:
         )
 
     # ------------------------------------------------------------------ inside
+
+    def _take_history(self, history_generation: int, step: int) -> None:
+        """The weights are of this history, at `step`: reports of another one, or of later steps, are void."""
+        kept = self._kept if history_generation == self.history_generation else ()
+        self._kept = deque(request for request in kept if request.step_report.step < step)
+        self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)
+        self.history_generation = history_generation
 
     @property
     def _ready_waits(self) -> bool:

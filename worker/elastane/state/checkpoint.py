@@ -197,10 +197,13 @@ def list_checkpoints(url: str) -> list[Checkpoint]:
     return _list(Folder(url))
 
 
-def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | None:
+def load_newest(
+    url: str, *, num_ests: int | None = None, step_max: int | None = None
+) -> LoadedCheckpoint | None:
     """The newest usable checkpoint, verified to the last byte; None when there is none at all.
 
-    num_ests: the job's N; a checkpoint of another N is unusable. Raises CheckpointTooNewError when one was
+    num_ests: the job's N; a checkpoint of another N is unusable. step_max: one of a later step is unusable,
+    for the job's history does not lead up to it. Raises CheckpointTooNewError when one was
     written by a newer release, NoUsableCheckpointError when complete checkpoints exist and all are
     unusable, CheckpointError when the URL cannot be listed.
     """
@@ -209,6 +212,9 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
     unreadable = False
     for checkpoint in reversed(_list(folder)):
         if not checkpoint.complete:
+            continue
+        if step_max is not None and checkpoint.step > step_max:
+            rejected.append(f"{checkpoint.name}: the job's history leads up to step {step_max} only")
             continue
         try:
             return _load(folder, checkpoint, num_ests, tuple(rejected))

@@ -36,7 +36,7 @@ Recovery = Literal["elastic", "fixed"]
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
 
-    max_wait_seconds: 0: for ever. Prices: per worker and hour, in millionths of the currency; 0: unknown.
+    max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the currency; 0: unknown.
     """
 
     ests: int
@@ -60,6 +60,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     currency: str = "USD"
     spot_price_micros: PriceMicros = 0
     on_demand_price_micros: PriceMicros = 0
+    sentinel_steps: int = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -162,6 +163,17 @@ class AppliedReported(Event, frozen=True, tag=True):
     generation: int
     applied_step: int
     between_steps: bool = False
+
+
+class CheckReported(Event, frozen=True, tag=True):
+    """What a worker has for an EST whose step is checked; digest: in hexadecimal."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    rank: int
+    digest: str
 
 
 class RingBrokenReported(Event, frozen=True, tag=True):
@@ -317,6 +329,7 @@ AnyEvent = (
     | LoadedReported
     | StepReported
     | AppliedReported
+    | CheckReported
     | RingBrokenReported
     | SavedReported
     | LeavingReported

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sessions, waiting
+from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sentinel, sessions, waiting
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -159,7 +159,12 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     if state.all_committed:
         return
     step = steps.current
-    inside = [r for r in records if r.between_since is None and r.worker not in steps.reports]
+    inside = [
+        record
+        for record in records
+        if record.between_since is None
+        and (record.worker not in steps.reports or sentinel.owes(state, record.worker))
+    ]
     if step == ring_state.resume_step:
         if not between:
             lease_seconds = _first_step_seconds(turn)

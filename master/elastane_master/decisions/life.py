@@ -39,6 +39,7 @@ def check_settings(settings: JobSettings) -> None:
         "checkpoint_keep": 1,
         "torch_threads": 1,
         "checkpoint_interval_steps": 0,
+        "sentinel_steps": 0,
         "join_window_seconds": 0,
         "return_grace_seconds": 0,
         "max_wait_seconds": 0,
@@ -136,16 +137,8 @@ def suspend(turn: Turn, reason: str) -> None:
 def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
     """Stops training and sends every worker away until Resume. phase: one of HALTED."""
     state, ring = turn.state, turn.state.ring
-    cost.dropped(state, turn.now)
-    state.suspending, state.join_due = False, None
-    checkpoints.give_up(turn, reason, again=True)
-    claims.load_given_up(state)
-    ring.generation += 1
-    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
-    ring.since, ring.reason = turn.now, reason
-    ring.rebuild_due, ring.put_off = None, ""
-    state.steps.drop_reports()
-    turn.queues.ring_stopped()
+    state.suspending = False
+    dissolve(turn, reason)
     set_phase(turn, phase, reason, **facts)
     tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
     for record in state.workers.values():
@@ -154,6 +147,22 @@ def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
         elif not record.drain_sent:
             record.draining, record.drain_reason = True, reason
             turn.send(record.worker, Prepare(ring.generation, (), reason))
+
+
+def dissolve(turn: Turn, reason: str) -> None:
+    """There is no ring any more, and what it was doing is dropped; the caller tells its members."""
+    state, ring = turn.state, turn.state.ring
+    turn.touch()
+    cost.dropped(state, turn.now)
+    state.join_due = None
+    checkpoints.give_up(turn, reason, again=True)
+    claims.load_given_up(state)
+    ring.generation += 1
+    ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
+    ring.since, ring.reason = turn.now, reason
+    ring.rebuild_due, ring.put_off = None, ""
+    state.steps.drop_reports()
+    turn.queues.ring_stopped()
 
 
 def conclude_if_finished(turn: Turn) -> bool:

@@ -22,6 +22,7 @@ from elastane_master.decisions import (
     operators,
     ring,
     sessions,
+    verdicts,
     waiting,
 )
 from elastane_master.decisions.effects import Decision, Note
@@ -29,6 +30,7 @@ from elastane_master.decisions.events import (
     AnyEvent,
     AppliedReported,
     ByeReported,
+    CheckReported,
     DatasetCreated,
     DatasetExtended,
     JobSettings,
@@ -140,6 +142,7 @@ _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     AppliedReported: boundary.applied,
     Tick: lambda turn, event: leases.tick(turn),
     ReadyReported: ring.ready,
+    CheckReported: verdicts.reported,
     LoadedReported: ring.loaded,
     RingBrokenReported: ring.broken,
     SavedReported: boundary.saved,

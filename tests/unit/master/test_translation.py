@@ -42,6 +42,7 @@ SETTINGS = st.builds(
     idle_max_seconds=SPANS,
     torch_threads=st.integers(1, 64),
     audit_samples=st.booleans(),
+    sentinel_steps=st.integers(0, 10**6),
     determinism=st.sampled_from(["d0", "d1", "d2"]),
 )
 

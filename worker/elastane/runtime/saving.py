@@ -52,7 +52,8 @@ def load_state(
     the agent starts a fresh one) when there is no checkpoint and the weights are not initial any more.
     """
     url = message.checkpoint_url
-    checkpoint = load_newest(url, num_ests=num_ests) if url else None
+    doubts = [(doubt.step_max, doubt.generation_max) for doubt in message.doubts]
+    checkpoint = load_newest(url, num_ests=num_ests, doubts=doubts) if url else None
     if checkpoint is None:
         if not pristine:
             _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")

@@ -37,6 +37,7 @@ from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
+from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
 from elastane.runtime.turn import EpochsClosed, Turn
@@ -123,6 +124,7 @@ class Trainer:
             close=self.close,
         )
         self._protocol = self._attendance.protocol
+        self._sentinel = Sentinel(self._attendance, source)
         self._boundary = StepBoundary(
             environment.worker_id,
             self._attendance,
@@ -291,8 +293,11 @@ class Trainer:
         self._after, self._tasks = {}, []
         self._shared_versions = [tensor._version for tensor in self._shared]
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
-        for slot, rank in enumerate(ranks):
-            turn = Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+        turns = [
+            Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+            for slot, rank in enumerate(ranks)
+        ]
+        for turn in self._sentinel.turns(step, turns):
             for turn.micro in range(batches):
                 if self._protocol.changing:
                     self._drop_step()
@@ -322,22 +327,25 @@ class Trainer:
 
     def _begin_batch(self, turn: Turn) -> Any:
         self.turn = turn
-        first = turn.micro == 0
+        first, guest = turn.micro == 0, turn.guest is not None
         if first:
             if not self._buffers_shown:
                 self._restore_buffers()
             self._buffers_shown = False
             # Behind another EST's turn the generators are as they have just been taken down.
             switch = self._generators.switch if turn.slot else self._generators.exchange
-            switch(self._contexts[turn.rank].parts)
-            self._registry.exchange(self._contexts[turn.rank].parts)
+            parts = (turn.guest or self._contexts[turn.rank]).parts
+            switch(parts)
+            self._registry.exchange(parts)
         asked = perf_counter()
         batch, info = self._source.begin(turn.rank)
         self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
-        record = turn.rank == 0 and turn.step == self._reducer.order_step
-        self._reducer.begin_turn(turn.slot, turn.ends, record, first=first, sync=turn.sync)
-        if self._trace is not None:
+        record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
+        self._reducer.begin_turn(
+            turn.slot, turn.ends, record, first=first, sync=turn.sync, guest=guest, digest=turn.digest
+        )
+        if self._trace is not None and not guest:
             self._trace.turn_began(turn.step, turn.rank, turn.micro, batch, self._states())
         probes.reached("forward", turn.step)
         return batch
@@ -349,6 +357,10 @@ class Trainer:
     def _end_batch(self, turn: Turn) -> None:
         """The EST's mini-batch is done; after its last one keep its context, and EST 0's buffers."""
         turn.loader_parts |= self._source.finish(turn.rank)
+        if turn.guest is not None:
+            if turn.sync:
+                self._sentinel.ended(turn)
+            return
         if self._trace is None and not turn.sync:
             return
         states = self._states()
@@ -378,6 +390,7 @@ class Trainer:
                 "if the loop runs it forward",
                 virtual_rank=turn.rank,
             )
+        self._sentinel.ended(turn)
         if turn.rank == 0:
             self._reducer.keep_buffers(self._module_buffers)
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]

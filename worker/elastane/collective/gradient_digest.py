@@ -1,0 +1,29 @@
+"""What one EST puts into a step's sums, in a few bytes that are equal only where all of its bits are."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+import torch
+from torch import Tensor
+
+DIGEST_BYTES: Final = 16
+
+
+class GradientDigest:
+    """Taken bucket by bucket, as they fill: later the memory is on its way to others."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, bytes] = {}
+
+    def add(self, number: int, gradients: Tensor) -> None:
+        """Bucket `number` is full; gradients: its flat vector."""
+        content = gradients.detach().cpu().contiguous().view(torch.uint8)
+        self._buckets[number] = blake2b(content.numpy(), digest_size=DIGEST_BYTES).digest()
+
+    def value(self) -> bytes:
+        """Of all buckets, in their order."""
+        return blake2b(
+            b"".join(self._buckets[number] for number in sorted(self._buckets)), digest_size=DIGEST_BYTES
+        ).digest()

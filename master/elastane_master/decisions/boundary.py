@@ -56,7 +56,12 @@ def report_step(turn: Turn, event: StepReported) -> None:
 def prepare_if_complete(turn: Turn) -> None:
     """All N contexts are in and nothing holds it back: the members may apply the step."""
     state, book = turn.state, turn.state.steps
-    if book.hold or sentinel.holds(state) or state.ring.stage != "running" or book.reported_ranks() < state.settings.ests:
+    if (
+        book.hold
+        or sentinel.holds(state)
+        or state.ring.stage != "running"
+        or book.reported_ranks() < state.settings.ests
+    ):
         return
     turn.touch()
     contexts = book.prepare(state.ring.generation, turn.now)

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sentinel, sessions, waiting
+from elastane_master.decisions import (
+    checkpoints,
+    datasets,
+    notices,
+    quarantine,
+    ring,
+    sentinel,
+    sessions,
+    waiting,
+)
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 

@@ -201,9 +201,7 @@ def _is_full(state: JobState, members: tuple[Member, ...]) -> bool:
 def wait(turn: Turn) -> None:
     """No ring can be formed: says how many workers are missing."""
     state = turn.state
-    there = sum(
-        1 for record in state.ring_workers() if not (record.draining or quarantine.for_good(record))
-    )
+    there = sum(1 for record in state.ring_workers() if not (record.draining or quarantine.for_good(record)))
     wanted, fixed = state.workers_needed, state.settings.recovery == "fixed"
     if there >= wanted:
         reason = f"{there} of {wanted} workers are there; joins are being gathered"

@@ -20,7 +20,7 @@ class GradientDigest:
     def add(self, number: int, gradients: Tensor) -> None:
         """Bucket `number` is full; gradients: its flat vector."""
         content = gradients.detach().cpu().contiguous().view(torch.uint8)
-        self._buckets[number] = blake2b(content.numpy(), digest_size=DIGEST_BYTES).digest()
+        self._buckets[number] = blake2b(content.numpy().data, digest_size=DIGEST_BYTES).digest()
 
     def value(self) -> bytes:
         """Of all buckets, in their order."""

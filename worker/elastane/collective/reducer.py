@@ -175,7 +175,7 @@ class Reducer:
     ) -> None:
         """The next mini-batch is that of this worker's `slot`-th EST; slot 0 begins a step.
 
-        guest: it is another worker's EST, in slot 0 and before this worker's own, for which it begins the step.
+        guest: it is another worker's EST, in slot 0 and before this worker's own; the step begins with it.
         digest: gets what the EST puts into the sums.
 
         last: it is the worker's last EST of the step. first, sync: it is the EST's first, its last

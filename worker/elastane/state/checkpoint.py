@@ -205,9 +205,9 @@ def load_newest(
     """The newest usable checkpoint, verified to the last byte; None when there is none at all.
 
     num_ests: the job's N; a checkpoint of another N is unusable. doubts: pairs of a step and a generation:
-    checkpoints of later steps and of generations up to it are set aside, for good. Raises CheckpointTooNewError when one was
-    written by a newer release, NoUsableCheckpointError when complete checkpoints exist and all are
-    unusable, CheckpointError when the URL cannot be listed.
+    checkpoints of later steps and of generations up to it are set aside, for good. Raises
+    CheckpointTooNewError when one was written by a newer release, NoUsableCheckpointError when complete
+    checkpoints exist and all are unusable, CheckpointError when the URL cannot be listed.
     """
     folder = Folder(url)
     rejected: list[str] = []

@@ -21,7 +21,7 @@ ESTS, EVERY, WORKERS = 4, 2, 3
 FROM_STEP = 5
 SCRIPT = str(Path(__file__).parent / "gallery" / "conv.py")
 BROKEN = str(Path(__file__).parent / "scripts" / "broken_hardware.py")
-EPOCHS = ["--epochs", "5"]
+EPOCHS = ["--epochs", "5", "--data-workers", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
         checkpoint_keep=1,
     )
     assert code == 0, said
-    job, events, history = look(master)
+    _, events, history = look(master)
     kinds = [event.kind for event in events]
     assert kinds.count("sentinel_difference") == kinds.count("sentinel_liar") == 1, said
     found = next(event for event in events if event.kind == "sentinel_liar")
@@ -94,3 +94,17 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
     assert FROM_STEP <= int(found.facts["at_step"]) < FROM_STEP + EVERY * WORKERS
     comparison = compared(tmp_path, reference, history)
     assert comparison.equal, comparison
+
+
+def test_a_wrong_bit_in_a_step_that_is_not_checked_is_not_found_and_of_two_nobody_can_say_who_lies(
+    master: EmbeddedMaster, tmp_path: Path
+) -> None:
+    code, said = run(master, tmp_path, f"1:{FROM_STEP}:{FROM_STEP + 1}:8:1000", workers=2)
+    assert code == 0, said  # as of any job that was suspended
+    job, events, _ = look(master)
+    (paused,) = [event for event in events if event.kind == "sentinel_undecided"]
+    assert paused.facts["at_step"] == "8", "what was wrong in step 5 alone was found?"
+    assert (job.phase, job.reason) == (job_pb2.JOB_PHASE_SUSPENDED, paused.reason)
+    assert "-0 and " in job.reason and "-1 have different gradients for EST" in job.reason
+    assert "no third worker is there to decide which of them is right" in said
+    assert not list((tmp_path / "reports").glob("*.json"))

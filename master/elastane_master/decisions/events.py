@@ -36,7 +36,8 @@ Recovery = Literal["elastic", "fixed"]
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
 
-    max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the currency; 0: unknown.
+    max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the
+    currency; 0: unknown.
     """
 
     ests: int

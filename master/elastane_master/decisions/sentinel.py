@@ -8,10 +8,10 @@
                     checkpoint of before all that it may have spoiled (verdicts.py)
     no third        the job pauses and names both
 
-The member whose EST is checked goes round: it is the one whose own turn was not compared for longest, so with P
-members a worker that lies from some step on is found within K * P steps. The other is the one of which
-nothing was compared for longest. What a worker computed wrongly in a step that is not checked, and in no later
-one, is not found.
+The member whose EST is checked goes round: it is the one whose own turn was not compared for longest, so with
+P members a worker that lies from some step on is found within K * P steps. The other is the one of which
+nothing was compared for longest. What a worker computed wrongly in a step that is not checked, and in no
+later one, is not found.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Check(msgspec.Struct):
 class SentinelBook(msgspec.Struct):
     """What the sentinel knows of the workers.
 
-    check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything it
-    computed, was found right. liars: who was found wrong, and in which step; they never train again.
+    check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything
+    it computed, was found right. liars: who was found wrong, and in which step; they never train again.
     doubts: which checkpoints may be spoiled. anew_generation: processes that were in a ring before this
     generation have gone further than history, and must be started anew.
     """

@@ -37,7 +37,8 @@ class WorkerRecord(msgspec.Struct):
     (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
     trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
     went into user code between two steps; None inside a step. held_until: it died too often and stands by
-    until then, for good where that is infinite (quarantine.py). leave_by: shortly before its node is taken away, where that is known.
+    until then, for good where that is infinite (quarantine.py). leave_by: shortly before its node is taken
+    away, where that is known.
     """
 
     worker: str

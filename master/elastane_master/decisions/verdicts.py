@@ -1,4 +1,4 @@
-"""What follows from a check of the sentinel (sentinel.py): the step goes on, is done again, or history goes back.
+"""What follows from a check of the sentinel (sentinel.py): the step goes on, is done again, or all go back.
 
 Of a worker that computes wrongly nobody knows since when, only when it was last found right. Its gradients
 are in every sum since then, so in everybody's weights. So nobody's state counts any more: all processes are
@@ -25,7 +25,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
     if event.worker not in check.workers or event.rank != check.rank:
         raise Rejection(
             "invalid_argument",
-            f"{event.worker} reports a check of EST {event.rank} in step {event.step}, which it was not asked for",
+            f"{event.worker} reports a check of EST {event.rank} in step {event.step}: it was not asked for",
             worker=event.worker,
             virtual_rank=event.rank,
         )

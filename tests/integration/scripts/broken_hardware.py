@@ -1,6 +1,6 @@
 """Runs a training script; in one worker, from one step on, a bit of its gradients is wrong.
 
-ELASTANE_TEST_LIAR: "SUFFIX:FIRST:END": the end of the worker's id, and the steps in which it is so.
+ELASTANE_TEST_LIAR: "SUFFIX:FIRST:END[:FIRST:END...]": the end of its id, and the steps in which it is so.
 """
 
 import functools
@@ -16,16 +16,17 @@ import elastane
 
 
 def main() -> None:
-    suffix, first, end = os.environ.get("ELASTANE_TEST_LIAR", "nobody:0:0").split(":")
-    if os.environ.get("ELASTANE_WORKER_ID", "").endswith(suffix):
-        break_gradients(int(first), int(end))
+    suffix, *bounds = os.environ["ELASTANE_TEST_LIAR"].split(":")
+    if os.environ["ELASTANE_WORKER_ID"].endswith(suffix):
+        steps = zip(map(int, bounds[::2]), map(int, bounds[1::2]), strict=True)
+        break_gradients({step for first, end in steps for step in range(first, end)})
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path.insert(0, str(Path(script).parent))
     runpy.run_path(script, run_name="__main__")
 
 
-def break_gradients(first: int, end: int) -> None:
+def break_gradients(steps: set[int]) -> None:
     """Flips the lowest bit of the last gradient of every backward in these steps."""
     jobs: list[Any] = []
     init, make = elastane.init, torch.optim.Optimizer.__init__
@@ -35,7 +36,7 @@ def break_gradients(first: int, end: int) -> None:
         return jobs[0]
 
     def flip(param: torch.Tensor) -> None:
-        if first <= jobs[0].step < end:
+        if jobs[0].step in steps:
             assert param.grad is not None
             param.grad.view(torch.int32)[0] ^= 1
 

@@ -176,9 +176,9 @@ def test_without_the_option_nobody_is_asked_and_with_it_one_worker_is_not() -> N
 def test_a_check_that_was_not_asked_for_is_refused() -> None:
     driver = start(3, 1, "w0", "w1", "w2")
     driver.train(0)
-    with pytest.raises(Rejection, match="was not asked for"):
+    with pytest.raises(Rejection, match="it was not asked for"):
         driver.do(events.CheckReported("w2", "w2-1", driver.generation, 1, 0, RIGHT))
-    with pytest.raises(Rejection, match="was not asked for"):
+    with pytest.raises(Rejection, match="it was not asked for"):
         driver.do(events.CheckReported("w0", "w0-1", driver.generation, 1, 2, RIGHT))
 
 

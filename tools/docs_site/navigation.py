@@ -31,6 +31,7 @@ GROUPS: Final = (
             "howto/scale",
             "howto/drain",
             "howto/spot",
+            "howto/sentinel",
             "howto/tasks",
             "howto/masters",
             "howto/tokens",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Final
 
 import torch
@@ -20,10 +20,10 @@ class GradientDigest:
     def add(self, number: int, gradients: Tensor) -> None:
         """Bucket `number` is full; gradients: its flat vector."""
         content = gradients.detach().cpu().contiguous().view(torch.uint8)
-        self._buckets[number] = blake2b(content.numpy().data, digest_size=DIGEST_BYTES).digest()
+        self._buckets[number] = sha256(content.numpy().data).digest()
 
     def value(self) -> bytes:
         """Of all buckets, in their order."""
-        return blake2b(
-            b"".join(self._buckets[number] for number in sorted(self._buckets)), digest_size=DIGEST_BYTES
-        ).digest()
+        return sha256(b"".join(self._buckets[number] for number in sorted(self._buckets))).digest()[
+            :DIGEST_BYTES
+        ]

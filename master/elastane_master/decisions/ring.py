@@ -477,7 +477,7 @@ def pause_undecided(turn: Turn) -> None:
     state = turn.state
     check = state.sentinel.check
     assert check is not None
-    suspects = tuple(check.votes)
+    suspects = tuple(sorted(check.votes))
     step = sentinel.doubt(state, suspects)
     names = f"{', '.join(suspects[:-1])} and {suspects[-1]}"
     if len(suspects) < sentinel.VOTERS_MAX:

@@ -61,7 +61,8 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
     if sentinel.undecidable(state):
         ring.pause_undecided(turn)
     else:
-        ring.reform(turn, f"step {check.step} is done again: {' and '.join(sorted(check.votes))} differ in it")
+        names = " and ".join(sorted(check.votes))
+        ring.reform(turn, f"step {check.step} is done again: {names} differ in it")
 
 
 def _go_back(turn: Turn, check: sentinel.Check, liars: tuple[str, ...]) -> None:

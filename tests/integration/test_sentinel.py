@@ -17,7 +17,7 @@ from elastane.client import MasterClient
 from elastane.demo.compare import Comparison, compare_runs
 from elastane_proto.v1 import job_pb2, ring_pb2
 
-ESTS, EVERY, WORKERS = 4, 2, 3
+ESTS, EVERY, WORKERS = 4, 4, 3
 FROM_STEP = 5
 SCRIPT = str(Path(__file__).parent / "gallery" / "conv.py")
 BROKEN = str(Path(__file__).parent / "scripts" / "broken_hardware.py")
@@ -82,7 +82,7 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
         tmp_path,
         f"1:{FROM_STEP}:1000",
         checkpoint_url=str(tmp_path / "saved"),
-        checkpoint_interval_steps=2,
+        checkpoint_interval_steps=1,
         checkpoint_keep=1,
     )
     assert code == 0, said

@@ -269,3 +269,27 @@ def test_a_change_that_came_before_the_report_is_answered_once() -> None:
     assert len(protocol.prepare(ring_pb2.Prepare(generation=2)).send) == 1
     protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
     assert protocol.end_backward() == Outcome()
+
+
+def test_what_the_sentinel_asks_is_kept_for_its_step_and_the_answer_is_said_again() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, check=ring_pb2.Check(step=1)))
+    assert protocol.check is not None and protocol.check.step == 1
+    assert kinds(protocol.check_report(ring_pb2.CheckReport(generation=1, step=1))) == ["check_report"]
+    protocol.report(ring_pb2.StepReport(generation=1, step=1))
+    again = protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))
+    assert kinds(again) == ["step_report", "check_report"]
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=1))
+    assert protocol.begin_apply(1)
+    protocol.end_apply(1)
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == []
+
+
+def test_what_was_asked_in_a_ring_that_is_over_is_forgotten() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, check=ring_pb2.Check(step=1)))
+    protocol.check_report(ring_pb2.CheckReport(generation=1, step=1))
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.entered(2, 1, [])
+    assert protocol.check is None
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))) == []

@@ -32,6 +32,7 @@ GROUPS: Final = (
             "howto/scale",
             "howto/drain",
             "howto/spot",
+            "howto/sentinel",
             "howto/tasks",
             "howto/masters",
             "howto/tokens",

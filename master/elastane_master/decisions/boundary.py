@@ -8,7 +8,17 @@ back meanwhile, so that nothing is applied that is not in it.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, cost, endings, fingerprints, forgotten, life, ring
+from elastane_master.decisions import (
+    checkpoints,
+    claims,
+    cost,
+    endings,
+    fingerprints,
+    forgotten,
+    life,
+    ring,
+    sentinel,
+)
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -68,7 +78,12 @@ def report_step(turn: Turn, event: StepReported) -> None:
 def prepare_if_complete(turn: Turn) -> None:
     """All N contexts are in and nothing holds it back: the members may apply the step."""
     state, book = turn.state, turn.state.steps
-    if book.hold or state.ring.stage != "running" or book.reported_ranks() < state.settings.ests:
+    if (
+        book.hold
+        or sentinel.holds(state)
+        or state.ring.stage != "running"
+        or book.reported_ranks() < state.settings.ests
+    ):
         return
     if fingerprints.hold_back(turn):
         return
@@ -79,6 +94,7 @@ def prepare_if_complete(turn: Turn) -> None:
     state.ring.stalled_since, state.ring.breaks = None, 0
     before = state.ring.names()
     if not _change_planned(turn):
+        sentinel.step_begins(state, book.current)
         turn.queues.step_begins(state.ring.members, book.prepared + 1, turn.now)
     for worker in before:
         if worker in state.workers:

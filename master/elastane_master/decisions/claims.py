@@ -80,6 +80,12 @@ def go_back(state: JobState) -> None:
             record.holds_state = False
 
 
+def void(state: JobState) -> None:
+    """Nobody's weights are the job's any more, and no process that has trained may go on."""
+    rewind(state, "")
+    state.sentinel.anew_generation = state.ring.generation
+
+
 def load_given_up(state: JobState) -> None:
     """The ring changes while its leader loads: what it has loaded is not the job's."""
     if state.ring.stage == "loading":

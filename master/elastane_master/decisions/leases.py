@@ -25,6 +25,7 @@ from elastane_master.decisions import (
     notices,
     quarantine,
     ring,
+    sentinel,
     sessions,
     waiting,
 )
@@ -176,7 +177,12 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     if state.all_committed:
         return
     step = steps.current
-    inside = [r for r in records if r.between_since is None and r.worker not in steps.reports]
+    inside = [
+        record
+        for record in records
+        if record.between_since is None
+        and (record.worker not in steps.reports or sentinel.owes(state, record.worker))
+    ]
     if step == ring_state.resume_step:
         if not between:
             lease_seconds = _first_step_seconds(turn)

@@ -35,6 +35,10 @@ from elastane_master.decisions.turn import Turn
 
 NOTICE_MARGIN_SECONDS = 1.0
 """So much before the end of its notice, a tenth of it at most, a worker is not waited for any more."""
+RESTART = "restart"
+"""Phase of a Done that ends a process which is to be started anew."""
+ANEW = "history went back behind what this process has trained"
+GENERATIONS_AHEAD_MAX = 1000
 
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
@@ -48,6 +52,10 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         return
     record = state.workers.get(event.worker)
     if record is not None and record.session == event.session:
+        return
+    if event.role == "ring" and 0 < event.generation < state.sentinel.anew_generation:
+        turn.send(event.worker, Welcome(state.ring.generation, False))
+        turn.send(event.worker, Done(RESTART, ANEW))
         return
     if event.role == "ring":
         _check_signature(turn, event)

@@ -303,8 +303,20 @@ class Bye(_message.Message):
     state_digest: int
     def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
 
+class CheckReport(_message.Message):
+    __slots__ = ("generation", "step", "virtual_rank", "digest")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    virtual_rank: int
+    digest: bytes
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison")
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison", "check_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +328,7 @@ class AttendRequest(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
+    CHECK_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -327,7 +340,8 @@ class AttendRequest(_message.Message):
     bye: Bye
     interval_report: IntervalReport
     comparison: Comparison
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ...) -> None: ...
+    check_report: CheckReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., check_report: _Optional[_Union[CheckReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version", "reports_from")
@@ -375,18 +389,38 @@ class Prepare(_message.Message):
     traceparent: str
     def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class Doubt(_message.Message):
+    __slots__ = ("step_max", "generation_max")
+    STEP_MAX_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_MAX_FIELD_NUMBER: _ClassVar[int]
+    step_max: int
+    generation_max: int
+    def __init__(self, step_max: _Optional[int] = ..., generation_max: _Optional[int] = ...) -> None: ...
+
 class Load(_message.Message):
-    __slots__ = ("generation", "checkpoint_url", "step_max")
+    __slots__ = ("generation", "checkpoint_url", "step_max", "doubts")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
     STEP_MAX_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     checkpoint_url: str
     step_max: int
-    def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., step_max: _Optional[int] = ...) -> None: ...
+    doubts: _containers.RepeatedCompositeFieldContainer[Doubt]
+    def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., step_max: _Optional[int] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("step", "virtual_rank", "context")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    virtual_rank: int
+    context: _common_pb2.EstContext
+    def __init__(self, step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., context: _Optional[_Union[_common_pb2.EstContext, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -397,6 +431,7 @@ class Go(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
     HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -407,7 +442,8 @@ class Go(_message.Message):
     traceparent: str
     interval: IntervalDecided
     history_generation: int
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ...) -> None: ...
+    check: Check
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
 
 class IntervalDecided(_message.Message):
     __slots__ = ("generation", "step", "changes", "contexts", "refusal")
@@ -424,18 +460,20 @@ class IntervalDecided(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint")
+    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     THEN_PREPARE_FIELD_NUMBER: _ClassVar[int]
     THEN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     extra: _common_pb2.ExtraState
     then_prepare: Prepare
     then_checkpoint: Checkpoint
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    check: Check
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)

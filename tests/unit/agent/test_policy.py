@@ -27,6 +27,7 @@ from elastane.agent.policy import (
     Terminate,
 )
 from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_START_ANEW
 
 RUNNING = JobView("running", workers_max=4, step=5, steps=100)
 KILLED = ExitStatus(-signal.SIGKILL)
@@ -329,3 +330,13 @@ def test_of_two_notices_the_sooner_counts_whichever_came_last() -> None:
     assert policy.next_due() == 26.0
     policy.noticed(12.0, 300.0, "of the cloud again")
     assert policy.next_due() == 26.0 and Kill("w0") in policy.tick(26.0)
+
+
+def test_a_worker_that_is_to_start_anew_does_so_at_once_and_for_no_budget() -> None:
+    policy = started(workers=2, restarts_max=1)
+    for number in range(5):
+        for worker in ("w0", "w1"):
+            actions = policy.worker_exited(float(number), worker, ExitStatus(EXIT_START_ANEW))
+            assert spawned(actions) == [worker]
+            assert "history went back" in said(actions)
+    assert finished(policy.worker_exited(9.0, "w0", KILLED)) is None  # the one restart is still there

@@ -261,6 +261,19 @@ def test_the_one_just_written_is_never_removed(url: str, keep: int) -> None:
     assert names(url) == [checkpoint_name(50, 9), checkpoint_name(100, 5)]
 
 
+def test_what_is_in_doubt_is_set_aside_for_good(url: str) -> None:
+    for step, generation in ((2, 1), (4, 1), (6, 2), (4, 3)):
+        save(url, step, generation=generation)
+    loaded = load_newest(url, doubts=[(2, 2)])
+    assert loaded is not None and loaded.name == checkpoint_name(4, 3)
+    assert names(url) == [checkpoint_name(2, 1), checkpoint_name(4, 1), checkpoint_name(4, 3)]
+    loaded = load_newest(url, doubts=[(2, 2), (1, 3)])
+    assert loaded is None  # not an error: the initial state is not in doubt
+    assert names(url) == []
+    save(url, 8, generation=4, keep=1)  # and it is removed as what is incomplete is
+    assert len(list_checkpoints(url)) == 1
+
+
 def test_generations_sort_as_numbers(url: str) -> None:
     for generation in (999_999, 1_000_000):
         save(url, 5, generation=generation)

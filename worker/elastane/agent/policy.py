@@ -7,6 +7,7 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     0                         finished; once all are, the job's phase decides the agent's exit code
     80 (drained, sent away)   stays away if it was asked to, until the job is scaled up; else restarted
     any, once scaled in       stays away until the job is scaled up
+    84 (started anew)         restarted; it counts for no budget, the master asked for it
     82 (refused)              everything stops: the same refusal would meet every restart
     83 (master unreachable)   everything stops
     1, as it cannot run       everything stops: a syntax error, or a module that is not installed. Where hosts
@@ -34,7 +35,7 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
 )
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
@@ -237,6 +238,11 @@ class SupervisorPolicy:
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._view.workers_max} workers"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
+        elif code == EXIT_START_ANEW:
+            text = f"{worker} is started anew: history went back behind what it has trained"
+            actions = [Say(text, event="worker_started_anew", worker=worker)]
+            self._vacate(slot)
+            actions += self._fill()
         elif code == EXIT_DRAINED and asked_to_leave:
             slot.state = SlotState.PARKED
             actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]

@@ -72,6 +72,9 @@ class WorkerProtocol:
     _kept: deque[ring_pb2.AttendRequest] = field(default_factory=deque)
     _kept_bytes: int = 0
     _history_of_go: int = 0
+    #: What the sentinel asks of this worker in the step it names.
+    check: ring_pb2.Check | None = None
+    _check_report: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
@@ -134,6 +137,8 @@ class WorkerProtocol:
             self.ready_order = list(message.extra.ready_order)
         if message.HasField("then_checkpoint"):
             self.checkpoint = message.then_checkpoint
+        if message.HasField("check"):
+            self.check = message.check
         if message.HasField("then_prepare"):
             if self.applied_step > message.step and not self.applying:
                 return self._fence_planned(message.then_prepare)
@@ -164,6 +169,8 @@ class WorkerProtocol:
                 outcome.send.append(self._interval_report)
             elif self._ended is not None:
                 outcome.send.append(self._ended)
+            if self._check_report is not None:
+                outcome.send.append(self._check_report)
             if self._broken is not None:
                 outcome.send.append(self._broken)
             outcome.send.extend(self._saved)
@@ -174,8 +181,9 @@ class WorkerProtocol:
     def put_out(self) -> Outcome:
         """The master does not count on this worker any more: whatever ring it was in is over for it."""
         self.generation = 0
-        self.load = self.go = self.planned = self.checkpoint = self.interval = None
-        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
+        self._report = self._interval_report = self._check_report = None
+        self._loaded = self._broken = self._ended = None
         self._saved.clear()
         self.prepared_until = 0
         return Outcome(abort=True)
@@ -191,8 +199,9 @@ class WorkerProtocol:
         self.holds_state = True
         self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
-        self.load = self.go = self.interval = None
-        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.interval = self.check = None
+        self._report = self._interval_report = self._check_report = None
+        self._loaded = self._broken = self._ended = None
 
     def begin_replace(self, generation: int) -> bool:
         """Other weights are about to be put in place; False if `generation` is over."""
@@ -227,6 +236,11 @@ class WorkerProtocol:
         self._interval_report = ring_pb2.AttendRequest(interval_report=message)
         return Outcome(send=[self._interval_report])
 
+    def check_report(self, message: ring_pb2.CheckReport) -> Outcome:
+        """An EST that the sentinel checks has had its last backward of the step here."""
+        self._check_report = ring_pb2.AttendRequest(check_report=message)
+        return Outcome(send=[self._check_report])
+
     def end_backward(self) -> Outcome:
         """The last backward is over, or left. A change that came in it is answered now."""
         waited, self.in_reported_backward = self.in_reported_backward, False
@@ -243,7 +257,7 @@ class WorkerProtocol:
         """The step is in the weights. A change that waited for it is answered now."""
         self.applying = False
         self.applied_step = step + 1
-        self._report = None
+        self._report = self._check_report = None
         if self.fenced > self.generation:
             return Outcome(send=[self._ready()])
         if self.planned is not None:

@@ -53,7 +53,8 @@ def load_state(
     """
     url = message.checkpoint_url
     step_max = message.step_max if message.HasField("step_max") else None
-    checkpoint = load_newest(url, num_ests=num_ests, step_max=step_max) if url else None
+    doubts = [(doubt.step_max, doubt.generation_max) for doubt in message.doubts]
+    checkpoint = load_newest(url, num_ests=num_ests, step_max=step_max, doubts=doubts) if url else None
     if checkpoint is None:
         if not pristine:
             _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")

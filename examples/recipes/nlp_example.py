@@ -45,12 +45,9 @@ def collate_fn(examples):
 
 def get_dataloaders(batch_size, num_ests):
     train_set, eval_set = Sentences(120), Sentences(48, seed=1)
+    train_sampler = DistributedSampler(train_set, num_ests, 0)
     train_dataloader = DataLoader(
-        train_set,
-        batch_size,
-        sampler=DistributedSampler(train_set, num_ests, 0),
-        collate_fn=collate_fn,
-        drop_last=True,
+        train_set, batch_size, sampler=train_sampler, collate_fn=collate_fn, drop_last=True
     )
     eval_dataloader = DataLoader(eval_set, 16, collate_fn=collate_fn)
     return train_dataloader, eval_dataloader

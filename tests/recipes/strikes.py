@@ -39,6 +39,7 @@ class Strikes:
         self.struck: list[str] = []
         self._at = frozenset(at)
         self._away = 0
+        self._joined: set[int] = set()
         self._held: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX)
         self._thread = threading.Thread(target=self._answer_all, name="strikes", daemon=True)
@@ -62,29 +63,36 @@ class Strikes:
                 visitor, _ = self._listener.accept()
             except OSError:
                 break  # shut down
-            point = visitor.recv(64).decode()
+            point, pid = visitor.recv(64).decode(), _pid_of(visitor)
             self.visits += 1
             if self.visits in self._at:
-                self._strike(visitor, point)
-            else:
-                self._away -= self._away > 0 and point == _JOINS
+                os.kill(pid, signal.SIGKILL)
+                visitor.close()
+                self.struck.append(point)
+                self._away += 1
+                self._joined.discard(pid)
+                continue
+            if point == _JOINS:
+                self._joined.add(pid)
+                self._away = max(0, self._away - 1)
+                self._let_go([visitor])
+            elif self._away and pid in self._joined:
                 self._held.append(visitor)
-            if not self._away or point == _JOINS:
-                self._let_go(self._held if not self._away else [visitor])
+            else:
+                self._let_go([visitor])
+            if not self._away:
+                self._let_go(self._held)
         self._let_go(self._held)
 
-    def _strike(self, visitor: socket.socket, point: str) -> None:
-        credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        os.kill(struct.unpack("3i", credentials)[0], signal.SIGKILL)
-        visitor.close()
-        self.struck.append(point)
-        self._away += 1
-
     def _let_go(self, visitors: list[socket.socket]) -> None:
-        for visitor in list(visitors):
-            with visitor, contextlib.suppress(OSError):  # it may be dead
+        while visitors:
+            with visitors.pop() as visitor, contextlib.suppress(OSError):  # it may be dead
                 visitor.sendall(_GO_ON)
-            self._held.remove(visitor)
+
+
+def _pid_of(visitor: socket.socket) -> int:
+    credentials = visitor.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[0])
 
 
 def adapt() -> None:

@@ -4,11 +4,13 @@ A sampler that knows nothing of ranks gives one sequence of batches. Batch b goe
 Hugging Face accelerate's BatchSamplerShard deals them. Every rank must get as many batches as the others, and
 of the same size where the size is known: what is missing at the end is taken from the beginning again, or
 with drop_last what is too much is left out.
+
+The sequence may be as long as it likes: two rounds of it are held at a time, the first and the present one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from elastane_shards.errors import InvalidSettings
@@ -17,42 +19,64 @@ T = TypeVar("T")
 
 
 def deal_batches(
-    batches: Sequence[Sequence[T]], num_replicas: int, *, batch_size: int | None, drop_last: bool
-) -> list[list[T]]:
+    batches: Iterable[Sequence[T]],
+    num_replicas: int,
+    *,
+    batch_size: int | None,
+    drop_last: bool,
+    first_round: Sequence[Sequence[T]] = (),
+) -> Iterator[list[T]]:
     """The batches in the order of consumption: batch b of rank r is number b * num_replicas + r.
 
     batch_size: of every batch but the last, which may be short; None, or a size that the batches do not
-    have: they are as they are, and whole ones are repeated. Raises InvalidSettings for no replicas.
+    have: they are as they are, and whole ones are repeated. first_round: the epoch's first `num_replicas`
+    batches, where `batches` begins with a later round. Raises InvalidSettings for no replicas.
     """
     if num_replicas < 1:
         raise InvalidSettings(f"{num_replicas} replicas", num_replicas=num_replicas)
-    dealt = [list(batch) for batch in batches]
-    size = batch_size if batch_size is not None and _cut_to(dealt, batch_size) else None
+    return _dealt(batches, num_replicas, batch_size, drop_last, [list(batch) for batch in first_round])
+
+
+def _dealt(
+    batches: Iterable[Sequence[T]],
+    num_replicas: int,
+    batch_size: int | None,
+    drop_last: bool,
+    first: list[list[T]],
+) -> Iterator[list[T]]:
+    even = True  # all batches are of batch_size; of the last it is said when it is known to be the last
+    held: list[list[T]] = []  # a round, which may be the last one
+    for batch in batches:
+        even = even and (not held or len(held[-1]) == batch_size)
+        if len(held) == num_replicas:
+            yield from held
+            held = []
+        held.append(list(batch))
+        if len(first) < num_replicas:
+            first.append(list(batch))
+    if not held:
+        return
+    size = batch_size if batch_size is not None and even and 0 < len(held[-1]) <= batch_size else None
     if drop_last:
-        if size is not None and dealt and len(dealt[-1]) < size:
-            dealt.pop()
-        return dealt[: len(dealt) // num_replicas * num_replicas]
-    if not dealt:
-        return dealt
-    total = -(-len(dealt) // num_replicas) * num_replicas
+        whole = len(held) == num_replicas and (size is None or len(held[-1]) == size)
+        yield from held if whole else ()
+        return
     if size is None:
-        given = len(dealt)
-        dealt.extend(list(dealt[number % given]) for number in range(total - given))
-        return dealt
-    first = [sample for batch in dealt[:num_replicas] for sample in batch]
-    again = first * (-(-num_replicas * size // len(first)))
+        missing = num_replicas - len(held)
+        held.extend(list(first[number % len(first)]) for number in range(missing))
+    else:
+        _fill_up(held, num_replicas, size, first)
+    yield from held
+
+
+def _fill_up(held: list[list[T]], num_replicas: int, size: int, first: Sequence[Sequence[T]]) -> None:
+    """The last round to `num_replicas` batches of `size` samples, with those of the first one."""
+    samples = [sample for batch in first for sample in batch]
+    again = samples * (-(-num_replicas * size // len(samples)))
     place = 0
-    for number in range(len(dealt) - 1, total):
-        if number == len(dealt):
-            dealt.append([])
-        wanted = size - len(dealt[number])
-        dealt[number].extend(again[place : place + wanted])
+    for number in range(len(held) - 1, num_replicas):
+        if number == len(held):
+            held.append([])
+        wanted = size - len(held[number])
+        held[number].extend(again[place : place + wanted])
         place += wanted
-    return dealt
-
-
-def _cut_to(batches: Sequence[Sequence[T]], size: int) -> bool:
-    """Whether all batches have `size` samples, and the last at most so many."""
-    if not batches:
-        return True
-    return all(len(batch) == size for batch in batches[:-1]) and 0 < len(batches[-1]) <= size

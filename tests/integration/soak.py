@@ -31,6 +31,7 @@ import structlog
 
 from elastane_master import host as host_module
 from elastane_master.decisions import operators as operators_module
+from elastane_master.limits import Limits
 from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.log import LogOptions
@@ -53,6 +54,8 @@ LEASES = 25  # of each worker
 DESCRIPTORS_LATE = 5
 OBJECTS_AT_WORK = 10
 LOOP_OBJECTS_AT_WORK = 200  # the loop forgets cancelled timers by the hundred
+STORE_CONNECTIONS_MAX = Limits().store_reads_max + JOBS + 2
+"""Reads under way, each job's other calls, the lease's and one for all jobs."""
 STEPS = 6
 RECENT_NOTES = 10
 """And requests of operators: so that what is kept on purpose is full soon and cannot hide a leak."""
@@ -66,6 +69,7 @@ class Sample:
 
     minute: int
     resident_mebibytes: float
+    #: Without those of `store_connections`.
     descriptors: int
     tasks: int
     sessions: int
@@ -73,6 +77,8 @@ class Sample:
     waiters: int
     state_bytes: int
     leases: int
+    #: As many as were ever used at once are kept open, which chance decides: bounded, not flat.
+    store_connections: int = 0
     objects: Counter[str] = field(default_factory=Counter)
 
 
@@ -260,12 +266,13 @@ async def settle(master: Master) -> None:
 
 async def sample(master: Master, load: Load, minute: int) -> Sample:
     await settle(master)
-    assert master._hosts is not None
+    assert master._hosts is not None and master._store is not None
     hosts = master._hosts.all()
     # A snapshot ends what is kept since the last one; when that is due depends on real time.
     state_bytes = sum(len(host.snapshot()) for host in hosts)
     gc.collect()
     process = psutil.Process()
+    store_connections = sum(count for count, _ in master._store.redis.connection_pool.get_connection_count())
     ours = Counter(
         f"{type(thing).__module__}.{type(thing).__qualname__}"
         for thing in gc.get_objects()
@@ -274,13 +281,14 @@ async def sample(master: Master, load: Load, minute: int) -> Sample:
     return Sample(
         minute,
         round(process.memory_info().rss / 2**20, 1),
-        process.num_fds(),
+        process.num_fds() - store_connections,
         len(asyncio.all_tasks()),
         sum(len(host.sessions) for host in hosts),
         sum(host.watchers for host in hosts),
         sum(host.task_waiters.count for host in hosts),
         state_bytes,
         load.leases,
+        store_connections,
         ours,
     )
 
@@ -322,6 +330,9 @@ def growth(samples: Sequence[Sample]) -> list[str]:
         # A connection that broke is closed when somebody looks at it.
         if after > before + (DESCRIPTORS_LATE if name == "descriptors" else 0):
             faults.append(f"{name}: {before} -> {after}")
+    most_connections = max(one.store_connections for one in samples)
+    if most_connections > STORE_CONNECTIONS_MAX:
+        faults.append(f"store connections: {most_connections}")
     before, after = max(one.state_bytes for one in early), min(one.state_bytes for one in late)
     # Numbers grow by a digit here and there, and tasks that failed wait for their turn.
     if after > 1.1 * before + 200 * JOBS:

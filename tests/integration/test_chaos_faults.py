@@ -27,7 +27,7 @@ def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosResult]:
             minutes=15.0,
             seed="1",
             pace_seconds=0.1,
-            faults_max=len(FAULTS),
+            deals_max=1,
             launch=servers.launch,
         ).run()
 

@@ -66,6 +66,14 @@ def test_a_count_kept_by_the_loop_is_named(servers: ForkServers) -> None:
     assert "the loop carries turns, mean" in found.todo
 
 
+def test_a_loop_that_is_left_is_called_that(servers: ForkServers) -> None:
+    report = examine(servers, "leaves")
+    (found,) = of_kind(report, "break")
+    assert found.severity is Severity.REFUSED
+    assert "the loader loop was left in step 0, before its end" in found.what
+    assert "max_steps=M" in found.todo
+
+
 def test_what_a_step_must_not_do_is_refused_before_training(servers: ForkServers) -> None:
     report = examine(servers, "unused late")
     assert [finding.what for finding in report.findings] == [
@@ -162,7 +170,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_measures_the_cost_of_d2_and_speaks_json() -> None:
     """Fresh processes: the variables of D2 must be there before Python starts."""
-    done = doctor("--json", "--ests", "3", "--cost-seconds", "0.1", str(SCRIPT))
+    done = doctor("--json", "--ests", "3", "--cost-seconds", "0.1", str(SCRIPT.with_name("train_matrix.py")))
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(done.stdout)
     assert document["exit_code"] == 0
@@ -179,6 +187,10 @@ def test_the_command_says_what_where_and_what_to_do() -> None:
     assert "differs" in done.stdout
     assert "doctor_faults.py: jitter" in done.stdout
     assert 'job.register("jitter", jitter)' in done.stdout
+    # What these arguments do not switch on is in the source all the same.
+    lines = SCRIPT.read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.strip() == "break")
+    assert f"doctor_faults.py:{line}" in done.stdout and "a break in the loader loop" in done.stdout
 
 
 def test_exit_codes() -> None:

@@ -77,6 +77,17 @@ REFUSED = {
     "late-draw": ("random numbers were drawn after backward()", "isolated_rng"),
     "late-buffer": ("was written to after backward()", "model.eval()"),
     "closure": ("came before backward()", "forward, backward, optimizer.step()"),
+    "collective": ("torch.distributed itself", "refused.py:", "calls all_reduce", "use job.log"),
+    "asked": ("torch.distributed itself", "refused.py:", "calls is_initialized", "job.is_leader"),
+    "no_sync": ("model.no_sync() is DistributedDataParallel's", "accumulation_steps=K"),
+    "late group": ("add_param_group() was called after prepare", "make all groups before prepare"),
+    "hidden scaler": ("a GradScaler that was not prepared", "job.prepare(..., scaler)"),
+    "read ahead": (
+        "refused.py:",
+        "asks the loader for the next mini-batch before backward()",
+        "prefetch_factor",
+    ),
+    "looked at": ("a second iterator in epoch 0", "next(iter(DataLoader(dataset, ...)))"),
 }
 
 

@@ -221,7 +221,7 @@ def test_master_killed_in_training(tmp_path: Path) -> None:
 
 
 def train_traced(folder: Path, config: Config) -> LocalCluster:
-    """Two workers; in step 3 a third one comes, and in step 8 the leader dies."""
+    """Two workers, one after the other; in step 3 a third one comes, and in step 8 the leader dies."""
     settings = job_pb2.JobSettings(
         ests=config.ests, workers_min=2, workers_max=config.ests, audit_samples=True
     )
@@ -232,8 +232,10 @@ def train_traced(folder: Path, config: Config) -> LocalCluster:
     with local_cluster(
         folder, settings, config.arguments, environment=environment, launch=Launch.now
     ) as cluster:
-        for name in ("w0", "w1"):
-            cluster.add_worker(name)
+        cluster.add_worker("w0")
+        # Members stand in the order in which they joined, and processes that start together race.
+        cluster.wait_for(lambda job: len(job.workers) == 1, what="the first at the master")
+        cluster.add_worker("w1")
         cluster.wait_for_step(3)
         cluster.add_worker("w2")
         cluster.wait_for(lambda job: len(job.workers) == 3, what="the third at the master")

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,5 @@ def test_growth_is_told_from_noise() -> None:
 
     assert growth(samples(20, 21, 20, 24, 20, 26)) == []
     assert growth(samples(20, 22, 24, 26, 34, 36)) == ["descriptors: 26 -> 34"]
+    busy = [replace(one, store_connections=60) for one in samples(20, 20, 20)]
+    assert growth(busy) == ["store connections: 60"]

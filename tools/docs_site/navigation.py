@@ -27,6 +27,7 @@ GROUPS: Final = (
     Group(
         "How to",
         (
+            "howto/verify",
             "howto/checkpoints",
             "howto/scale",
             "howto/drain",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def init(seed: int | None = None) -> Job:
+def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     """Join the job named by the environment; the first of the three lines of a script.
 
     Started by `elastane run`: elastic training. Under torchrun with ELASTANE_MODE=ddp: stock DDP.
@@ -35,12 +35,14 @@ def init(seed: int | None = None) -> Job:
     Args:
         seed: start EST r with Python, NumPy and torch seeded seed + r. None: every EST starts from
             the RNG state the script has at `prepare`.
+        distributed_calls: let the script ask torch.distributed. In elastic training it is told that there
+            is no process group, as in a single process; unless that is meant it is refused.
     Raises:
         RefusedError: the environment is wrong; the text names every variable.
     """
     from elastane.runtime.job import open_job
 
-    return open_job(seed)
+    return open_job(seed, distributed_calls=distributed_calls)
 
 
 __all__ = [

@@ -98,3 +98,9 @@ class StepError(ElastaneError):
 
     code = "ELA302"
     exit_code = EXIT_REFUSED
+
+
+class LoaderUseError(StepError):
+    """The prepared loader is read ahead, or asked for a second iterator."""
+
+    code = "ELA364"

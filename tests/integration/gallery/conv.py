@@ -23,6 +23,8 @@ decay = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.7)
 loader = DataLoader(Images(), 4, shuffle=True, num_workers=args.data_workers)
 model, optimizer, loader, warmup, decay = job.prepare(net, optimizer, loader, warmup, decay)
 
+inner = model.module if hasattr(model, "module") else model  # as scripts look behind DDP's wrapper
+
 for _ in job.epochs(args.epochs):
     for images, labels in loader:
         images = images.to(memory_format=torch.channels_last)
@@ -32,7 +34,7 @@ for _ in job.epochs(args.epochs):
         job.log(loss=loss)
         optimizer.zero_grad()
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm_(inner.parameters(), 0.5)
         optimizer.step()
         warmup.step()
     decay.step()

@@ -4,6 +4,7 @@ import argparse
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from parts import Images, Texts, small_cnn
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -13,6 +14,7 @@ import elastane
 CASES = (
     "sparse", "compiled", "static-accumulation", "two-backwards", "unused", "dataset-generator",
     "stream", "late-draw", "late-buffer", "closure", "unfrozen", "clipped, not zeroed", "scheduler",
+    "collective", "asked", "no_sync", "late group", "hidden scaler", "read ahead", "looked at",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("case", choices=CASES)
@@ -60,8 +62,16 @@ options = {
 }.get(case, {})
 model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
 
+hidden = torch.amp.GradScaler("cpu", init_scale=8.0)
+batches = loader
 for _ in job.epochs(1):
-    for inputs, labels in loader:
+    if case == "late group":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    if case == "looked at":
+        next(iter(loader))
+    if case == "read ahead":
+        batches = list(loader)
+    for inputs, labels in batches:
         if case == "unfrozen":
             net.requires_grad_(True)
         scores = model(inputs).mean(1) if case == "sparse" else model(inputs)
@@ -81,6 +91,16 @@ for _ in job.epochs(1):
         if case == "closure":
             optimizer.step(closure)
             continue
+        if case == "collective":
+            dist.all_reduce(loss)
+        if case == "asked" and dist.is_available() and dist.is_initialized():
+            loss = loss / dist.get_world_size()
+        if case == "no_sync":
+            with model.no_sync():
+                loss.backward()
+        if case == "hidden scaler":
+            hidden.scale(loss).backward()
+            hidden.step(optimizer)
         loss.backward(retain_graph=case == "two-backwards")
         if case == "two-backwards":
             loss.backward()

@@ -124,6 +124,8 @@ def main() -> None:
             if "crash" in faults and turns == 1:
                 raise ValueError("the data is bad")
             turns += 1
+            if "leaves" in faults and turns == 1:
+                break
             mean = 0.9 * mean + 0.1 * loss.item()
             job.log(loss=loss)
             loss.backward()

@@ -145,6 +145,18 @@ def test_refusal_stops_all_with_its_code() -> None:
     assert finished(policy.worker_exited(2.0, "w1", DRAINED)) == CODE_REFUSED
 
 
+@pytest.mark.parametrize(
+    "error", ["ModuleNotFoundError: No module named 'absent'", "SyntaxError: invalid syntax"]
+)
+def test_what_cannot_run_is_not_started_again(error: str) -> None:
+    policy = started(workers=2, view=JobView("waiting", workers_max=2))
+    actions = policy.worker_exited(1.0, "w0", ExitStatus(1, error))
+    assert Terminate("w1") in actions and error in said(actions)
+    assert finished(policy.worker_exited(2.0, "w1", ExitStatus(1, error))) == CODE_FAILED
+    for status in (ExitStatus(1, "ValueError: 3"), ExitStatus(-9, error), ExitStatus(1, "OSError: x")):
+        assert Terminate("w1") not in started(workers=2).worker_exited(1.0, "w0", status)
+
+
 def test_unreachable_master_stops_all_with_its_code() -> None:
     policy = started(workers=1)
     assert finished(policy.worker_exited(1.0, "w0", ExitStatus(83))) == CODE_UNREACHABLE

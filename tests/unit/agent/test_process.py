@@ -53,6 +53,23 @@ def test_output_of_both_streams_and_exit_code() -> None:
     assert [text for stream, text in lines if stream == "stderr"] == ["err"]
 
 
+def test_the_error_that_ended_a_child_is_told_with_its_exit() -> None:
+    code = """
+        try:
+            import absent
+        except ImportError as error:
+            raise %s from error
+    """
+    for raised, error, repeats in (
+        ("error", "ModuleNotFoundError: No module named 'absent'", True),
+        ("ValueError('a: b')", "ValueError: a: b", False),
+    ):
+        status = child_of(code % raised).wait(WAIT_SECONDS)
+        assert status is not None and (status.returncode, status.error, status.repeats) == (1, error, repeats)
+    status = child_of("if True print('x')").wait(WAIT_SECONDS)
+    assert status is not None and status.repeats
+
+
 def test_exit_is_told_once_after_the_last_line() -> None:
     order: queue.SimpleQueue[str] = queue.SimpleQueue()
     child = ChildProcess(

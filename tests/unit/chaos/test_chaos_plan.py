@@ -13,6 +13,7 @@ NAMES = ["a", "b", "c", "d", "e"]
 
 def test_every_fault_strikes_once_before_any_strikes_again() -> None:
     deck = Deck("7", NAMES)
+    assert deck.size == 5
     drawn = [deck.draw() for _ in range(15)]
     assert [sorted(drawn[i : i + 5]) for i in (0, 5, 10)] == [NAMES] * 3
     assert drawn[:5] != drawn[5:10]

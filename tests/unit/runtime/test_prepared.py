@@ -12,7 +12,15 @@ from torch.utils.data import DataLoader
 
 from elastane.errors import UnsupportedError
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, check_modules, intercept
+from elastane.runtime.prepared import (
+    LateGroupError,
+    Prepared,
+    UnpreparedScalerError,
+    check_modules,
+    intercept,
+    refuse_new_groups,
+    refuse_other_scalers,
+)
 
 
 class Counter:
@@ -163,3 +171,45 @@ def test_copies_and_files_of_what_was_prepared_are_the_script_s_own(parts, tmp_p
     assert calls.calls == []
     model.zero_grad()
     assert calls.calls == [("zero_grad", "zero_grad")]
+
+
+class Holder(Counter):
+    """As libraries hide a scaler."""
+
+    def __init__(self):
+        super().__init__()
+        self._scaler = torch.amp.GradScaler("cpu")
+
+
+@pytest.fixture
+def other_scalers(monkeypatch):
+    """`refuse_other_scalers` changes the class, for as long as the process lives; here, the test."""
+    for name in ("step", "unscale_"):
+        monkeypatch.setattr(torch.amp.GradScaler, name, getattr(torch.amp.GradScaler, name))
+
+
+@pytest.mark.usefixtures("other_scalers")
+def test_a_scaler_in_an_object_is_prepared_with_it_and_others_are_refused(parts):
+    model, optimizer, loader = parts
+    holder = Holder()
+    prepared = Prepared([model, optimizer, loader, holder, holder._scaler])
+    assert prepared.scalers == [holder._scaler]
+    refuse_other_scalers(prepared)
+    other = torch.amp.GradScaler("cpu")
+    other.scale(model(torch.ones(1, 2)).sum()).backward()
+    for call in (other.unscale_, other.step):
+        with pytest.raises(UnpreparedScalerError, match="a GradScaler that was not prepared steps the SGD"):
+            call(optimizer)
+    other.step(torch.optim.SGD(model.parameters(), lr=0.1))  # its own affair
+    torch.amp.GradScaler("cpu", enabled=False).step(optimizer)
+    holder._scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    holder._scaler.step(optimizer)
+
+
+def test_a_group_added_after_prepare_is_refused_and_a_copy_takes_it(parts):
+    model, optimizer, loader = parts
+    refuse_new_groups(Prepared([model, optimizer, loader]))
+    with pytest.raises(LateGroupError, match="add_param_group") as caught:
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert "make all groups before prepare" in caught.value.hint
+    copy.deepcopy(optimizer).add_param_group({"params": [nn.Parameter(torch.ones(1))]})

@@ -32,14 +32,14 @@ TABLE: list[tuple[int, int, int, bool, list[list[int]]]] = [
 
 @pytest.mark.parametrize(("samples", "size", "ranks", "drop_last", "expected"), TABLE)
 def test_table(samples: int, size: int, ranks: int, drop_last: bool, expected: Any) -> None:
-    assert deal_batches(cut(samples, size), ranks, batch_size=size, drop_last=drop_last) == expected
+    assert list(deal_batches(cut(samples, size), ranks, batch_size=size, drop_last=drop_last)) == expected
 
 
 def test_batches_of_different_sizes_stay_whole() -> None:
     given_batches = [[0], [1, 2], [3], [4, 5]]
-    dealt = deal_batches(given_batches, 3, batch_size=2, drop_last=False)
+    dealt = list(deal_batches(given_batches, 3, batch_size=2, drop_last=False))
     assert dealt == [[0], [1, 2], [3], [4, 5], [0], [1, 2]]
-    assert deal_batches(given_batches, 3, batch_size=None, drop_last=True) == [[0], [1, 2], [3]]
+    assert list(deal_batches(given_batches, 3, batch_size=None, drop_last=True)) == [[0], [1, 2], [3]]
 
 
 @given(
@@ -50,7 +50,7 @@ def test_every_rank_gets_as_many_and_nothing_is_lost(
 ) -> None:
     batches = cut(samples, size)
     batch_size = size if declared == "size" else None
-    dealt = deal_batches(batches, ranks, batch_size=batch_size, drop_last=drop_last)
+    dealt = list(deal_batches(batches, ranks, batch_size=batch_size, drop_last=drop_last))
     assert len(dealt) % ranks == 0
     flat = [sample for batch in dealt for sample in batch]
     if drop_last:

@@ -40,8 +40,8 @@ class LocalCluster:
     """Master, job and workers of one run. Use `local_cluster`, which cleans up.
 
     folder: everything of the run (state, logs, reports). script: what each worker runs, without the
-    interpreter. environment: further variables of every worker. launch: how a worker's process is made,
-    with the arguments of `ChildProcess`.
+    interpreter. environment: further variables of every worker. directory: where they start; default: here.
+    launch: how a worker's process is made, with the arguments of `ChildProcess`.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class LocalCluster:
         *,
         job: str = "local",
         environment: Mapping[str, str] | None = None,
+        directory: Path | None = None,
         launch: Callable[..., ChildProcess] = ChildProcess,
     ) -> None:
         self.folder = folder
@@ -60,6 +61,7 @@ class LocalCluster:
         self._settings = settings
         self._script = list(script)
         self._extra = dict(environment or {})
+        self._directory = directory
         self._launch = launch
         self.master = EmbeddedMaster(folder / "state")
         self.workers: dict[str, ChildProcess] = {}
@@ -84,6 +86,7 @@ class LocalCluster:
             name,
             [sys.executable, *self._script],
             environment=self._environment(name) | dict(environment or {}),
+            directory=self._directory,
             log=self.folder / f"{name}.log",
             on_exit=self._worker_ended,
         )
@@ -218,10 +221,13 @@ def local_cluster(
     script: Sequence[str],
     *,
     environment: Mapping[str, str] | None = None,
+    directory: Path | None = None,
     launch: Callable[..., ChildProcess] = ChildProcess,
 ) -> Iterator[LocalCluster]:
     """A started cluster; all its processes have ended when the block is left."""
-    cluster = LocalCluster(folder, settings, script, environment=environment, launch=launch)
+    cluster = LocalCluster(
+        folder, settings, script, environment=environment, directory=directory, launch=launch
+    )
     try:
         cluster.start()
         yield cluster

@@ -9,6 +9,8 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     any, once scaled in       stays away until the job is scaled up
     82 (refused)              everything stops: the same refusal would meet every restart
     83 (master unreachable)   everything stops
+    1, as it cannot run       everything stops: a syntax error, or a module that is not installed. Where hosts
+                              come and go, another one may have the module: as below
     1, or a signal            restarted within the budget
     any, its place is gone    away; another worker takes its part elsewhere, if there is room
 """
@@ -246,6 +248,10 @@ class SupervisorPolicy:
             slot.state = SlotState.DEAD
             text = f"{worker} could not reach the master"
             actions = [Say(text, "error", "master_unreachable", worker), *self._stop(now, CODE_UNREACHABLE)]
+        elif status.repeats and not self._dynamic:
+            slot.state = SlotState.DEAD
+            text = f"{worker} cannot run, and could not the next time: {status.error}"
+            actions = [Say(text, "error", "worker_died", worker), *self._stop(now, CODE_FAILED)]
         else:
             actions = self._died(now, slot, status)
         return [*actions, *self._end(now)]

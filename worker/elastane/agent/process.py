@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -17,23 +18,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from elastane.agent.output import LineSplitter, Stream
+from elastane.errors import EXIT_SCRIPT_RAISED
 
 _LAUNCH = Path(__file__).with_name("launch.py")
 #: How long the output of an ended child is still read: a grandchild outside its group may hold the pipe.
 _DRAIN_SECONDS = 1.0
 _READ_BYTES = 64 * 1024
+_RAISED = re.compile(r"[A-Z]\w*(Error|Exception|Exit|Interrupt)(: .*)?$")
+_CANNOT_RUN = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"})
 
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended. returncode: as in `subprocess`, negative for a signal."""
+    """How a process ended. returncode: as in `subprocess`, negative for a signal.
+
+    error: the last line of its stderr that reads like the end of a traceback; "" if there was none.
+    """
 
     returncode: int
+    error: str = field(default="", compare=False)
 
     @property
     def signal_name(self) -> str:
@@ -43,6 +51,11 @@ class ExitStatus:
         with contextlib.suppress(ValueError):
             return signal.Signals(-self.returncode).name
         return f"signal {-self.returncode}"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the next start on the same machine must end in the same way: what is not there to run."""
+        return self.returncode == EXIT_SCRIPT_RAISED and self.error.partition(":")[0] in _CANNOT_RUN
 
     def __str__(self) -> str:
         return f"ended by {self.signal_name}" if self.returncode < 0 else f"exit code {self.returncode}"
@@ -83,6 +96,7 @@ class ChildProcess:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._status: ExitStatus | None = None
+        self._error = ""
 
     @property
     def pid(self) -> int:
@@ -174,7 +188,7 @@ class ChildProcess:
                         selector.unregister(key.fileobj)
         for pipe in list(pipes):
             self._end_of(pipes, pipe)
-        self._status = ExitStatus(process.returncode)
+        self._status = ExitStatus(process.returncode, self._error)
         try:
             if self._on_exit is not None:
                 self._on_exit(self, self._status)
@@ -206,6 +220,8 @@ class ChildProcess:
     def _hand_on(self, stream: Stream, lines: list[str]) -> None:
         assert self._on_line is not None
         for line in lines:
+            if stream == "stderr" and _RAISED.match(line):
+                self._error = line
             self._on_line(self.name, stream, line)
 
 

@@ -33,12 +33,14 @@ def run_stock_ddp(
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[str], None] | None = None,
     timeout_seconds: float = 600.0,
+    directory: Path | None = None,
     launch: Callable[..., ChildProcess] = ChildProcess,
 ) -> Path:
     """Run `script` with ELASTANE_MODE=ddp in `processes` ranks, as torchrun would.
 
     environment: further variables of every rank; ELASTANE_DETERMINISM and ELASTANE_TORCH_THREADS among
     them (or in this process's own) also set those that they imply.
+    directory: where the ranks start; default: here.
     launch: how a rank's process is made, with the arguments of `ChildProcess`.
     Returns the folder of its reports (`ddp-<rank>.json`). Raises StockRunError when a rank fails or
     the timeout passes, RefusedError for an unknown level; no rank is left running either way.
@@ -46,7 +48,9 @@ def run_stock_ddp(
     deadline = time.monotonic() + timeout_seconds
     for attempt in range(1, PORT_ATTEMPTS + 1):
         try:
-            return _run(folder, script, processes, environment, on_line, timeout_seconds, deadline, launch)
+            return _run(
+                folder, script, processes, environment, on_line, timeout_seconds, deadline, directory, launch
+            )
         except StockRunError as error:
             # torch opens the port itself: between our choice and its use another process may take it.
             if PORT_TAKEN not in str(error) or attempt == PORT_ATTEMPTS:
@@ -62,6 +66,7 @@ def _run(
     on_line: Callable[[str], None] | None,
     timeout_seconds: float,
     deadline: float,
+    directory: Path | None,
     launch: Callable[..., ChildProcess],
 ) -> Path:
     """One attempt of `run_stock_ddp`."""
@@ -101,6 +106,7 @@ def _run(
                 f"rank{rank}",
                 [sys.executable, *script],
                 environment=variables,
+                directory=directory,
                 on_line=hear,
                 on_exit=lambda process, status: ended.put((process.name, status)),
             )

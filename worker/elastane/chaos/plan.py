@@ -40,6 +40,11 @@ class Deck:
         self._cards = self._deal()
         self._back: list[str] = []
 
+    @property
+    def size(self) -> int:
+        """How many faults are dealt before the first comes again."""
+        return len(self._names)
+
     def draw(self) -> str:
         """The next fault."""
         return self._back.pop() if self._back else next(self._cards)

@@ -62,7 +62,8 @@ class Chaos:
 
     folder: everything of it. faults: names. minutes: no fault strikes later, and no run begins. workers: of
     the ring at most. pace_seconds: what a mini-batch costs besides, on the elastic side. runs_max,
-    faults_max: end earlier. launch: how processes of workers are made. with_namespace: see ChaosCluster.
+    deals_max: end earlier, after so many runs or once every fault the machine allows has struck so often.
+    launch: how processes of workers are made. with_namespace: see ChaosCluster.
     """
 
     folder: Path
@@ -74,7 +75,7 @@ class Chaos:
     seed: str
     pace_seconds: float = 0.0
     runs_max: int | None = None
-    faults_max: int | None = None
+    deals_max: int | None = None
     launch: Callable[..., ChildProcess] = ChildProcess
     with_namespace: bool = True
     watcher: Watcher = field(default_factory=Watcher)
@@ -157,8 +158,10 @@ class _State:
 
     @property
     def dealt(self) -> bool:
-        """As many faults as were asked for have struck."""
-        return self.chaos.faults_max is not None and len(self.injections) >= self.chaos.faults_max
+        """Every fault that the machine allows has struck as often as was asked for."""
+        if self.deck is None or self.chaos.deals_max is None:
+            return False
+        return len(self.injections) >= self.chaos.deals_max * self.deck.size
 
     def round(self) -> None:
         """One run, from the first worker to the comparison."""

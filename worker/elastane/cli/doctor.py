@@ -23,7 +23,9 @@ HELP = "\n\n".join(
         "with --master and --store those are tried from here too. With a script: its own loop body is run "
         "for a few steps in a process of its own, each step twice from the same state, and what it uses is "
         "looked at: model, loader, generators, operators. Nothing behind the loop runs, nothing is saved by "
-        "Elastane. Then the cost of level D2 is measured on it.",
+        "Elastane. Its source, and that of modules beside it, is read as well, for what a few steps do not "
+        "show: variables that decide across turns or epochs, breaks, weights written after the step, "
+        "torch.distributed, seeds. Then the cost of level D2 is measured on it.",
         "Examples:",
         "  elastane doctor",
         "  elastane doctor --master 10.0.0.5:50051 --store redis://10.0.0.6:6379/0",
@@ -97,6 +99,7 @@ def doctor(
     from elastane.diagnose.gpus import gpu_facts, judge_gpus
     from elastane.diagnose.machine import judge_machine, machine_facts
     from elastane.diagnose.remote import check_master, check_store
+    from elastane.diagnose.source import examine_script, with_source
     from elastane.diagnose.surroundings import judge_surroundings, surrounding_facts
 
     if script and not module and not Path(script[0]).is_file():
@@ -124,10 +127,11 @@ def doctor(
     if script and machine.torch:
         command = ["-m", *script] if module else script
         examination = Examination(command, ests=ests, steps=steps, threads=threads, timeout_seconds=timeout)
+        in_source = examine_script(command)
         try:
             report = examination.inspect()
             facts |= report.facts
-            findings += report.findings
+            findings += with_source(report.findings, in_source)
             if cost and not any(finding.kind in ("prepare", "state") for finding in report.findings):
                 measured = examination.cost(seconds=cost_seconds)
                 findings += judge_cost(measured)
@@ -135,7 +139,8 @@ def doctor(
             failure = error
             if error.report is not None:
                 facts |= error.report.facts
-                findings += [finding for finding in error.report.findings if finding not in findings]
+            run = error.report.findings if error.report is not None else []
+            findings += [finding for finding in with_source(run, in_source) if finding not in findings]
     findings = by_severity(findings)
     code = CODE_SCRIPT_FAILED if failure is not None else CODE_FOUND if is_fault(findings) else 0
     if as_json:

@@ -7,15 +7,18 @@ import json
 import secrets
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
+import click
 import typer
+from rich.markup import escape
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from elastane.diagnose.findings import Finding
     from elastane.errors import ElastaneError
     from elastane.verify.run import VerifyResult, Watcher
 
@@ -29,12 +32,25 @@ HELP = "\n\n".join(
         "Runs the script under stock DDP(gloo) with N processes, then elastically while workers are added, "
         "drained and killed at random steps, and compares weights, optimizer, buffers and logged values. "
         "On a difference it finds the first step, EST and tensor where the runs part, and the likely cause.",
+        "With --reference the stock side is your own DDP script as it was before it was converted, started "
+        "by "
+        "your own command and not changed: what it trained is taken down at its end, tensor by tensor, and "
+        "N is its "
+        "number of ranks. Its threads and its choice of deterministic kernels are set as in our runs.",
         "Examples:",
         "  elastane verify --ests 4 train.py --epochs 1",
+        '  elastane verify --reference "torchrun --nproc-per-node 4 train_ddp.py" train.py',
         '  elastane verify --ests 4 --paths "4,1,3,2" --kills 2 --steps 40 train.py',
         "  elastane verify --ests 2 --runs 3 --seed 17 --json -m mypackage.train",
+        "Each run starts in a new folder that stands for this one: small files are copied there, large "
+        "files and "
+        "folders linked. A run that writes into a linked folder, or by an absolute path, can be met by the "
+        "next.",
         "Exits with 0 when all is equal, 1 when a run differs, 2 on bad usage, 3 when the script is not "
-        "deterministic by itself (two runs of stock DDP differ), 4 when a run failed, 130 on Ctrl-C.",
+        "deterministic by itself (two runs of the reference differ), 4 when a run failed, 130 on Ctrl-C. "
+        "With "
+        "--reference also: 5 it failed, 6 it did not end in time, 7 it trained nothing under DDP, 8 other "
+        "number of ranks than --ests, 9 another model, 10 another number of steps.",
     )
 )
 
@@ -59,9 +75,24 @@ def verify(
         typer.Argument(metavar="SCRIPT [ARGS]...", help="The script and its arguments.", show_default=False),
     ],
     ests: Annotated[
-        int,
-        _option("--ests", "N", "Logical workers, and processes of stock DDP.", min=2, show_default=False),
-    ],
+        int | None,
+        _option(
+            "--ests",
+            "N",
+            "Logical workers, and processes of stock DDP.",
+            min=2,
+            show_default="the ranks of --reference",
+        ),
+    ] = None,
+    reference: Annotated[
+        str,
+        _option(
+            "--reference",
+            "COMMAND",
+            "The untouched DDP script's own command, quoted, to compare with.",
+            show_default="the script itself in the stock mode",
+        ),
+    ] = "",
     module: Annotated[bool, _option("-m", None, "SCRIPT is a module, as for python -m.")] = False,
     paths: Annotated[
         str,
@@ -105,10 +136,16 @@ def verify(
 ) -> None:  # fmt: skip
     from elastane.cli.common import sigterm_cleans_up
     from elastane.determinism import Level
+    from elastane.diagnose.source import examine_script
     from elastane.errors import ElastaneError
+    from elastane.verify.causes import refusal_in
+    from elastane.verify.elastic_run import RunFailed
     from elastane.verify.plan import PlanError, parse_paths
+    from elastane.verify.reference import OriginalError, parse_reference
     from elastane.verify.run import run_verify
 
+    if ests is None and not reference:
+        raise click.UsageError("Missing option '--ests'; or give --reference")
     if not module and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
     if keep is not None and keep.exists():
@@ -118,9 +155,19 @@ def verify(
     except ValueError:
         raise typer.BadParameter(f"{determinism!r} is not d0, d1 or d2", param_hint="--determinism") from None
     try:
-        chosen = parse_paths(paths, ests) if paths else []
+        chosen = parse_paths(paths, ests) if paths and ests is not None else []
     except PlanError as error:
         raise typer.BadParameter(str(error), param_hint="--paths") from None
+    if paths and ests is None:
+        raise typer.BadParameter("a path needs --ests too", param_hint="--paths")
+    if steps and reference:
+        raise typer.BadParameter("the reference runs untouched, to its end", param_hint="--steps")
+    original: list[str] = []
+    if reference:
+        try:
+            original = parse_reference(reference)
+        except OriginalError as error:
+            raise typer.BadParameter(str(error), param_hint="--reference") from None
     if runs is None:
         runs = len(chosen) or 1
 
@@ -137,18 +184,24 @@ def verify(
         watcher = stack.enter_context(_watching(quiet=as_json))
         try:
             result = run_verify(
-                folder, command, ests=ests, runs=runs, kills=kills, paths=chosen, steps=steps, seed=number,
-                determinism=level, threads=threads, trace=trace, timeout_seconds=timeout, watcher=watcher,
+                folder, command, ests=ests, original=original, runs=runs, kills=kills, paths=chosen,
+                steps=steps, seed=number, determinism=level, threads=threads, trace=trace,
+                timeout_seconds=timeout, watcher=watcher,
             )  # fmt: skip
         except ElastaneError as error:
             stack.close()
-            _fail(error, CODE_USAGE if isinstance(error, PlanError) else CODE_RUN_FAILED, as_json=as_json)
+            code = CODE_USAGE if isinstance(error, PlanError) else CODE_RUN_FAILED
+            if isinstance(error, OriginalError):
+                code = error.exit_code
+            refusal = refusal_in(str(error.args[0])) if isinstance(error, RunFailed) else None
+            _fail(error, code, refusal, examine_script(command), as_json=as_json)
     if as_json:
         typer.echo(json.dumps(result.as_json()))
     else:
         from elastane.cli.common import console
 
-        again = ["elastane", "verify", "--ests", str(ests), "--seed", str(number), "--runs", str(runs)]
+        again = ["elastane", "verify", "--ests", str(result.ests), "--seed", str(number), "--runs", str(runs)]
+        again += ["--reference", reference] if reference else []
         again += ["--kills", str(kills), *(["--paths", paths] if paths else [])]
         again += ["--steps", str(steps)] if steps else []
         again += ["--determinism", level.value, "--threads", str(threads)]
@@ -160,12 +213,18 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
     """The verdict first, then what it rests on; on a difference where it begins, and why."""
     from rich.table import Table
 
-    from elastane.verify.causes import place_in_words
+    from elastane.verify.results import shown
 
     table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")
     for column in ("run", "workers", "killed", "seconds", "differs in"):
         table.add_column(column)
-    table.add_row("stock DDP", str(result.ests), "", f"{result.reference_seconds:.1f}", "")
+    table.add_row(
+        "the reference" if result.original else "stock DDP",
+        str(result.ests),
+        "",
+        f"{result.reference_seconds:.1f}",
+        "",
+    )
     for number, run in enumerate(result.runs, 1):
         differing = ", ".join(run.comparison.differing)
         table.add_row(
@@ -176,11 +235,22 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
             f"[red]{differing}[/]" if differing else "[green]nothing[/]",
         )
     out.print(table)
-    for name, value in result.fingerprint.items():
-        out.print(f"  {name:<12} sha256 {value[:32]}", markup=False)
-    out.print(f"  {result.values} logged values compared", markup=False)
+    # Of a difference from the reference the rows say more: this is the elastic run's.
+    for name, value in result.fingerprint.items() if result.equal or not result.original else ():
+        digest = shown(value)
+        out.print(f"  {name:<12} {digest if digest != value else f'sha256 {value[:32]}'}", markup=False)
+    if result.original:
+        out.print(
+            "  compared tensor by tensor with the reference, whose threads and deterministic kernels were "
+            "set as "
+            "in our runs; what it logs is not compared",
+            markup=False,
+        )
+    else:
+        out.print(f"  {result.values or '(no)'} logged values compared", markup=False)
     if result.equal:
         out.print("[bold green]equal[/], bit for bit")
+        _print_findings(out, result.findings)
         return
     out.print(f"[bold red]{result.verdict.value}[/]")
     for run in result.runs:
@@ -189,16 +259,38 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
     if result.difference is not None:
         difference = result.difference
         out.print(f"first difference between {result.search}:", markup=False)
-        out.print(f"  {place_in_words(difference)}", markup=False, style="bold")
+        out.print(f"  {result.where}", markup=False, style="bold")
         out.print(f"  {difference.reference} in the reference, {difference.found} here", markup=False)
         if difference.process:
             out.print(f"  done by {difference.process}", markup=False)
         if difference.more:
             out.print(f"  also: {', '.join(difference.more)}", markup=False)
+    elif result.event is not None:
+        out.print(f"first difference between {result.search}:", markup=False)
+        out.print(f"  {result.where}", markup=False, style="bold")
+    elif result.search:
+        out.print(f"compared: {result.search}", markup=False)
+    if result.original and result.runs:
+        for row in result.runs[-1].comparison.rows:
+            if not row.equal:
+                out.print(f"  {row.name}: {row.reference} in the reference, {row.found} here", markup=False)
     if result.cause is not None:
         out.print(f"likely cause: {result.cause.text}", markup=False)
         out.print(f"what to do: {result.cause.hint}", markup=False)
+    _print_findings(
+        out, [f for f in result.findings if result.cause is None or f.what not in result.cause.text]
+    )
     out.print(f"again: {again}", markup=False)
+
+
+def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
+    """Lines of the source that can make a difference under other churn, or in what is not compared."""
+    from elastane.diagnose.findings import Severity
+
+    for finding in findings:
+        if finding.severity in (Severity.REFUSED, Severity.DIFFERS):
+            out.print(f"[yellow]in the source[/]: {escape(finding.where)}: {escape(finding.what)}")
+            out.print(f"  {finding.todo}", markup=False)
 
 
 @contextlib.contextmanager
@@ -235,16 +327,38 @@ def _watching(*, quiet: bool) -> Iterator[Watcher]:
         yield Shown()
 
 
-def _fail(error: ElastaneError, code: int, *, as_json: bool) -> NoReturn:
-    """Say what failed; the exit codes of this command are its own."""
+def _fail(
+    error: ElastaneError,
+    code: int,
+    refusal: tuple[str, str] | None,
+    findings: Sequence[Finding],
+    *,
+    as_json: bool,
+) -> NoReturn:
+    """Say what failed, and why as far as it is known; the exit codes of this command are its own.
+
+    refusal: (code, text) of the error with which a worker was stopped.
+    """
+    from elastane.diagnose.findings import Severity
+
+    blamed = [f for f in findings if f.severity in (Severity.REFUSED, Severity.DIFFERS)]
     message = str(error.args[0]) if error.args else type(error).__name__
     if as_json:
-        document = {"error": type(error).__name__, "code": error.code, "message": message}
-        typer.echo(json.dumps({**document, "hint": error.hint, "exit_code": code}))
+        document: dict[str, Any] = {"error": type(error).__name__, "code": error.code, "message": message}
+        cause = {"code": refusal[0], "text": refusal[1]} if refusal is not None else None
+        source = [{"where": f.where, "what": f.what, "todo": f.todo, "code": f.code} for f in blamed]
+        document |= {"hint": error.hint, "exit_code": code, "cause": cause, "findings": source}
+        typer.echo(json.dumps(document))
     else:
         typer.secho(f"error {error.code}: ", fg=typer.colors.RED, err=True, nl=False)
         typer.echo(message, err=True)
         if error.hint:
             typer.secho("hint: ", fg=typer.colors.CYAN, err=True, nl=False)
             typer.echo(error.hint, err=True)
+        if refusal is not None:
+            typer.secho(f"cause {refusal[0]}: ", fg=typer.colors.YELLOW, err=True, nl=False)
+            typer.echo(refusal[1], err=True)
+        for finding in blamed:
+            typer.secho("in the source: ", fg=typer.colors.YELLOW, err=True, nl=False)
+            typer.echo(f"{finding.where}: {finding.what}\n  {finding.todo}", err=True)
     raise typer.Exit(code)

@@ -70,7 +70,10 @@ def orders_of(
         index = None if loader.batch_size is None else [None] * loader.batch_size
         return IterableOrders(batches, index, num_ests, accumulation_steps)
     if kind is OrderKind.SCRIPT:
-        return ScriptOrders(ScriptOrder(loader, num_ests), num_ests, accumulation_steps)
+        # A step may be run again, and data workers are asked for batches ahead.
+        ahead = loader.num_workers * max(1, loader.prefetch_factor or 0)
+        order = ScriptOrder(loader, num_ests, rounds_kept=2 * accumulation_steps + ahead)
+        return ScriptOrders(order, num_ests, accumulation_steps)
     settings = sampler_settings(loader, num_ests)
     assert settings is not None
     size = len(loader.dataset)  # type: ignore[arg-type]

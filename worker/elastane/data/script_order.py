@@ -13,43 +13,75 @@ its subclasses have them) is copied for every rank. Any other gives one order, w
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import itertools
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from elastane.data.errors import DataError
 from elastane.data.own_generators import walk
 from elastane.errors import UnsupportedError
-from elastane.rng import HAS_NUMPY, Generators
+from elastane.rng import HAS_NUMPY, Generators, Parts
 from elastane_shards.dealing import deal_batches
 
 if HAS_NUMPY:
     import numpy as np
 
 _EPOCHS_KEPT: Final = 2  # around an epoch's end, ESTs of one worker are in two epochs
+_INDICES_AHEAD: Final = 8192
+"""So many indices, about, are taken from the sampler at a time: a millisecond of Python."""
+_INDICES_COUNTED: Final = 2**20
+"""An order that is longer than this is not gone through to know its length, if it has one."""
+_INDICES_MAX: Final = 2**27
+"""And one without a length is refused when it is longer than this: it may never end."""
+
+_SKIPPED_AT_ONCE: Final = 2**20  # a multiple of 32
+_SURE: Final = (
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    list,
+    range,
+    tuple,
+)
 
 
 class ScriptOrder:
     """The batches of every epoch and EST by the script's own sampler.
 
     What the order is made of is `loader.batch_sampler`, or `loader.sampler` when the loader does not batch.
-    Attributes: batches (of one EST in an epoch; the same in every epoch).
+    It is iterated as far as batches are asked for, and only the last few are kept: a sampler may be of any
+    length. rounds_kept: so many batches of an EST back, they are asked for without going through
+    the epoch from its start. Attributes: batches (of one EST in an epoch; the same in every epoch).
     """
 
-    def __init__(self, loader: DataLoader[Any], num_ests: int) -> None:
+    def __init__(self, loader: DataLoader[Any], num_ests: int, *, rounds_kept: int = 1) -> None:
         self._loader = loader
-        self._batched = loader.batch_sampler is not None
-        self._num_ests = num_ests
-        given = loader.batch_sampler if self._batched else loader.sampler
+        self.batched = loader.batch_sampler is not None
+        self.num_ests = num_ests
+        self.rounds_kept = rounds_kept
+        given: Any = loader.batch_sampler if self.batched else loader.sampler
         # As prepare finds it. The dataset is only referred to: copying it could take minutes.
         self._template = _copied(given, loader.dataset)
-        self._batch_size = _declared(given, "batch_size", loader.batch_size)
-        self._drop_last = bool(_declared(given, "drop_last", loader.drop_last))
+        self.batch_size = _declared(given, "batch_size", loader.batch_size) if self.batched else 1
+        self.drop_last = bool(_declared(given, "drop_last", loader.drop_last))
         ranked = _ranked(self._template)
         self.knows_ranks = ranked is not None
         if ranked is not None and ranked.num_replicas != num_ests:
@@ -59,77 +91,32 @@ class ScriptOrder:
                 hint="pass num_replicas=job.num_ests",
                 option="sampler",
             )
-        self._epochs: dict[int, list[Any]] = {}
-        first = self._epoch(0)
-        if not first:
+        self._epochs: dict[int, _Window] = {}
+        self.length_believed = False
+        self.batches = self._rounds_of(len(given)) if _sure_length(given) else self._count(given)
+        if not self.batches:
             raise UnsupportedError(
-                f"the DataLoader's {'batch_sampler' if self._batched else 'sampler'} leaves no step: "
+                f"the DataLoader's {'batch_sampler' if self.batched else 'sampler'} leaves no step: "
                 f"its order has no batch for each of {num_ests} ESTs",
                 hint="leave drop_last out, or make the batch smaller",
                 option="sampler",
             )
-        self.batches = len(first) // num_ests
 
     def index(self, epoch: int, rank: int, batch: int) -> Any:
         """What the dataset is asked for: a list of indices, or one index when the loader does not batch.
 
-        Raises DataError when the epoch has another number of batches than epoch 0.
+        Raises DataError when the epoch turns out to have another number of batches than it should.
         """
-        index = self._epoch(epoch)[batch * self._num_ests + rank]
-        return list(index) if self._batched else index
-
-    def _epoch(self, epoch: int) -> list[Any]:
-        order = self._epochs.get(epoch)
-        if order is None:
+        window = self._epochs.get(epoch)
+        if window is None or not window.first <= batch < window.reach:
+            self._epochs.pop(epoch, None)
             while len(self._epochs) >= _EPOCHS_KEPT:
                 del self._epochs[next(iter(self._epochs))]
-            order = self._epochs[epoch] = self._make(epoch)
-        return order
+            window = self._epochs[epoch] = _Window(self, epoch, batch)
+        index = window.round(batch)[rank]
+        return list(index) if self.batched else index
 
-    def _make(self, epoch: int) -> list[Any]:
-        with _seeded_from(epoch):
-            if self.knows_ranks:
-                order = self._of_ranks(epoch)
-            else:
-                order = self._dealt(list(self._fresh(epoch)))
-        batches = len(order) // self._num_ests
-        if epoch > 0 and batches != self.batches:
-            raise DataError(
-                f"the sampler gives each EST {batches} batches in epoch {epoch}, "
-                f"but {self.batches} in epoch 0",
-                hint="all epochs of a job have the same number of steps",
-                epoch=epoch,
-                batches=batches,
-                expected=self.batches,
-            )
-        return order
-
-    def _dealt(self, batches: list[Any]) -> list[Any]:
-        if self._batched:
-            return deal_batches(
-                batches, self._num_ests, batch_size=self._batch_size, drop_last=self._drop_last
-            )
-        # Each index is a batch of its own, whatever it is made of.
-        dealt = deal_batches(
-            [[index] for index in batches], self._num_ests, batch_size=1, drop_last=self._drop_last
-        )
-        return [index for (index,) in dealt]
-
-    def _of_ranks(self, epoch: int) -> list[Any]:
-        orders = []
-        for rank in range(self._num_ests):
-            with _seeded_from(epoch):
-                orders.append(list(self._fresh(epoch, rank)))
-        lengths = {len(order) for order in orders}
-        if len(lengths) > 1:
-            raise DataError(
-                f"the sampler gives ranks different numbers of batches: {sorted(lengths)}",
-                hint="every rank needs as many, as DistributedSampler pads or cuts them",
-                epoch=epoch,
-            )
-        return [batch for batches in zip(*orders, strict=True) for batch in batches]
-
-    def _fresh(self, epoch: int, rank: int | None = None) -> Any:
+    def fresh(self, epoch: int, rank: int | None = None) -> Any:
         """A copy of the sampler as prepare found it, put at the beginning of `epoch`."""
         sampler = _copied(self._template, self._loader.dataset)
         if rank is not None:
@@ -141,6 +128,164 @@ class ScriptOrder:
         for _, value in walk(sampler, skip=_shared(sampler, self._loader.dataset)):
             _seed_own(value, epoch)
         return sampler
+
+    def _rounds_of(self, length: int) -> int:
+        """Batches of each EST, if the sampler gives `length` batches."""
+        if self.knows_ranks:
+            return length
+        return length // self.num_ests if self.drop_last else -(-length // self.num_ests)
+
+    def _count(self, given: Any) -> int:
+        """Batches of each EST in epoch 0: goes through it, if it is not too long for that."""
+        length = _length(given)
+        source, rounds, indices = _Rounds(self, 0, 0), 0, 0
+        while more := source.take():
+            rounds += len(more)
+            indices += sum(len(batch) for row in more for batch in row) if self.batched else len(more)
+            if indices > _INDICES_COUNTED and length is not None:
+                self.length_believed = True
+                return self._rounds_of(length)
+            if indices > _INDICES_MAX:
+                raise UnsupportedError(
+                    f"the DataLoader's sampler has no length, and gave more than {_INDICES_MAX} indices",
+                    hint="give it __len__: an epoch must have an end",
+                    option="sampler",
+                )
+        return rounds
+
+
+class _Rounds:
+    """An epoch's order from a round on, once through: a round is the batches of all ESTs of one number."""
+
+    def __init__(self, order: ScriptOrder, epoch: int, first: int) -> None:
+        self._order, self._epoch = order, epoch
+        size = order.batch_size or 1
+        #: Rounds that are made at a time.
+        self.at_once = max(1, _INDICES_AHEAD // (size * order.num_ests))
+        ranks = range(order.num_ests)
+        self._streams = (
+            [_Paused(epoch, functools.partial(self._of_rank, rank, first)) for rank in ranks]
+            if order.knows_ranks
+            else [_Paused(epoch, functools.partial(self._dealt, first))]
+        )
+
+    def take(self) -> list[Sequence[Any]]:
+        """The next few rounds; none at the end."""
+        order, count = self._order, self.at_once
+        if not order.knows_ranks:
+            dealt = self._streams[0].take(count * order.num_ests)
+            return [dealt[at : at + order.num_ests] for at in range(0, len(dealt), order.num_ests)]
+        columns = [stream.take(count) for stream in self._streams]
+        lengths = {stream.taken for stream in self._streams}
+        if len(lengths) > 1:
+            raise DataError(
+                f"the sampler gives ranks different numbers of batches: {sorted(lengths)}",
+                hint="every rank needs as many, as DistributedSampler pads or cuts them",
+                epoch=self._epoch,
+            )
+        return list(zip(*columns, strict=True))
+
+    def _of_rank(self, rank: int, first: int) -> Iterator[Any]:
+        return itertools.islice(iter(self._order.fresh(self._epoch, rank)), first, None)
+
+    def _dealt(self, first: int) -> Iterator[Any]:
+        order, begun = self._order, []
+        if first:  # what the end is filled up with; to skip to the first round asked for is done apart
+            with _seeded_from(self._epoch):
+                begun = list(itertools.islice(self._batches(0), order.num_ests))
+        dealt = deal_batches(
+            self._batches(first * order.num_ests),
+            order.num_ests,
+            batch_size=order.batch_size,
+            drop_last=order.drop_last,
+            first_round=begun,
+        )
+        return dealt if order.batched else (index for (index,) in dealt)
+
+    def _batches(self, first: int) -> Iterator[Any]:
+        """Those of the sampler, from number `first` on; each index is one where the loader does not batch."""
+        batches = _from_batch(self._order.fresh(self._epoch), first, batched=self._order.batched)
+        return batches if self._order.batched else ([index] for index in batches)
+
+
+class _Paused:
+    """Iterates `make()` under global generators of its own, seeded from the epoch; in between they rest.
+
+    taken: how much it has given.
+    """
+
+    def __init__(self, epoch: int, make: Callable[[], Iterator[Any]]) -> None:
+        self._epoch, self._make = epoch, make
+        self._generators = Generators()
+        self._iterator: Iterator[Any] | None = None
+        self._states: Parts = {}
+        self.taken = 0
+
+    def take(self, count: int) -> list[Any]:
+        """The next `count`, or what is left."""
+        with _seeded_from(self._epoch, self._generators):
+            if self._iterator is None:
+                self._iterator = self._make()
+            else:
+                self._generators.restore(self._states)
+            found = list(itertools.islice(self._iterator, count))
+            self._states = self._generators.capture()
+        self.taken += len(found)
+        return found
+
+
+class _Window:
+    """The rounds of an epoch that may still be asked for. first: the number of the first one kept."""
+
+    def __init__(self, order: ScriptOrder, epoch: int, first: int) -> None:
+        self._order, self._epoch = order, epoch
+        self._source = _Rounds(order, epoch, first)
+        self._rounds: deque[Sequence[Any]] = deque()
+        self._made = self._begun = self.first = first
+        self._ended = False
+
+    @property
+    def reach(self) -> int:
+        """From here on it is cheaper to begin anew."""
+        return self._made + 4 * self._source.at_once
+
+    def round(self, number: int) -> Sequence[Any]:
+        """The batches of all ESTs; the last one only when the epoch is known to end with it."""
+        expected = self._order.batches
+        assert self.first <= number < expected, f"no batch {number} of {expected} from {self.first} on"
+        while self._made <= number or (self._made >= expected and not self._ended):
+            self._make_more()
+        while self.first < number - self._order.rounds_kept:
+            self._rounds.popleft()
+            self.first += 1
+        return self._rounds[number - self.first]
+
+    def _make_more(self) -> None:
+        more = self._source.take()
+        self._rounds.extend(more)
+        self._made += len(more)
+        self._ended = len(more) < self._source.at_once
+        expected = self._order.batches
+        if self._made > expected or (self._ended and self._made < expected):
+            self._wrong_length(expected)
+
+    def _wrong_length(self, expected: int) -> NoReturn:
+        given = str(self._made)
+        if not self._ended:
+            given = f"more than {expected}"
+        elif self._made == self._begun:
+            given = f"not more than {given}"
+        believed = self._order.length_believed
+        raise DataError(
+            f"the sampler gives each EST {given} batches in epoch {self._epoch}, "
+            f"but {expected} {'by its length' if believed else 'in epoch 0'}",
+            hint="let its __len__ say how many it gives, in every epoch"
+            if believed
+            else "all epochs of a job have the same number of steps",
+            epoch=self._epoch,
+            batches=self._made,
+            expected=expected,
+        )
 
 
 class RankOrder:
@@ -161,6 +306,52 @@ class RankOrder:
 
     def __len__(self) -> int:
         return self._order.batches
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _sure_length(sampler: Any) -> bool:
+    """Whether `len` of it is known to be what it gives: torch's own samplers and plain sequences."""
+    if type(sampler) is BatchSampler:
+        sampler = sampler.sampler
+    return type(sampler) in _SURE
+
+
+def _from_batch(sampler: Any, first: int, *, batched: bool) -> Iterator[Any]:
+    """What the sampler gives from number `first` on.
+
+    Draws with replacement are passed over by the generator alone, a hundred million in about half a second.
+    """
+    draws = sampler.sampler if batched and type(sampler) is BatchSampler else sampler
+    if not first or type(draws) is not RandomSampler or not draws.replacement:
+        return itertools.islice(iter(sampler), first, None)
+    if draws is sampler:
+        return itertools.islice(iter(draws), _skip_draws(draws, first), None)
+    left = _skip_draws(draws, first * sampler.batch_size)
+    sampler.sampler = itertools.islice(iter(draws), left, None)
+    return iter(sampler)
+
+
+def _skip_draws(sampler: RandomSampler, count: int) -> int:
+    """Puts a RandomSampler with replacement, not yet begun, behind `count` draws; returns how many are left.
+
+    It draws 32 at a time: what is left is less than that.
+    """
+    if sampler.generator is None:  # as its __iter__ makes one
+        sampler.generator = torch.Generator()
+        sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    total, high = sampler.num_samples, len(sampler.data_source)
+    skipped = min(count, total) // 32 * 32
+    for at in range(0, skipped, _SKIPPED_AT_ONCE):
+        size = (min(_SKIPPED_AT_ONCE, skipped - at),)
+        torch.randint(high=high, size=size, dtype=torch.int64, generator=sampler.generator)
+    sampler._num_samples = total - skipped
+    return count - skipped
 
 
 def _declared(sampler: Any, name: str, otherwise: Any) -> Any:
@@ -242,9 +433,9 @@ def _digest(state: str, epoch: int) -> int:
 
 
 @contextmanager
-def _seeded_from(epoch: int) -> Iterator[None]:
+def _seeded_from(epoch: int, generators: Generators | None = None) -> Iterator[None]:
     """The global CPU generators seeded from the epoch; afterwards they are as before."""
-    generators = Generators()
+    generators = generators if generators is not None else Generators()
     before = generators.capture()
     random.seed(epoch)
     if HAS_NUMPY:

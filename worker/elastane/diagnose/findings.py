@@ -44,12 +44,22 @@ CODES: Final = {
     "prepare": "ELA509",
     "state": "ELA510",
     "d2": "ELA511",
+    "loop variable": "ELA512",
+    "after the step": "ELA513",
+    "epoch variable": "ELA514",
+    "break": "ELA515",
+    "between epochs": "ELA516",
+    "distributed": "ELA517",
+    "seeds": "ELA518",
+    "setup": "ELA519",
+    "loop body": "ELA520",
+    "module state": "ELA536",
 }
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was found. kind: a word for programs ("generator", "operator", ...). code: its page in
-    docs/errors.md."""
+    docs/errors.md. line, variable: in the script's source; 0 and "" for what was not read there."""
 
     severity: Severity
     kind: str
@@ -57,6 +67,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where: str = ""
     todo: str = ""
     code: str = ""
+    line: int = 0
+    variable: str = ""
 
 
 class Timing(msgspec.Struct, kw_only=True):

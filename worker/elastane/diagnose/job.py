@@ -13,7 +13,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -63,12 +63,19 @@ class DoctorSettings(BaseSettings):
 class DoctorLoader:
     """What `prepare` returns for the DataLoader. All loops go on with one and the same examination."""
 
-    def __init__(self, loader: DataLoader[Any], turns: Iterator[Any], steps: int) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], turns: Iterator[Any], steps: int, left: Callable[[], None]
+    ) -> None:
         self._loader = loader
         self._turns = turns
         self._steps = steps
+        self._left = left
+        self._begun = False
 
     def __iter__(self) -> Iterator[Any]:
+        if self._begun:  # the examination ends the process from within its one loop
+            self._left()
+        self._begun = True
         return self._turns
 
     def __len__(self) -> int:
@@ -128,7 +135,7 @@ class DoctorJob(LocalJob):
         self._supply, steps = self._open_supply()
         self._facts(steps)
         self._turns = self._loop()
-        loader = DoctorLoader(prepared.loader, self._turns, steps)
+        loader = DoctorLoader(prepared.loader, self._turns, steps, self._loop_left)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
@@ -148,6 +155,17 @@ class DoctorJob(LocalJob):
         self._book.stage("tasks")
         yield LocalTask(0, range(min(size, task_size)))
         self._end()
+
+    def _loop_left(self) -> None:
+        self._book.add(
+            Severity.REFUSED,
+            "break",
+            f"the loader loop was left in step {self.step}, before its end: by a break, a return, or "
+            "next(iter(...))",
+            where="the loader loop",
+            todo="to stop after M steps: job.epochs(n, max_steps=M); for shorter epochs: "
+            "job.prepare(..., steps_per_epoch=K)",
+        )
 
     # ------------------------------------------------------------------ prepare
 

@@ -11,15 +11,23 @@ from torch.utils.data import DataLoader
 from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
-from elastane.runtime import rehearsal
+from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job
 from elastane.runtime.options import TrainOptions
-from elastane.runtime.prepared import Prepared, check_modules, check_schedulers, intercept
+from elastane.runtime.prepared import (
+    Prepared,
+    check_modules,
+    check_schedulers,
+    intercept,
+    refuse_new_groups,
+    refuse_other_scalers,
+)
 from elastane.runtime.report import write_elastic_report
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
+from elastane.runtime.wrapper_names import give_wrapper_names
 from elastane.tracking.process import TrackerProcesses
 
 
@@ -37,6 +45,7 @@ class ElasticLoader:
         self._batches_per_epoch = batches_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
+        distributed_calls.check()
         return self._trainer.turns()
 
     def __len__(self) -> int:
@@ -105,9 +114,13 @@ class ElasticJob(Job):
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
+        refuse_other_scalers(prepared)
         intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
+        refuse_new_groups(prepared)
+        give_wrapper_names(prepared.model)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         self._trainer = trainer
+        self._note_schedules(prepared, source.steps_per_epoch)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
@@ -126,9 +139,12 @@ class ElasticJob(Job):
         trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
         trainer.shows_progress = self._shows_progress(progress)
         trainer.join(count)
+        if self.is_leader and trainer.applied_step == 0:
+            self._warn_of_schedules(count)
         while trainer.applied_step < trainer.total_steps:
             trainer.epoch = trainer.current_epoch
             yield trainer.epoch
+            distributed_calls.check()
             trainer.close_epoch(trainer.epoch)
         trainer.finish()
         trackers.finish(trainer.applied_step, meanwhile=trainer.finish)

@@ -86,6 +86,9 @@ class WorkerEnvironment(BaseSettings):
     report_dir: str = Field(
         default="", description="where fingerprints of the result are written, for comparisons"
     )
+    report_state: bool = Field(
+        default=False, description="write the leader's digests tensor by tensor there too"
+    )
 
     def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor"]:
         """The mode asked for, or: elastic with a master, plain without."""

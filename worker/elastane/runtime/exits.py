@@ -25,6 +25,19 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 
+def tell_agent() -> None:
+    """From now on an error that would only repeat ends the process with a code that says so."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        previous(kind, value, trace)
+        if isinstance(value, ElastaneError) and value.exit_code != EXIT_SCRIPT_RAISED:
+            # The interpreter takes the exit code from here: the agent must not start it again.
+            raise SystemExit(value.exit_code)
+
+    sys.excepthook = excepthook
+
+
 class WorkerExits:
     """Watches over the end of the process. `install` once the worker attends.
 
@@ -56,9 +69,6 @@ class WorkerExits:
             in_one_line = " ".join(f"{kind.__name__}: {value}".split())
             self._bye = ring_pb2.Bye(reason=ring_pb2.BYE_REASON_FAILED, message=in_one_line[:1000])
             previous(kind, value, trace)
-            if isinstance(value, ElastaneError) and value.exit_code != EXIT_SCRIPT_RAISED:
-                # The interpreter takes the exit code from here: the agent must not start it again.
-                raise SystemExit(value.exit_code)
 
         sys.excepthook = excepthook
         atexit.register(self._at_exit)

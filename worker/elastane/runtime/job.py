@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import structlog
 import torch
+from torch.utils.data import DataLoader
 
 from elastane import determinism
 from elastane.errors import ElastaneError, StepError
@@ -16,7 +19,13 @@ from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment, read_environment
+from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
+
+if TYPE_CHECKING:
+    from elastane.runtime.prepared import Prepared
+
+_log = structlog.get_logger(__name__)
 
 
 class Job(abc.ABC):
@@ -40,6 +49,7 @@ class Job(abc.ABC):
         self._registry = Registry()
         self._trackers = parse_specs(environment.log_to or "")
         self._training = False
+        self._schedules: tuple[list[Any], Lengths] | None = None
         torch.set_num_threads(environment.torch_threads)
         determinism.apply(environment.determinism)
         if self._seed is not None:
@@ -105,6 +115,19 @@ class Job(abc.ABC):
         told = self._environment.progress
         return asked if told is None else told
 
+    def _note_schedules(self, prepared: Prepared, steps_per_epoch: int) -> None:
+        """What `prepare` knows of schedules; how many epochs there are is said later."""
+        with contextlib.suppress(TypeError):  # an IterableDataset without a length
+            lengths = Lengths(before=len(prepared.loader), after=steps_per_epoch, epochs=0)
+            self._schedules = prepared.schedulers, lengths
+
+    def _warn_of_schedules(self, epochs: int) -> None:
+        """Called once a job, by its leader: schedules that were counted before `prepare`."""
+        if self._schedules is not None:
+            schedulers, lengths = self._schedules
+            for text in schedule_warnings(schedulers, dataclasses.replace(lengths, epochs=epochs)):
+                _log.warning(text)
+
     @abc.abstractmethod
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[Any]:
         """Lease the tasks of a dynamic dataset, each worker at its own pace.
@@ -117,6 +140,21 @@ class Job(abc.ABC):
         take long: one that waits for longer than lease_seconds goes to another worker.
         """
 
+    def steps_per_epoch(self, loader: Any, *, accumulation_steps: int = 1) -> int:
+        """Global steps in an epoch of the training loader: what schedules count, `epochs * steps` in all.
+
+        loader: the DataLoader that goes to `prepare`, or what came from there. accumulation_steps: as given
+        to `prepare`. Raises UnsupportedError for a loader that `prepare` would refuse.
+        """
+        from elastane.data.order import orders_of
+
+        batches = (
+            orders_of(loader, self.num_ests, accumulation_steps=1, steps_per_epoch=None).batches
+            if isinstance(loader, DataLoader)
+            else len(loader)
+        )
+        return -(-batches // accumulation_steps)
+
     @contextlib.contextmanager
     def isolated_rng(self) -> Iterator[None]:
         """Random numbers drawn inside leave no trace: for evaluation in the middle of an epoch."""
@@ -128,7 +166,7 @@ class Job(abc.ABC):
             generators.restore(before)
 
 
-def open_job(seed: int | None) -> Job:
+def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
     """The job of the environment's mode (see `elastane.init`)."""
     try:
         environment = read_environment()
@@ -139,7 +177,13 @@ def open_job(seed: int | None) -> Job:
             from elastane.collective import warming
 
             warming.begin()
+            from elastane.runtime import distributed_calls as guard
+            from elastane.runtime import exits
             from elastane.runtime.elastic import ElasticJob
+
+            exits.tell_agent()
+            if not distributed_calls:
+                guard.install()
 
             return ElasticJob(environment, seed)
         if mode == "doctor":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -13,6 +13,18 @@ from torch.utils.data import DataLoader
 
 from elastane.errors import UnsupportedError
 from elastane.state.train_state import Stateful
+
+
+class LateGroupError(UnsupportedError):
+    """The script adds parameters to an optimizer after prepare."""
+
+    code = "ELA362"
+
+
+class UnpreparedScalerError(UnsupportedError):
+    """A GradScaler that was not prepared is used with a prepared optimizer."""
+
+    code = "ELA363"
 
 
 class Prepared:
@@ -36,7 +48,9 @@ class Prepared:
                 hint="prepare takes one model, one training DataLoader and optimizers, in one call",
             )
         self.model, self.loader = models[0], loaders[0]
-        self.scalers = [o for o in objects if isinstance(o, torch.amp.GradScaler)]
+        held = [part for o in objects for part in (o, *_parts(o))]
+        scalers = {id(part): part for part in held if isinstance(part, torch.amp.GradScaler)}
+        self.scalers = list(scalers.values())
         self.averaged = [o for o in modules if isinstance(o, AveragedModel)]
         self.schedulers: list[Any] = []
         self.extras: dict[str, Stateful] = {}
@@ -54,6 +68,13 @@ class Prepared:
                 self.schedulers.append(extra)
             else:
                 self.extras[f"prepared.{place}.{type(extra).__name__}"] = extra
+
+
+def _parts(given: Any) -> list[Any]:
+    """What an object of the script holds: one around a GradScaler, as libraries make them."""
+    if isinstance(given, torch.nn.Module | torch.optim.Optimizer | DataLoader):
+        return []
+    return list(getattr(given, "__dict__", {}).values())
 
 
 def _trained(
@@ -152,6 +173,43 @@ def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
 def intercept_zero_grad(model: torch.nn.Module, calls: StepCalls) -> None:
     """The same for the zero_grad of a wrapper around the prepared model."""
     _in_instance(model, "zero_grad", calls.zero_grad)
+
+
+def refuse_new_groups(prepared: Prepared) -> None:
+    """From now on a group of parameters that is added is refused at its line."""
+
+    def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+        raise LateGroupError(
+            "add_param_group() was called after prepare: a worker that joins later would not have the group",
+            hint="make all groups before prepare, those that are trained later with lr=0 or "
+            "requires_grad_(False) and find_unused_parameters=True",
+        )
+
+    for optimizer in prepared.optimizers:
+        _in_instance(optimizer, "add_param_group", refuse)
+
+
+def refuse_other_scalers(prepared: Prepared) -> None:
+    """From now on a GradScaler that was not prepared is refused where it meets a prepared optimizer."""
+    known = {id(scaler) for scaler in prepared.scalers}
+    optimizers = {id(optimizer) for optimizer in prepared.optimizers}
+
+    def checked(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if id(optimizer) in optimizers and id(self) not in known and self.is_enabled():
+                raise UnpreparedScalerError(
+                    f"a {type(self).__name__} that was not prepared steps the {type(optimizer).__name__}: "
+                    "its scale would change once a turn, by the gradients of one EST",
+                    hint="pass the scaler to prepare, or the object that holds it: job.prepare(..., scaler)",
+                )
+            return original(self, optimizer, *args, **kwargs)
+
+        return method
+
+    kind = torch.amp.GradScaler
+    for name in ("step", "unscale_"):
+        setattr(kind, name, checked(getattr(kind, name)))
 
 
 def check_schedulers(prepared: Prepared) -> None:

@@ -9,21 +9,28 @@ from typing import Any
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.prepared import Prepared
 from elastane.state.train_state import TrainState, fingerprint
+from elastane.verify.hook.elastane_reference import held, script_frames, script_globals, taken
 
 
 def write_elastic_report(
     environment: WorkerEnvironment, state: TrainState, *, step: int, is_leader: bool
 ) -> None:
-    """Write `<report_dir>/elastic-<worker>.json`: sha256 of weights, optimizer and buffers at `step`."""
-    _write(
-        Path(environment.report_dir) / f"elastic-{environment.worker_id}.json",
-        {
-            "worker": environment.worker_id,
-            "leader": is_leader,
-            "step": step,
-            "fingerprint": state.fingerprint(),
-        },
-    )
+    """Write `<report_dir>/elastic-<worker>.json`: sha256 of weights, optimizer and buffers at `step`.
+
+    With ELASTANE_REPORT_STATE the leader's also holds them tensor by tensor, and other modules that the
+    script's variables hold: what `elastane verify --reference` compares.
+    """
+    report = {
+        "worker": environment.worker_id,
+        "leader": is_leader,
+        "step": step,
+        "fingerprint": state.fingerprint(),
+    }
+    if environment.report_state and is_leader:
+        models = [state.model]
+        others = held(models, script_frames(), script_globals())
+        report["taken"] = {**taken(models, state.optimizers), "held": others}
+    _write(Path(environment.report_dir) / f"elastic-{environment.worker_id}.json", report)
 
 
 def write_stock_report(

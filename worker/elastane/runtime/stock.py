@@ -133,6 +133,8 @@ class LocalJob(Job):
             total = min(total, self._environment.steps_max) if self._environment.steps_max else total
             self._progress = ProgressLine(EpochProgress(self._steps_per_epoch, total, count))
         self._training = True
+        if self.is_leader:
+            self._warn_of_schedules(count)
         if self._trackers and self.is_leader:
             self._writers = TrackerProcesses(self._trackers, job=self._environment.job, created=time.time())
             self._writers.lead(True)
@@ -166,6 +168,7 @@ class LocalJob(Job):
         intercept(prepared, self._calls, zeroing=options.accumulation_steps > 1)
         if model is not prepared.model and options.accumulation_steps > 1:
             intercept_zero_grad(model, self._calls)  # the script holds DDP's wrapper
+        self._note_schedules(prepared, self._steps_per_epoch)
         self._registry.freeze()
         return LocalLoader(loader, self, options)
 

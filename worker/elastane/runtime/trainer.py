@@ -14,9 +14,10 @@ Everything here runs in the script's thread; what comes from the master waits in
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import torch
@@ -25,7 +26,7 @@ from elastane.collective.output_watch import OutputWatch
 from elastane.collective.reducer import Reducer
 from elastane.context import EstContext
 from elastane.data.source import BatchSource
-from elastane.errors import StepError, UnsupportedError
+from elastane.errors import LoaderUseError, StepError, UnsupportedError
 from elastane.observe.figures import WorkerFigures
 from elastane.observe.reporting import FigureReport
 from elastane.rng import Generators, Parts
@@ -46,6 +47,7 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 _DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
+_LOOK = "to look at a batch, take it from a DataLoader of its own: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
 """A worker that is sent away lets a file that it writes come to its end for so long."""
 
@@ -152,6 +154,8 @@ class Trainer:
         self.on_close: Callable[[], None] = lambda: None
         self.shows_progress = False
         self._progress: ProgressLine | None = None
+        #: The loader gives an epoch's mini-batches, or was left before their end.
+        self._iterating = False
 
     # ------------------------------------------------------------------ what the job asks
 
@@ -193,7 +197,13 @@ class Trainer:
         if not self._attendance.started:
             raise StepError(
                 "the loader was used before job.epochs",
-                hint="write `for epoch in job.epochs(n):` around the loader loop",
+                hint=f"write `for epoch in job.epochs(n):` around the loader loop; {_LOOK}",
+            )
+        if self._iterating:
+            raise LoaderUseError(
+                f"the loader was asked for a second iterator in epoch {self.epoch}, at step "
+                f"{self.applied_step}, before the first came to its end",
+                hint=f"go through it once in every epoch; {_LOOK}",
             )
         if not self._in_epoch():
             raise StepError(
@@ -203,6 +213,7 @@ class Trainer:
         self._check_frozen()
         script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
+        self._iterating = True
         try:
             self._buffers_shown = False
             self._begin_progress()
@@ -214,6 +225,7 @@ class Trainer:
                         self._progress.reach(self.applied_step, self._last_values)
             if self._progress is not None and self.is_leader:
                 self._progress.end(self._last_values())
+            self._iterating = False
         finally:
             self.turn = None
             self._generators.restore(script_rng)
@@ -298,6 +310,8 @@ class Trainer:
                     self._drop_step()
                     return
                 yield self._begin_batch(turn)
+                if not self._reducer.backward_done:
+                    self._refuse_next(turn)
                 if not turn.last:
                     self._end_batch(turn)
         if turn.applied:
@@ -319,6 +333,17 @@ class Trainer:
                 f"the loop body of step {step} ended without optimizer.step()",
                 hint="call backward() and optimizer.step() once for every mini-batch",
             )
+
+    def _refuse_next(self, turn: Turn) -> NoReturn:
+        """The next mini-batch was asked for too soon. The frames above are ours, then who asks."""
+        asks = sys._getframe(3)
+        raise LoaderUseError(
+            f"{asks.f_code.co_filename}:{asks.f_lineno} asks the loader for the next mini-batch before "
+            f"backward() of the present one, in step {turn.step}",
+            hint="call backward() once for every mini-batch, and let nothing between loader and loop read "
+            "ahead (a prefetcher, list(loader), tee): the DataLoader does, with num_workers, prefetch_factor "
+            "and pin_memory",
+        )
 
     def _begin_batch(self, turn: Turn) -> Any:
         self.turn = turn

@@ -20,7 +20,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_REFUSED, ElastaneError
 
 Chunk = bytes | memoryview
 
@@ -39,11 +39,13 @@ class Folder:
         try:
             self._fs, path = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
-            raise CheckpointError(
+            missing = CheckpointError(
                 f"no storage for the URL {url!r}: {error}",
                 hint="install the fsspec package of its protocol, e.g. s3fs or gcsfs",
                 url=url,
-            ) from error
+            )
+            missing.exit_code = EXIT_REFUSED
+            raise missing from error
         self._root = str(path).rstrip("/") or "/"
         self._local = isinstance(self._fs, LocalFileSystem)
 
@@ -150,9 +152,12 @@ def _translated(url: str, verb: str, name: str = "") -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = f"{url.rstrip('/')}/{name}" if name else url
-        raise CheckpointError(
+        refused = CheckpointError(
             f"cannot {verb} {what}: {error.strerror or error}",
             hint="the storage is full: free space or keep fewer checkpoints" if full else "",
             url=url,
             errno=error.errno,
-        ) from error
+        )
+        if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
+            refused.exit_code = EXIT_REFUSED  # the next worker would meet the same
+        raise refused from error

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
+from elastane.diagnose.findings import Finding, Severity
 from elastane.verify.compare import Difference
+from elastane.verify.original import EventDifference
 
 Kind = Literal[
     "unregistered generator",
@@ -25,7 +28,39 @@ Kind = Literal[
     "untraced",
     "steps",
     "audit",
+    "the script",
+    "the conversion",
+    "held",
 ]
+
+#: Kinds of findings in a script's source that can explain a difference in such a place, the likeliest first.
+_EXPLAINS: Final[dict[str, tuple[str, ...]]] = {
+    "batch": ("loop body", "between epochs", "seeds"),
+    "state": ("seeds", "between epochs", "loop body", "epoch variable"),
+    "state after": ("seeds", "between epochs", "loop body"),
+    "value": ("loop variable", "module state", "epoch variable", "loop body", "after the step"),
+    "gradient": ("loop variable", "module state", "epoch variable", "loop body", "after the step"),
+    "weights": ("after the step", "loop variable", "epoch variable", "loop body", "setup"),
+    "optimizer": ("loop variable", "epoch variable", "setup", "after the step"),
+    "buffers": ("after the step", "module state", "loop body"),
+    "extras": ("after the step", "setup", "epoch variable"),
+    "initial weights": ("seeds",),
+}
+#: Causes that stand for "something in the script": a line of it that is known to do so says more.
+_GENERAL: Final = (
+    "hidden state",
+    "kernel",
+    "random numbers",
+    "data pipeline",
+    "buffers",
+    "extras",
+    "optimizer",
+    "reduction",
+    "after the last step",
+    "seeds",
+)
+#: Kinds whose notes are worth a word when something did differ.
+_TELLING: Final = ("seeds", "between epochs", "loop body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +73,159 @@ class Cause:
     ours: bool = False
 
 
-def likely_cause(difference: Difference | None, *, by_itself: bool = False) -> Cause:
+def likely_cause(
+    difference: Difference | None, *, by_itself: bool = False, findings: Sequence[Finding] = ()
+) -> Cause:
     """What probably made the difference.
 
     difference: None when nothing traced differs although the results do. by_itself: two runs of the
-    reference differ, so Elastane had no part in it.
+    reference differ, so Elastane had no part in it. findings: of the script's source; one that can explain
+    the place goes before what can be said in general, and before Elastane's own fault.
     """
+    cause = _of_difference(difference, by_itself)
+    if by_itself or cause.kind not in _GENERAL:
+        return cause
+    found = in_source(difference.what if difference is not None else "", findings)
+    return found if found is not None else cause
+
+
+def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
+    """The finding that can explain a difference in `what`, the likeliest first; None if there is none."""
+    kinds = _EXPLAINS.get(what, tuple(kind for kinds in _EXPLAINS.values() for kind in kinds))
+    decisive = [f for f in findings if f.severity in (Severity.REFUSED, Severity.DIFFERS)]
+    notes = [f for f in findings if f.severity is Severity.NOTE and f.kind in _TELLING]
+    for group in (decisive, notes):
+        fitting = sorted((f for f in group if f.kind in kinds), key=lambda f: kinds.index(f.kind))
+        if fitting:
+            return _in_script(fitting[0])
+    return _in_script(decisive[0]) if decisive else None
+
+
+def _in_script(finding: Finding) -> Cause:
+    return Cause("the script", f"{finding.where}: {finding.what}", finding.todo)
+
+
+def conversion_cause(
+    difference: EventDifference | None, findings: Sequence[Finding] = (), unlike: Sequence[str] = ()
+) -> Cause:
+    """The converted script is not the original: both were run under stock DDP, and part.
+
+    difference: the first event in which they do; None when the events are equal and the ends are not.
+    unlike: facts of the two environments that differ.
+    """
+    if unlike:
+        return Cause(
+            "environment",
+            f"the processes are not alike: {'; '.join(unlike)}",
+            "run the reference with the torch that Elastane runs with, and leave threads and kernels alone",
+        )
+    what = difference.what if difference is not None else ""
+    place = {"mini-batch": "batch", "random numbers": "state", "settings": "optimizer", "loss": "value"}
+    found = in_source(place.get(what, what), findings) if what in place else None
+    if found is not None:
+        return found
+    text, hint = _CONVERSION.get(what, _CONVERSION[""])
+    said = f"the converted script is not the original, also without any churn: {text}"
+    return Cause("the conversion", said, hint)
+
+
+_CONVERSION: Final = {
+    "initial weights": (
+        "the models start from other weights",
+        "seed both alike before the model is built: elastane.init(seed=S) where the original has "
+        "manual_seed(S)",
+    ),
+    "mini-batch": (
+        "a rank's mini-batch is another one",
+        "give both the same dataset, batch size and sampler: DistributedSampler with the original's seed, "
+        "set_epoch called for each epoch in both or in neither (Elastane calls it), shuffle and drop_last "
+        "alike",
+    ),
+    "random numbers": (
+        "the generators of a rank stand otherwise as forward begins",
+        "seed as the original does: elastane.init(seed=S) starts rank r from S + r; for one seed on all "
+        "ranks call "
+        "torch.manual_seed(S) before prepare and elastane.init() without a seed",
+    ),
+    "loss": (
+        "equal weights, mini-batches and random numbers give another loss",
+        "compare forward, loss and autocast of the two scripts",
+    ),
+    "settings": (
+        "the optimizer's settings differ",
+        "compare learning rate and schedule; a schedule built from len(loader) before prepare counts the "
+        "whole "
+        "dataset, one built after it a rank's part",
+    ),
+    "weights": (
+        "equal losses lead to other weights",
+        "compare what happens between backward() and the next forward: clipping, accumulation, the "
+        "optimizer, weights that the script writes itself",
+    ),
+    "order": (
+        "they do not do the same things in the same order",
+        "compare the loop bodies: calls of the model, backward(), optimizer.step()",
+    ),
+    "end": ("one of them does more than the other", "compare numbers of epochs and steps"),
+    "": (
+        "all steps are equal, and the ends are not",
+        "compare what follows the last optimizer.step()",
+    ),
+}  # fmt: skip
+
+
+def held_cause(names: Sequence[str], findings: Sequence[Finding] = ()) -> Cause:
+    """What prepare was given is equal, other modules of the script are not."""
+    about = [f for f in findings if f.kind == "after the step" and f.variable in names]
+    if about:
+        return _in_script(about[0])
+    several = ", ".join(names)
+    return Cause(
+        "held",
+        f"what prepare was given is equal; {several}, which the script keeps besides, is not: a copy that "
+        "is no "
+        "part of the job is changed in every turn, and does not reach a worker that joins",
+        f"pass {several} to prepare, and change it only `if job.stepped:`",
+    )
+
+
+def event_in_words(difference: EventDifference) -> str:
+    """ "step 3, rank 1: the mini-batch", with both values where they say something."""
+    things = {
+        "initial weights": f"the weight {difference.name} before the first step",
+        "mini-batch": "the mini-batch",
+        "random numbers": f"the generator of {difference.name} as forward begins",
+        "loss": "the loss",
+        "settings": f"the optimizer's setting {difference.name}",
+        "weights": f"the weight {difference.name} after the step",
+        "order": "what is done next",
+        "end": "the end of one of the two",
+    }
+    values = (
+        f" ({difference.reference} in the reference, {difference.found} here)" if difference.reference else ""
+    )
+    return f"step {difference.step}, rank {difference.rank}: {things[difference.what]}{values}"
+
+
+_POINTER: Final = re.compile(r"^\s*\[(ELA\d{3})\] elastane errors")
+
+
+def refusal_in(text: str) -> tuple[str, str] | None:
+    """(code, reason) of the last error of Elastane's own in a failed run's lines; None if there is none.
+
+    That is the cause: the run was stopped at the line that leaves the contract. Errors that only say that a
+    worker or the connection went away are passed over.
+    """
+    lines = text.splitlines()
+    for place in range(len(lines) - 1, 0, -1):
+        pointer = _POINTER.search(lines[place])
+        if pointer is not None and pointer[1].startswith(("ELA3", "ELA2", "ELA105")):
+            reason = lines[place - 1].strip()
+            return pointer[1], reason.partition(": ")[2] or reason
+    return None
+
+
+def _of_difference(difference: Difference | None, by_itself: bool) -> Cause:
     if difference is None:
         return _nothing_traced(by_itself)
     named = _generator(difference, by_itself)

@@ -30,16 +30,24 @@ _EVENTS_SHOWN = 20
 
 
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
-    """A run of the script did not come to its end; the text holds its last lines."""
+    """A run of the script did not come to its end; the text holds its last lines.
+
+    steps: those it made, of a run that ended well, but before its plan did; None otherwise.
+    """
 
     code = "ELA411"
+
+    def __init__(self, message: str, *, hint: str = "", steps: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.steps = steps
 
 
 @dataclass(frozen=True)
 class ElasticRun:
     """How a script is run elastically. environment: further variables of all workers; timeout in seconds.
 
-    launch: how a worker's process is made, with the arguments of `ChildProcess`.
+    directory: where the workers start; None: here. launch: how a worker's process is made, with the
+    arguments of `ChildProcess`.
     """
 
     script: Sequence[str]
@@ -48,6 +56,7 @@ class ElasticRun:
     environment: Mapping[str, str]
     timeout_seconds: float
     launch: Callable[..., ChildProcess] = ChildProcess
+    directory: Path | None = None
 
     def run(self, folder: Path, plan: ChurnPlan, *, on_step: Callable[[int], None]) -> Outcome:
         """Carry out the plan; returns the result, with everything of the run left in `folder`.
@@ -74,7 +83,14 @@ class ElasticRun:
             for gate in [*gates.values(), *doors.values()]:
                 stack.callback(gate.open)
             cluster = stack.enter_context(
-                local_cluster(folder, settings, self.script, environment=environment, launch=self.launch)
+                local_cluster(
+                    folder,
+                    settings,
+                    self.script,
+                    environment=environment,
+                    directory=self.directory,
+                    launch=self.launch,
+                )
             )
             try:
                 play = _Play(cluster, plan, folder, gates, doors, self.timeout_seconds, on_step)
@@ -184,7 +200,8 @@ class _Play:
                 phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
                 raise RunFailed(
                     f"waited{after} for {what}; the job is {phase} at step {job.step}: {job.reason}\n"
-                    f"{cluster.last_lines()}"
+                    f"{cluster.last_lines()}",
+                    steps=job.step if job.phase == job_pb2.JOB_PHASE_SUCCEEDED else None,
                 )
 
     def _await_exit(self, process: ChildProcess) -> None:

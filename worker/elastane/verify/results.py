@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final
 
 from elastane.audit import AuditResult, audit
 from elastane.errors import ElastaneError
@@ -18,6 +19,9 @@ from elastane_proto.v1 import shard_pb2
 
 #: (step, virtual rank, name of the value) -> float.hex() of it.
 Values = dict[tuple[int, int, str], str]
+Described = Sequence[Any]  # [digest, dtype, shape] of a tensor
+#: In the place of the digest of a part that has nothing in it.
+NOTHING: Final = "(none)"
 
 
 class ResultError(ElastaneError):
@@ -27,13 +31,37 @@ class ResultError(ElastaneError):
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A run's end, tensor by tensor, as `hook.elastane_reference.taken` gives it.
+
+    models: for each "weights" and "buffers" by name. optimizers: what they train, and their entries. held:
+    modules that the script's variables hold besides.
+    """
+
+    steps: int
+    models: Sequence[Mapping[str, Mapping[str, Described]]]
+    optimizers: Sequence[Mapping[str, Any]]
+    held: Mapping[str, Mapping[str, Described]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(report: Mapping[str, Any]) -> Taken:
+        """From a report's JSON."""
+        held = report.get("held") or {}
+        return Taken(int(report["steps"]), report["models"], report["optimizers"], held)
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one run. steps: global steps done; fingerprint: sha256 by part of the state."""
+    """The result of one run. steps: global steps done; fingerprint: sha256 by part of the state.
+
+    taken: tensor by tensor, where that was asked for.
+    """
 
     steps: int
     fingerprint: dict[str, str]
     values: Values
     audit: AuditResult | None = None
+    taken: Taken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +134,9 @@ def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: i
         for entry in history
         for name, value in entry.metrics.items()
     }
-    return Outcome(int(leader["step"]), leader["fingerprint"], values, audit_history(history, ests))
+    steps = int(leader["step"])
+    taken = Taken.of({**leader["taken"], "steps": steps}) if leader.get("taken") else None
+    return Outcome(steps, leader["fingerprint"], values, audit_history(history, ests), taken)
 
 
 def audit_history(history: Sequence[shard_pb2.AuditEntry], ests: int) -> AuditResult:
@@ -126,6 +156,11 @@ def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
     rows.append(Row("logged values", _sha256(reference.values), _sha256(found.values)))
     violations = found.audit.violations if found.audit is not None else ()
     return Comparison(tuple(rows), len(reference.values), violations)
+
+
+def shown(digest: str) -> str:
+    """A part's sha256 as it is shown: that of no bytes at all says that the part has nothing in it."""
+    return NOTHING if digest == hashlib.sha256().hexdigest() else digest
 
 
 def _sha256(values: Values) -> str:

@@ -10,26 +10,65 @@
 
 An elastic run that equals the reference shows that the script repeats itself, so a second reference is
 needed only after a difference. Tracing is left for then, too: it reads every gradient and weight.
+
+The reference is the script itself in the stock mode, or with `original` a command of the user's: the DDP
+script as it was before it was converted. Then there is one more question after a difference:
+
+    the original again, traced ── differs ─▶ not deterministic by itself
+                  │ equal
+    the converted script under stock DDP, traced by the same hook ── differs ─▶ the conversion is the cause
+                  │ equal
+    its steps traced by Elastane, the elastic run's too ─▶ the first difference between these
+
+Every run starts in a folder of its own (`workplace`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import os
 import secrets
+import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import msgspec
 
 from elastane.agent.process import ChildProcess
 from elastane.agent.reference import StockRunError, run_stock_ddp
 from elastane.determinism import DEFAULT_LEVEL, Level
-from elastane.verify.causes import Cause, audit_cause, likely_cause, place_in_words, steps_cause
+from elastane.diagnose.findings import Finding
+from elastane.diagnose.source import examine_script
+from elastane.verify.causes import (
+    Cause,
+    audit_cause,
+    conversion_cause,
+    event_in_words,
+    held_cause,
+    likely_cause,
+    place_in_words,
+    steps_cause,
+)
 from elastane.verify.compare import Difference, first_difference, read_traces
 from elastane.verify.elastic_run import ElasticRun, RunFailed
-from elastane.verify.plan import ChurnPlan, make_plan
-from elastane.verify.results import Comparison, Outcome, compare_outcomes, read_stock
+from elastane.verify.original import EventDifference, compare_taken, first_event_difference, unlike
+from elastane.verify.plan import ChurnPlan, PlanError, make_plan
+from elastane.verify.reference import (
+    HOOK,
+    Original,
+    OriginalRanksError,
+    OtherArchitectureError,
+    OtherStepsError,
+    hook_variables,
+    read_reports,
+    run_original,
+)
+from elastane.verify.results import Comparison, Outcome, Taken, compare_outcomes, read_stock, shown
+from elastane.verify.workplace import Workplace, absolute_command, workplace
 
 TRACE_VARIABLE: Final = "ELASTANE_TRACE_DIR"
 STEPS_VARIABLE: Final = "ELASTANE_STEPS_MAX"
@@ -58,7 +97,11 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Everything found. search: what was compared to find the difference, in words."""
+    """Everything found. search: what was compared to find the difference, in words.
+
+    event: where the converted script parts from the original. findings: in the script's source, by line.
+    original: whether the reference was the user's own command.
+    """
 
     verdict: Verdict
     seed: str
@@ -71,6 +114,9 @@ class VerifyResult:
     cause: Cause | None = None
     search: str = ""
     fingerprint: dict[str, str] = field(default_factory=dict)
+    event: EventDifference | None = None
+    findings: tuple[Finding, ...] = ()
+    original: bool = False
 
     @property
     def equal(self) -> bool:
@@ -88,7 +134,8 @@ class VerifyResult:
             "ests": self.ests,
             "steps": self.steps,
             "values_compared": self.values,
-            "sha256": self.fingerprint,
+            "sha256": {name: shown(digest) for name, digest in self.fingerprint.items()},
+            "reference": "original" if self.original else "stock mode",
             "reference_seconds": round(self.reference_seconds, 2),
             "runs": [
                 {
@@ -103,7 +150,7 @@ class VerifyResult:
                 for run in self.runs
             ],
             "difference": self.difference.as_json() if self.difference is not None else None,
-            "where": place_in_words(self.difference) if self.difference is not None else None,
+            "where": self.where,
             "cause": (
                 {
                     "kind": self.cause.kind,
@@ -115,7 +162,15 @@ class VerifyResult:
                 else None
             ),
             "search": self.search,
+            "findings": msgspec.to_builtins(self.findings),
         }
+
+    @property
+    def where(self) -> str | None:
+        """The place of the first difference in words."""
+        if self.event is not None:
+            return event_in_words(self.event)
+        return place_in_words(self.difference) if self.difference is not None else None
 
 
 class Watcher:
@@ -133,15 +188,27 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
+    """One run of it. trace: of Elastane's own steps; original: the user's command's."""
+
     outcome: Outcome
-    trace: Path | None
+    trace: Path | None = None
+    original: Original | None = None
+
+
+class _Found(NamedTuple):
+    verdict: Verdict
+    difference: Difference | None
+    cause: Cause
+    search: str
+    event: EventDifference | None = None
 
 
 def run_verify(
     folder: Path,
     script: Sequence[str],
     *,
-    ests: int,
+    ests: int | None = None,
+    original: Sequence[str] = (),
     runs: int = 1,
     kills: int = 1,
     paths: Sequence[Sequence[int]] = (),
@@ -157,16 +224,29 @@ def run_verify(
 ) -> VerifyResult:
     """Run `script` (without the interpreter) under stock DDP and under churn in `folder`, and compare.
 
-    runs: elastic runs, each with churn of its own; paths: their numbers of workers in turn, else drawn.
-    kills: workers killed in each. steps: stop both sides after so many global steps. seed: of the churn;
-    printed by the caller, for another run with the same one. trace: trace every run, not only after a
-    difference. timeout_seconds: for each run. launch: how processes are made.
-    Raises RunFailed when either side cannot be run, PlanError when no such churn fits.
+    original: the user's own DDP command to compare with (`reference.parse_reference`); empty: the script
+    in the stock mode. ests: N; None with `original`: its number of ranks. runs: elastic runs, each with
+    churn of its own; paths: their numbers of workers in turn, else drawn. kills: workers killed in each.
+    steps: stop both sides after so many global steps. seed: of the churn; printed by the caller, for another
+    run with the same one. trace: trace every run, not only after a difference. timeout_seconds: for each run.
+    launch: how processes are made.
+    Raises RunFailed when either side cannot be run, PlanError when no such churn fits, OriginalError when
+    the original cannot be compared with.
     """
+    if steps and original:
+        raise PlanError(
+            "the reference is run untouched, to its end", hint="leave --steps out; give both fewer epochs"
+        )
+    if ests is None and not original:
+        raise PlanError("the number of logical workers is missing", hint="give --ests N")
+    origin = Path.cwd()
     proof = Proof(
         folder=folder.absolute(),
-        script=script,
-        ests=ests,
+        script=absolute_command(script, origin),
+        original=absolute_command(original, origin),
+        origin=origin,
+        findings=tuple(examine_script(script)),
+        asked_ests=ests,
         kills=kills,
         seed=str(secrets.randbelow(2**32) if seed is None else seed),
         determinism=determinism,
@@ -186,7 +266,10 @@ class Proof:
 
     folder: Path
     script: Sequence[str]
-    ests: int
+    original: Sequence[str]
+    origin: Path
+    findings: tuple[Finding, ...]
+    asked_ests: int | None
     kills: int
     seed: str
     determinism: Level
@@ -202,10 +285,11 @@ class Proof:
         reference = self._reference("reference", traced=self.trace)
         reference_seconds = time.monotonic() - started
         outcome = reference.outcome
+        ests = self._ests(reference)
         plans = [
             make_plan(
                 f"{self.seed}/{number}",
-                ests=self.ests,
+                ests=ests,
                 steps=outcome.steps,
                 kills=self.kills,
                 path=paths[number % len(paths)] if paths else None,
@@ -213,70 +297,203 @@ class Proof:
             for number in range(runs)
         ]
         done: list[RunResult] = []
-        verdict, difference, cause, search = Verdict.EQUAL, None, None, ""
+        found: _Found | None = None
+        fingerprint = outcome.fingerprint
         for number, plan in enumerate(plans, 1):
             started = time.monotonic()
-            found = self._elastic(f"run-{number}", plan, traced=self.trace)
-            comparison = compare_outcomes(outcome, found)
+            elastic = self._elastic(f"run-{number}", plan, traced=self.trace)
+            comparison = self._compare(outcome, elastic)
+            fingerprint = fingerprint or elastic.fingerprint
             done.append(RunResult(plan, comparison, time.monotonic() - started))
             if not comparison.equal:
-                verdict, difference, cause, search = self._search(reference, number, plan, comparison)
+                search = self._search_original if reference.original is not None else self._search
+                found = search(reference, number, plan, comparison)
                 break
         return VerifyResult(
-            verdict,
+            found.verdict if found is not None else Verdict.EQUAL,
             self.seed,
-            self.ests,
+            ests,
             outcome.steps,
             len(outcome.values),
             reference_seconds,
             tuple(done),
-            difference,
-            cause,
-            search,
-            outcome.fingerprint,
+            found.difference if found is not None else None,
+            found.cause if found is not None else None,
+            found.search if found is not None else "",
+            fingerprint,
+            found.event if found is not None else None,
+            self.findings,
+            bool(self.original),
         )
 
-    def _search(
-        self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison
-    ) -> tuple[Verdict, Difference | None, Cause, str]:
+    def _ests(self, reference: _Reference) -> int:
+        """N: as asked, or as many as the original has ranks."""
+        ranks = reference.original.ranks if reference.original is not None else self.asked_ests
+        assert ranks is not None
+        if self.asked_ests not in (None, ranks):
+            raise OriginalRanksError(
+                f"the reference ran with {ranks} ranks, --ests is {self.asked_ests}",
+                hint=f"give --ests {ranks}, or --nproc-per-node {self.asked_ests}: N decides the result",
+            )
+        return ranks
+
+    def _compare(self, reference: Outcome, found: Outcome) -> Comparison:
+        """Raises OtherArchitectureError and OtherStepsError where there is nothing to compare bit for bit."""
+        if reference.taken is None:
+            return compare_outcomes(reference, found)
+        assert found.taken is not None
+        words = unlike(reference.taken, found.taken)
+        if words:
+            raise OtherArchitectureError(
+                f"the converted script trains another model than the reference: {words}",
+                hint="give both the same arguments",
+            )
+        if reference.steps != found.steps:
+            raise _other_steps(reference.steps, found.steps)
+        violations = found.audit.violations if found.audit is not None else ()
+        return Comparison(compare_taken(reference.taken, found.taken), 0, violations)
+
+    def _search(self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison) -> _Found:
         """Run `number` differs from the reference: whose fault, and where does it begin?"""
         if comparison.differing == ["audit"]:
-            return Verdict.DIFFERS, None, audit_cause(comparison.violations), f"the audit of run {number}"
-        again = self._reference("reference-again", traced=True)
+            cause = audit_cause(comparison.violations)
+            return _Found(Verdict.DIFFERS, None, cause, f"the audit of run {number}")
+        again = self._stock("reference-again", plan.ests, traced=True)
         assert again.trace is not None
         if not compare_outcomes(reference.outcome, again.outcome).equal:
-            first = reference.trace or self._reference("reference-third", traced=True).trace
+            first = reference.trace or self._stock("reference-third", plan.ests, traced=True).trace
             assert first is not None
             difference = first_difference(read_traces(first), read_traces(again.trace))
             cause = likely_cause(difference, by_itself=True)
-            return Verdict.NOT_DETERMINISTIC, difference, cause, "two runs of the reference"
+            return _Found(Verdict.NOT_DETERMINISTIC, difference, cause, "two runs of the reference")
+        return self._between_modes(again.trace, number, plan, comparison, "the reference")
+
+    def _search_original(
+        self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison
+    ) -> _Found:
+        """Run `number` differs from the user's own script: is that repeatable, is it converted rightly?"""
+        first = reference.original
+        assert first is not None
+        if comparison.differing == ["audit"]:
+            cause = audit_cause(comparison.violations)
+            return _Found(Verdict.DIFFERS, None, cause, f"the audit of run {number}")
+        again = self._original("reference-again", traced=True)
+        if not _same_end(first.taken, again.taken):
+            third = first if self.trace else self._original("reference-third", traced=True)
+            event = first_event_difference(third.events, again.events)
+            cause = likely_cause(None, by_itself=True)
+            return _Found(Verdict.NOT_DETERMINISTIC, None, cause, "two runs of the reference", event)
+        converted = self._converted(plan.ests)
+        if converted is not None and not _same_end(again.taken, converted.taken):
+            event = first_event_difference(again.events, converted.events)
+            parts = [row for row in compare_taken(again.taken, converted.taken) if not row.equal]
+            held = [row.name for row in parts if row.name in again.taken.held]
+            cause = conversion_cause(event, self.findings, again.unlike(converted))
+            if event is None and held and len(held) == len(parts):
+                cause = held_cause(held, self.findings)
+            search = "the reference and the converted script, both under stock DDP"
+            return _Found(Verdict.DIFFERS, None, cause, search, event)
+        held = [name for name in comparison.differing if name in again.taken.held]
+        if held and len(held) == len(comparison.differing):
+            cause = held_cause(held, self.findings)
+            return _Found(Verdict.DIFFERS, None, cause, f"the reference and run {number}")
+        stock = self._stock("converted-traced", plan.ests, traced=True)
+        assert stock.trace is not None
+        return self._between_modes(
+            stock.trace, number, plan, comparison, "the converted script under stock DDP"
+        )
+
+    def _between_modes(
+        self, stock: Path, number: int, plan: ChurnPlan, comparison: Comparison, named: str
+    ) -> _Found:
+        """Where run `number` parts from the traced stock run of the same script."""
         name = f"run-{number}"
         if not self.trace:
             name = f"run-{number}-traced"
             self._elastic(name, plan, traced=True)
-        difference = first_difference(read_traces(again.trace), read_traces(self.folder / name / "trace"))
-        cause = likely_cause(difference)
+        difference = first_difference(read_traces(stock), read_traces(self.folder / name / "trace"))
+        cause = likely_cause(difference, findings=self.findings)
         if difference is None and "steps" in comparison.differing:
             row = comparison.rows[0]
             cause = steps_cause(row.reference, row.found)
-        return Verdict.DIFFERS, difference, cause, f"the reference and run {number}"
+        return _Found(Verdict.DIFFERS, difference, cause, f"{named} and run {number}")
 
     def _reference(self, name: str, *, traced: bool) -> _Reference:
-        self.watcher.stage(f"stock DDP with {self.ests} processes{' (traced)' if traced else ''}")
+        if not self.original:
+            assert self.asked_ests is not None
+            return self._stock(name, self.asked_ests, traced=traced)
+        original = self._original(name, traced=traced)
+        return _Reference(Outcome(original.taken.steps, {}, {}, taken=original.taken), original=original)
+
+    def _stock(self, name: str, ests: int, *, traced: bool) -> _Reference:
+        """The script in the stock mode."""
+        self.watcher.stage(f"stock DDP with {ests} processes{' (traced)' if traced else ''}")
         folder = self.folder / name
-        environment = self._environment(folder, traced=traced) | {"ELASTANE_MODE": "ddp"}
+        with self._workplace(folder) as place:
+            environment = self._environment(folder, place, traced=traced) | {"ELASTANE_MODE": "ddp"}
+            reports = self._run_stock(folder, ests, environment, place, self.launch)
+        return _Reference(read_stock(reports, ests), folder / "trace" if traced else None)
+
+    def _original(self, name: str, *, traced: bool) -> Original:
+        """The user's own command."""
+        self.watcher.stage(f"the reference{' again (traced)' if traced else ''}: {shlex.join(self.original)}")
+        folder = self.folder / name
+        with self._workplace(folder) as place:
+            return run_original(
+                folder,
+                self.original,
+                directory=place.directory,
+                environment={**self.environment, **place.environment},
+                determinism=self.determinism,
+                threads=self.threads,
+                traced=traced,
+                timeout_seconds=self.timeout_seconds,
+            )
+
+    def _converted(self, ests: int) -> Original | None:
+        """The converted script under stock DDP, listened to as the original was; None where that fails."""
+        self.watcher.stage(f"the converted script under stock DDP with {ests} processes (traced)")
+        folder = self.folder / "converted"
+        reports = folder / "taken"
+        reports.mkdir(parents=True)
+        with self._workplace(folder) as place:
+            environment = self._environment(folder, place, traced=False) | {"ELASTANE_MODE": "ddp"}
+            environment |= hook_variables(
+                reports, determinism=self.determinism, threads=self.threads, traced=True
+            )
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(HOOK), os.environ.get("PYTHONPATH", "")])
+            )
+            try:
+                self._run_stock(folder, ests, environment, place, ChildProcess)
+            except RunFailed as error:
+                self.watcher.note(f"  it cannot be run so: {str(error.args[0]).splitlines()[0]}")
+                return None
+        found = read_reports(reports)
+        if 0 not in found:
+            return None
+        return Original.of(found)
+
+    def _run_stock(
+        self,
+        folder: Path,
+        ests: int,
+        environment: Mapping[str, str],
+        place: Workplace,
+        launch: Callable[..., ChildProcess],
+    ) -> Path:
         try:
-            reports = run_stock_ddp(
+            return run_stock_ddp(
                 folder,
                 self.script,
-                processes=self.ests,
+                processes=ests,
                 environment=environment,
                 timeout_seconds=self.timeout_seconds,
-                launch=self.launch,
+                directory=place.directory,
+                launch=launch,
             )
         except StockRunError as error:
             raise RunFailed(f"the reference failed: {error.args[0]}", hint=error.hint) from error
-        return _Reference(read_stock(reports, self.ests), folder / "trace" if traced else None)
 
     def _elastic(self, name: str, plan: ChurnPlan, *, traced: bool) -> Outcome:
         path = " -> ".join(map(str, plan.path))
@@ -284,20 +501,53 @@ class Proof:
         for line in plan.lines():
             self.watcher.note(f"  {line}")
         folder = self.folder / name
-        elastic = ElasticRun(
-            self.script,
-            self.determinism,
-            self.threads,
-            self._environment(folder, traced=traced),
-            self.timeout_seconds,
-            self.launch,
-        )
-        return elastic.run(folder, plan, on_step=self.watcher.step)
+        with self._workplace(folder) as place:
+            elastic = ElasticRun(
+                self.script,
+                self.determinism,
+                self.threads,
+                self._environment(folder, place, traced=traced),
+                self.timeout_seconds,
+                self.launch,
+                place.directory,
+            )
+            try:
+                return elastic.run(folder, plan, on_step=self.watcher.step)
+            except RunFailed as error:
+                if self.original and error.steps is not None and error.steps != plan.steps:
+                    raise _other_steps(plan.steps, error.steps) from error
+                raise
 
-    def _environment(self, folder: Path, *, traced: bool) -> dict[str, str]:
+    @contextlib.contextmanager
+    def _workplace(self, folder: Path) -> Iterator[Workplace]:
+        """A folder for one run; says when the run wrote where the next one would find it."""
+        with workplace(folder, self.origin) as place:
+            yield place
+            written = place.written_through()
+            if written:
+                several = f" and {len(written) - 1} more" if len(written) > 1 else ""
+                self.watcher.note(
+                    f"  written outside of the run's own folder: {written[0]}{several}; the next run finds it"
+                )
+
+    def _environment(self, folder: Path, place: Workplace, *, traced: bool) -> dict[str, str]:
         return {
             **self.environment,
+            **place.environment,
             "ELASTANE_DETERMINISM": self.determinism.value,
             "ELASTANE_TORCH_THREADS": str(self.threads),
+            "ELASTANE_REPORT_STATE": "1" if self.original else "0",
             TRACE_VARIABLE: str((folder / "trace").absolute()) if traced else "",
         }
+
+
+def _same_end(one: Taken, other: Taken) -> bool:
+    return not unlike(one, other) and all(row.equal for row in compare_taken(one, other))
+
+
+def _other_steps(reference: int, found: int) -> OtherStepsError:
+    return OtherStepsError(
+        f"the reference made {reference} steps, the converted script {found}",
+        hint="give both the same number of epochs, batch size for each rank, drop_last and accumulation; "
+        "of a step that a GradScaler skips the reference counts the scaler's update",
+    )

@@ -1,0 +1,132 @@
+"""`elastane verify --reference`: the untouched DDP script beside the converted one under churn."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elastane.verify.reference import (
+    OriginalError,
+    OriginalRanksError,
+    OtherArchitectureError,
+    OtherStepsError,
+    parse_reference,
+)
+from elastane.verify.run import Verdict, VerifyResult, run_verify
+from integration.forkserver import ForkServers, fork_servers
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ORIGINAL = f"torchrun --nproc-per-node 2 {SCRIPTS / 'original_ddp.py'}"
+CONVERTED = str(SCRIPTS / "converted_ddp.py")
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[ForkServers]:
+    with fork_servers() as started:
+        yield started
+
+
+@pytest.fixture
+def prove(servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data" / "seed.txt").write_text("3")
+    monkeypatch.chdir(folder)
+
+    def run(original: str, *script: str, **options: object) -> VerifyResult:
+        command = parse_reference(original)
+        settings = {"seed": 5, "timeout_seconds": 120.0, "launch": servers.launch, **options}
+        return run_verify(tmp_path / "proof", [CONVERTED, *script], original=command, **settings)
+
+    return run
+
+
+def test_the_converted_script_has_the_bits_of_the_untouched_one(prove, tmp_path: Path) -> None:
+    result = prove(ORIGINAL, runs=1, kills=1)
+    assert result.equal, result.as_json()
+    assert (result.ests, result.steps, result.original) == (2, 10, True)
+    rows = {row.name: row for row in result.runs[0].comparison.rows}
+    # The average is a variable of both scripts, and is compared as such.
+    assert set(rows) == {"steps", "weights", "buffers", "optimizer", "average"}
+    assert result.as_json()["sha256"]["weights"] == result.fingerprint["weights"]
+    # Each run left its snapshot in a folder of its own, none where the proof was started.
+    assert [path.name for path in (tmp_path / "project").iterdir()] == ["data"]
+    found = {path.parent.parent.name for path in (tmp_path / "proof").glob("*/work/snapshot.pt")}
+    assert found == {"reference", "run-1"}
+
+
+def test_another_seed_is_a_fault_of_the_conversion(prove) -> None:
+    result = prove(ORIGINAL, "--fault", "seed")
+    assert result.verdict is Verdict.DIFFERS
+    assert result.event is not None and result.event.what == "initial weights"
+    assert result.cause is not None and result.cause.kind == "the conversion" and not result.cause.ours
+    assert str(result.where).startswith("step 0, rank 0: the weight 0.weight before the first step")
+
+
+def test_an_average_that_prepare_does_not_know_is_compared_and_named(prove) -> None:
+    result = prove(ORIGINAL, "--fault", "average")
+    assert result.runs[0].comparison.differing == ["average"]
+    assert result.cause is not None and result.cause.kind == "held"
+    assert "pass average to prepare" in result.cause.hint
+
+
+@pytest.mark.parametrize(
+    ("original", "script", "options", "error", "code", "words"),
+    [
+        (
+            f"{ORIGINAL} --width 9",
+            (),
+            {},
+            OtherArchitectureError,
+            9,
+            "0.weight is float32 9x6 in the reference",
+        ),
+        (f"{ORIGINAL} --epochs 3", (), {}, OtherStepsError, 10, "made 15 steps, the converted script 10"),
+        (ORIGINAL, (), {"ests": 3}, OriginalRanksError, 8, "2 ranks, --ests is 3"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    prove,
+    original: str,
+    script: tuple[str, ...],
+    options: dict[str, object],
+    error: type,
+    code: int,
+    words: str,
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        prove(original, *script, **options)
+    assert isinstance(raised.value, OriginalError) and raised.value.exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("reference", "code", "words"),
+    [
+        ("python -c 'raise SystemExit(3)'", 5, "the reference failed (exit code 3)"),
+        # A process in a session of its own, as torchrun's ranks are, must not outlive it.
+        ("bash -c 'setsid sleep 4321 & wait'", 6, "did not end in 2 s"),
+        ("python -c 'import math'", 7, "built no torch.nn.parallel.DistributedDataParallel"),
+        ("python -S -c 'import math'", 7, "never started a Python"),
+        ("no-such-program train.py", 2, "no program 'no-such-program'"),
+    ],
+)
+def test_a_reference_that_gives_nothing_has_an_exit_code_of_its_own(
+    tmp_path: Path, reference: str, code: int, words: str
+) -> None:
+    command = [sys.executable, "-m", "elastane.cli", "verify", "--json", "--timeout", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [*command, "--reference", reference, CONVERTED],
+        env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == code, ran.stderr
+    said = ran.stderr.replace("│", " ") if code == 2 else json.loads(ran.stdout)["message"]
+    assert words in " ".join(said.split())
+    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4321"]]

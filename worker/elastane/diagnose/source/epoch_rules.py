@@ -1,0 +1,130 @@
+"""Rules for the loop over epochs, outside the loop over mini-batches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from elastane.diagnose.findings import Severity
+from elastane.diagnose.source.flow import Flow, carried
+from elastane.diagnose.source.notes import Notes
+from elastane.diagnose.source.reading import Script, exits, name_of
+
+_WORDS = {
+    "settings": "sets {name}",
+    "loss": "decides the loss",
+    "stop": "decides when to stop",
+    "weights": "decides the weights",
+}
+#: Draws whose number depends on what is drawn: rejection.
+_UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss", "choices")
+
+
+def epoch_findings(script: Script, notes: Notes) -> None:
+    """Of all loops over job.epochs in the file."""
+    for loop in script.epoch_loops:
+        told = _variables(script, loop, notes)
+        _breaks(loop, notes, told)
+        _draws(script, loop, notes)
+
+
+def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
+    """Variables that live across epochs and decide; returns lines of those that decide when to stop."""
+    targets = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    known = script.models | script.optimizers | script.loaders | script.jobs | script.kept
+    inside = {
+        name
+        for one in script.loader_loops
+        if any(one.node is node for node in ast.walk(loop))
+        for name in carried(
+            one.node.body, {n.id for n in ast.walk(one.node.target) if isinstance(n, ast.Name)}
+        )
+    }
+    # What the loader loop itself carries has findings of its own there.
+    sources = carried(loop.body, targets) - known - inside
+    own_exits = {leave.lineno for leave in exits(loop.body)}
+    decided: dict[str, list[str]] = {}
+    lines: dict[str, int] = {}
+    stops: set[int] = set()
+    for decision in Flow(loop.body, sources, script.functions).decisions():
+        if decision.kind == "stop":
+            if decision.line not in own_exits:
+                continue
+            stops.add(decision.line)
+        words = _WORDS[decision.kind].format(name=decision.name)
+        if words not in decided.setdefault(decision.variable, []):
+            decided[decision.variable].append(words)
+        lines.setdefault(decision.variable, decision.line)
+    for name, found in decided.items():
+        notes.add(
+            Severity.DIFFERS,
+            "epoch variable",
+            lines[name],
+            f"{name} lives across epochs and {' and '.join(found)}: a worker that joins later does not "
+            "have it",
+            f"state = job.carry({name}=...) before the loop, and state.{name} in it: it travels with the "
+            "model",
+            variable=name,
+        )
+    return stops
+
+
+def _breaks(loop: ast.For, notes: Notes, told: set[int]) -> None:
+    for leave in exits(loop.body):
+        if leave.lineno not in told and isinstance(leave, ast.Break):
+            notes.add(
+                Severity.NOTE,
+                "break",
+                leave,
+                "a break out of job.epochs: the job ends well when all workers do it in the same epoch",
+                "decide it from what all workers have alike: the evaluated model, and values of "
+                "job.carry(...)",
+            )
+
+
+def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
+    """Random numbers drawn between epochs, where it may not be certain whose they are."""
+    loader_loops = {id(one.node) for one in script.loader_loops}
+    for node in _outside(loop, loader_loops):
+        if (
+            isinstance(node, ast.Call)
+            and not script.in_isolated(node)
+            and not script.under_if(node, "is_leader")
+        ):
+            dotted = script.dotted(node.func)
+            module, _, method = dotted.rpartition(".")
+            if module in ("random", "numpy.random", "np.random") and method in _UNEVEN:
+                notes.add(
+                    Severity.NOTE,
+                    "between epochs",
+                    node,
+                    f"{name_of(node.func)} draws between epochs, as many numbers as it happens to need: "
+                    "where it is "
+                    "not certain which rank they belong to, training is stopped",
+                    "draw inside `with job.isolated_rng():`, or from a generator of your own made from the "
+                    "epoch",
+                )
+    for name, value in script.assigned:
+        if script.is_job_attribute(value, "is_leader") and any(
+            isinstance(node, ast.If)
+            and name in {n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)}
+            for node in ast.walk(loop)
+        ):
+            notes.add(
+                Severity.NOTE,
+                "between epochs",
+                value,
+                f"{name} keeps job.is_leader, which another worker may be later; random numbers drawn "
+                "under it "
+                "cannot be told to be the leader's",
+                "ask job.is_leader where it is needed",
+                variable=name,
+            )
+
+
+def _outside(node: ast.AST, left_out: set[int]) -> Iterator[ast.AST]:
+    """What stands in the loop, without the loops over mini-batches."""
+    for child in ast.iter_child_nodes(node):
+        if id(child) not in left_out:
+            yield child
+            yield from _outside(child, left_out)

@@ -1,0 +1,327 @@
+"""Rules for the loop over mini-batches: what must be the same in every turn of a step, and is not."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from elastane.diagnose.findings import Severity
+from elastane.diagnose.source.flow import Flow, carried
+from elastane.diagnose.source.notes import Notes
+from elastane.diagnose.source.reading import (
+    LoaderLoop,
+    Script,
+    calls_in,
+    exits,
+    last_name,
+    loads,
+    name_of,
+    walk_here,
+)
+
+_COUNTS = (
+    "a worker's loop has a turn for every EST that it hosts, and one that joins begins anew: it is not the "
+    "same "
+    "in all turns of a step"
+)
+
+
+def loop_findings(script: Script, notes: Notes) -> None:
+    """Of all loops over mini-batches in the file."""
+    for loop in script.loader_loops:
+        _variables(script, loop, notes)
+        _breaks(loop, notes)
+        _written_weights(script, loop, notes)
+        _averages(script, loop, notes)
+        _backwards(script, loop, notes)
+        _every_kth(script, loop, notes)
+        _second_forward(script, loop, notes)
+
+
+def _sources(loop: LoaderLoop) -> set[str]:
+    targets = {n.id for n in ast.walk(loop.node.target) if isinstance(n, ast.Name)}
+    return carried(loop.node.body, targets) | loop.indexes
+
+
+def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    """lr from a counter or enumerate, a running mean in the loss."""
+    sources = _sources(loop) - script.models - script.optimizers - script.jobs - script.kept
+    told: set[tuple[str, str]] = set()
+    for decision in Flow(loop.node.body, sources, script.functions).decisions():
+        name = decision.variable
+        if (name, decision.kind) in told:
+            continue
+        told.add((name, decision.kind))
+        counts = "enumerate counts turns" if name in loop.indexes else f"the loop carries {name}"
+        if decision.kind == "settings":
+            counter = "enumerate" if name in loop.indexes else "a counter"
+            notes.add(
+                Severity.REFUSED,
+                "loop variable",
+                decision.line,
+                f"{decision.name} is set from {counter}, {name}: {_COUNTS}",
+                f"compute it from job.step, which counts global steps, in the place of {name}",
+                variable=name,
+            )
+        elif decision.kind == "loss":
+            notes.add(
+                Severity.DIFFERS,
+                "loop variable",
+                decision.line,
+                f"{name} decides the loss, and {counts}: {_COUNTS}",
+                "compute it from job.step if it is a count; a value that is each rank's own belongs into an "
+                f'object with state_dict: job.register("{name}", object) before prepare',
+                variable=name,
+            )
+
+
+def _breaks(loop: LoaderLoop, notes: Notes) -> None:
+    for leave in exits(loop.node.body):
+        word = "break" if isinstance(leave, ast.Break) else "return"
+        notes.add(
+            Severity.REFUSED,
+            "break",
+            leave,
+            f"a {word} in the loader loop: the other ESTs' turns of the step would be missing",
+            "to stop after M steps: job.epochs(n, max_steps=M); for shorter epochs: "
+            "job.prepare(..., steps_per_epoch=K)",
+        )
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def _written_weights(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    given = script.kept
+    for written, at in _writes(script, loop.node.body):
+        if script.under_if(at, "stepped"):
+            continue
+        if written in script.models or (not script.main and written in ("model", "net")):
+            notes.add(
+                Severity.REFUSED,
+                "after the step",
+                at,
+                f"weights of {written} are written in every turn, also in those in which the optimizer "
+                "does not step",
+                "write them after optimizer.step() under `if job.stepped:`",
+                variable=written,
+            )
+        elif written in given:
+            notes.add(
+                Severity.DIFFERS,
+                "after the step",
+                at,
+                f"{written} is changed in every turn, also in those in which the optimizer does not step",
+                "change it under `if job.stepped:`",
+                variable=written,
+            )
+        elif script.main:
+            notes.add(
+                Severity.DIFFERS,
+                "after the step",
+                at,
+                f"{written} is a copy of weights that was not given to prepare: it is changed in every "
+                "turn, and a "
+                "worker that joins has a new one",
+                f"give {written} to job.prepare, and change it under `if job.stepped:`",
+                variable=written,
+            )
+
+
+def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    """`ema.update(model)` of an object that prepare does not know."""
+    if script.preparation is None:
+        return
+    given = script.kept
+    for call in calls_in(loop.node.body):
+        if not isinstance(call.func, ast.Attribute):
+            continue
+        owner, method = name_of(call.func.value), call.func.attr
+        average = method == "update_parameters" or (method == "update" and "ema" in owner.lower())
+        if average and owner and owner not in given and not owner.startswith("self."):
+            notes.add(
+                Severity.DIFFERS,
+                "after the step",
+                call,
+                f"{owner} averages the weights and was not given to prepare: it is updated in every turn, "
+                "and a "
+                "worker that joins has a new one",
+                f"give {owner} to job.prepare"
+                + ("" if method == "update_parameters" else ", and update it under `if job.stepped:`"),
+                variable=owner,
+            )
+
+
+def _writes(script: Script, body: Sequence[ast.AST], depth: int = 1) -> Iterator[tuple[str, ast.AST]]:
+    """(whose, where) of writes to parameters: in-place methods on what a loop over parameters() gives."""
+    for statement in body:
+        for node in walk_here(statement):
+            if isinstance(node, ast.For):
+                yield from _in_parameter_loop(node)
+            elif isinstance(node, ast.Call) and depth:
+                function = script.functions.get(name_of(node.func))
+                if function is not None:
+                    names = [argument.arg for argument in function.args.args]
+                    passed = dict(zip(names, map(name_of, node.args), strict=False))
+                    passed |= {k.arg: name_of(k.value) for k in node.keywords if k.arg}
+                    for whose, _ in _writes(script, function.body, 0):
+                        yield passed.get(whose, whose).removesuffix(".module"), node
+
+
+def _in_parameter_loop(loop: ast.For) -> Iterator[tuple[str, ast.AST]]:
+    owners = _parameter_owners(loop.iter)
+    targets = loop.target.elts if isinstance(loop.target, ast.Tuple | ast.List) else [loop.target]
+    if len(owners) == 1:  # also `for name, p in model.named_parameters()`
+        whose = {name_of(target): owners[0] for target in targets}
+    else:
+        whose = {
+            name_of(part): owner
+            for target, owner in zip(targets, owners, strict=False)
+            for part in (target.elts if isinstance(target, ast.Tuple) else [target])
+        }
+    for statement in loop.body:
+        for node in walk_here(statement):
+            target: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                method = node.func.attr
+                if method.endswith("_") and not method.endswith("__") and method != "requires_grad_":
+                    target = node.func.value
+            elif isinstance(node, ast.AugAssign):
+                target = node.target
+            elif isinstance(node, ast.Assign) and last_name(node.targets[0]) == "data":
+                target = node.targets[0]
+            while isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
+                target = target.func.value  # a.mul_(.9).add_(b)
+            path = name_of(target).split(".")
+            if target is not None and path[0] in whose and "grad" not in path:
+                yield whose[path[0]], node
+                return
+
+
+def _parameter_owners(node: ast.expr) -> list[str]:
+    """Whose parameters an expression goes through: both modules' of zip(a.parameters(), b.parameters())."""
+    if not isinstance(node, ast.Call):
+        return []
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("parameters", "named_parameters"):
+        return [name_of(node.func.value).removesuffix(".module")]
+    if isinstance(node.func, ast.Name) and node.func.id in ("zip", "list", "enumerate", "reversed", "tuple"):
+        return [owner for argument in node.args for owner in _parameter_owners(argument)]
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("values", "items"):
+        inner = node.func.value
+        if isinstance(inner, ast.Call) and last_name(inner.func) == "state_dict":
+            return [name_of(inner.func).removesuffix(".state_dict")]
+    return []
+
+
+# ---------------------------------------------------------------------- the order of calls
+
+
+def _backwards(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    seen = [
+        call
+        for call in calls_in(loop.node.body)
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
+    ]
+    for call in seen[1:]:
+        if not _exclusive(script, seen[0], call):
+            notes.add(
+                Severity.REFUSED,
+                "loop body",
+                call,
+                "a second backward() in a turn: stock DDP would reduce twice",
+                "add the losses and call backward() once; for several mini-batches a step: "
+                "accumulation_steps=k",
+            )
+            return
+    for call in seen[:1]:
+        inner = next((n for n in script.ancestors(call) if isinstance(n, ast.For | ast.While)), None)
+        if inner is not loop.node and inner is not None and script.function_of(call) is loop.function:
+            notes.add(
+                Severity.REFUSED,
+                "loop body",
+                call,
+                "backward() in a loop within the turn: stock DDP would reduce each time",
+                "add the losses and call backward() once",
+            )
+
+
+def _exclusive(script: Script, first: ast.AST, second: ast.AST) -> bool:
+    """Whether no turn does both: they stand in the two branches of an if, or one branch leaves the turn."""
+    chain = {id(node): node for node in script.ancestors(first)}
+    below: ast.AST = second
+    for parent in script.ancestors(second):
+        if id(parent) in chain:
+            if not isinstance(parent, ast.If):
+                return False
+            return (below in parent.body) != any(
+                first is inner for one in parent.body for inner in ast.walk(one)
+            )
+        below = parent
+    return False
+
+
+def _every_kth(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    flow = Flow(loop.node.body, _sources(loop), script.functions)
+    for call in calls_in(loop.node.body):
+        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "step"):
+            continue
+        owner = name_of(call.func.value)
+        scaler = call.args and name_of(call.args[0]) in script.optimizers
+        if owner not in script.optimizers and not scaler:
+            continue
+        for parent in script.ancestors(call):
+            if parent is loop.node:
+                break
+            counted = isinstance(parent, ast.If) and flow.origin(parent.test)
+            modulo = isinstance(parent, ast.If) and _counts_in_k(script, loop, parent.test)
+            if counted and modulo:
+                notes.add(
+                    Severity.REFUSED,
+                    "loop body",
+                    call,
+                    f"{owner}.step() only every k-th turn, counted by {counted}: {_COUNTS}",
+                    "job.prepare(..., accumulation_steps=k) and call backward(), step() and zero_grad() in "
+                    "every "
+                    "turn: Elastane counts",
+                    variable=counted,
+                )
+                return
+
+
+def _counts_in_k(script: Script, loop: LoaderLoop, test: ast.expr) -> bool:
+    """Whether a test, or what it names in the loop, has a modulo in it."""
+    if any(isinstance(n, ast.Mod) for n in ast.walk(test)):
+        return True
+    names = loads(test)
+    return any(
+        isinstance(node, ast.Assign)
+        and names & {name_of(target) for target in node.targets}
+        and any(isinstance(n, ast.Mod) for n in ast.walk(node.value))
+        for statement in loop.node.body
+        for node in walk_here(statement)
+    )
+
+
+def _second_forward(script: Script, loop: LoaderLoop, notes: Notes) -> None:
+    calls = [call for call in calls_in(loop.node.body) if name_of(call.func) in script.models]
+    for call in calls[1:]:
+        if not _exclusive(script, calls[0], call) and _has_buffers(script):
+            notes.add(
+                Severity.NOTE,
+                "loop body",
+                call,
+                f"a second forward of {name_of(call.func)} in a turn, and the model has buffers that forward "
+                "changes: stock DDP hands out rank 0's before each",
+                "one forward of both inputs is cheaper: torch.cat them; `elastane verify` shows whether "
+                "the bits stay",
+            )
+            return
+
+
+def _has_buffers(script: Script) -> bool:
+    words = ("register_buffer", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm2d")
+    return any(
+        last_name(node) in words
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Attribute | ast.Name)
+    )

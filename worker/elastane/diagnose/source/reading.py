@@ -1,0 +1,396 @@
+"""What a script's syntax tree says of its shape: the three lines, its loops, what was prepared.
+
+Nothing is run and nothing is imported. Names are followed as far as they go without guessing much: through
+assignments in a loop body, into functions of the script that are called by their names.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """A call of prepare. given: names of its arguments ("": an expression); returned: their new names."""
+
+    call: ast.Call
+    given: Sequence[str]
+    returned: Sequence[str]
+
+    @property
+    def line(self) -> int:
+        return self.call.lineno
+
+
+@dataclass(frozen=True)
+class LoaderLoop:
+    """A loop over mini-batches: its body calls backward(). indexes: names that count its turns."""
+
+    node: ast.For | ast.AsyncFor
+    function: Function | None
+    indexes: frozenset[str]
+
+
+@dataclass
+class Script:
+    """A parsed file. file: its name, as findings show it."""
+
+    tree: ast.Module
+    file: str = "script"
+    main: bool = True
+    parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        return {n.name: n for n in ast.walk(self.tree) if isinstance(n, Function)}
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """Local name -> what it stands for, dotted."""
+        found: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = (
+                        alias.name if alias.asname else alias.name.partition(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    found[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return found
+
+    @cached_property
+    def jobs(self) -> frozenset[str]:
+        """Names of the job: what elastane.init gave, and parameters called so."""
+        found = {"job"}
+        for name, value in self.assigned:
+            if isinstance(value, ast.Call) and self.dotted(value.func) == "elastane.init":
+                found.add(name)
+        return frozenset(found)
+
+    @cached_property
+    def uses_elastane(self) -> bool:
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return any(self.dotted(call.func) == "elastane.init" for call in calls)
+
+    @cached_property
+    def assigned(self) -> list[tuple[str, ast.expr]]:
+        """(name, value) of every plain assignment to one name, or pairwise to several."""
+        found: list[tuple[str, ast.expr]] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    found += _pairs(target, node.value)
+            elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+                found += _pairs(node.target, node.value)
+        return found
+
+    @cached_property
+    def preparations(self) -> list[Preparation]:
+        """All calls of prepare: of a script that has several, one is reached."""
+        found = []
+        for node in ast.walk(self.tree):
+            if not (isinstance(node, ast.Call) and self.is_job_method(node, "prepare")):
+                continue
+            parent = self.parents.get(node)
+            targets: list[str] = []
+            if isinstance(parent, ast.Assign):
+                first = parent.targets[0]
+                parts = first.elts if isinstance(first, ast.Tuple | ast.List) else [first]
+                targets = [name_of(part) for part in parts]
+            found.append(Preparation(node, [name_of(argument) for argument in node.args], targets))
+        return found
+
+    @property
+    def preparation(self) -> Preparation | None:
+        return self.preparations[0] if self.preparations else None
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """Names of what the job keeps: given to prepare, registered, carried; also by way of a container."""
+        found: set[str] = set()
+        for preparation in self.preparations:
+            found |= {*preparation.given, *preparation.returned}
+            for argument in preparation.call.args:
+                if isinstance(argument, ast.Starred):
+                    found |= self._put_into(argument.value)
+            parent = self.parents.get(preparation.call)
+            if isinstance(parent, ast.Assign):
+                found |= {
+                    n.id for target in parent.targets for n in ast.walk(target) if isinstance(n, ast.Name)
+                }
+        for node in ast.walk(self.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if self.is_job_method(node, "register") and len(node.args) > 1:
+                name = name_of(node.args[1]).partition(".")[0]
+                found.add(name)
+                for loop in self.ancestors(node):
+                    if isinstance(loop, ast.For) and name in {name_of(n) for n in ast.walk(loop.target)}:
+                        found |= self._put_into(loop.iter)
+            parent = self.parents.get(node)
+            if self.is_job_method(node, "carry") and isinstance(parent, ast.Assign):
+                found |= {name_of(target) for target in parent.targets}
+        return frozenset(found - {""})
+
+    def _put_into(self, container: ast.expr) -> set[str]:
+        """Names in an expression, and in what is assigned to them or put into them elsewhere."""
+        found = {n.id for n in ast.walk(container) if isinstance(n, ast.Name)}
+        inner = set()
+        for name, value in self.assigned:
+            if name in found:
+                inner |= {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+        for node in ast.walk(self.tree):
+            changes = isinstance(node, ast.AugAssign) and name_of(node.target) in found
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                changes = name_of(node.func.value) in found and node.func.attr in (
+                    "append",
+                    "extend",
+                    "insert",
+                )
+            if changes:
+                inner |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        return found | inner
+
+    @cached_property
+    def epoch_loops(self) -> list[ast.For]:
+        loops = [node for node in ast.walk(self.tree) if isinstance(node, ast.For)]
+        return [
+            loop
+            for loop in loops
+            if any(isinstance(n, ast.Call) and self.is_job_method(n, "epochs") for n in ast.walk(loop.iter))
+        ]
+
+    @cached_property
+    def loader_loops(self) -> list[LoaderLoop]:
+        """The innermost loops over a loader that do backward(), themselves or by a function they call."""
+        loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For) and n not in self.epoch_loops]
+        trains = [loop for loop in loops if self.does_backward(loop.body) and self._over_loader(loop)]
+        inner = [a for a in trains if not any(a is not b and b in ast.walk(a) for b in trains)]
+        return [LoaderLoop(loop, self.function_of(loop), frozenset(_indexes(loop))) for loop in inner]
+
+    def does_backward(self, body: Sequence[ast.stmt], depth: int = 2) -> bool:
+        for call in calls_in(body):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+                return True
+            function = self.functions.get(name_of(call.func))
+            if depth and function is not None and self.does_backward(function.body, depth - 1):
+                return True
+        return False
+
+    def _over_loader(self, loop: ast.For) -> bool:
+        known = self.loaders
+        for node in ast.walk(loop.iter):
+            name = name_of(node)
+            last = name.rpartition(".")[2].lower()
+            if name in known or any(word in last for word in ("loader", "dataset", "batches", "data_iter")):
+                return True
+        return False
+
+    @cached_property
+    def loaders(self) -> frozenset[str]:
+        """Names of the training loader: what prepare returned in a DataLoader's place."""
+        built = {n for n, v in self.assigned if isinstance(v, ast.Call) and last_name(v.func) == "DataLoader"}
+        found = set()
+        preparation = self.preparation
+        if preparation is not None:
+            for place, new in enumerate(preparation.returned):
+                argument = preparation.call.args[place] if place < len(preparation.call.args) else None
+                inline = isinstance(argument, ast.Call) and last_name(argument.func) == "DataLoader"
+                if new and (inline or name_of(argument) in built or "loader" in new.lower()):
+                    found.add(new)
+        return frozenset(found)
+
+    @cached_property
+    def models(self) -> frozenset[str]:
+        """Names of the trained model, before and after prepare."""
+        preparation = self.preparation
+        if preparation is None:
+            return frozenset()
+        others = self.loaders | self.optimizers | set(self.schedulers)
+        found: set[str] = set()
+        for place, old in enumerate(preparation.given):
+            new = preparation.returned[place] if place < len(preparation.returned) else ""
+            argument = preparation.call.args[place]
+            if not ({old, new} & others) and not found and not _is_call_of(argument, "DataLoader"):
+                found |= {old, new} - {""}
+        return frozenset(found)
+
+    @cached_property
+    def optimizers(self) -> frozenset[str]:
+        """Names whose value is built from torch.optim, or an optimizer by its name."""
+        found = set()
+        preparation = self.preparation
+        pairs = list(self.assigned)
+        for name, value in pairs:
+            if isinstance(value, ast.Call) and _is_optimizer(self.dotted(value.func)):
+                found.add(name)
+        if preparation is not None:
+            for place, old in enumerate(preparation.given):
+                new = preparation.returned[place] if place < len(preparation.returned) else ""
+                if old in found or any(word.startswith("opt") for word in (old, new)):
+                    found |= {old, new} - {""}
+        found |= {
+            argument.arg
+            for function in self.functions.values()
+            for argument in function.args.args
+            if argument.arg in ("optimizer", "opt", "optim")
+        }
+        return frozenset(found)
+
+    @cached_property
+    def schedulers(self) -> dict[str, ast.Call]:
+        """Name -> the call that built it."""
+        return {
+            name: value
+            for name, value in self.assigned
+            if isinstance(value, ast.Call) and is_scheduler(self.dotted(value.func))
+        }
+
+    def dotted(self, node: ast.expr) -> str:
+        """A name with its import resolved: "torch.optim.SGD"."""
+        name = name_of(node)
+        head, _, rest = name.partition(".")
+        full = self.imports.get(head, head)
+        return f"{full}.{rest}" if rest else full
+
+    def is_job_method(self, call: ast.Call, method: str) -> bool:
+        func = call.func
+        return isinstance(func, ast.Attribute) and func.attr == method and name_of(func.value) in self.jobs
+
+    def is_job_attribute(self, node: ast.AST, attribute: str) -> bool:
+        return isinstance(node, ast.Attribute) and node.attr == attribute and name_of(node.value) in self.jobs
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        return next((n for n in self.ancestors(node) if isinstance(n, Function)), None)
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The nodes around it, the nearest first."""
+        parent = self.parents.get(node)
+        while parent is not None:
+            yield parent
+            parent = self.parents.get(parent)
+
+    def under_if(self, node: ast.AST, attribute: str) -> bool:
+        """Whether it stands in a branch of `if job.<attribute>`."""
+        below = node
+        for parent in self.ancestors(node):
+            if (
+                isinstance(parent, ast.If)
+                and below in parent.body
+                and any(self.is_job_attribute(n, attribute) for n in ast.walk(parent.test))
+            ):
+                return True
+            below = parent
+        return False
+
+    def in_isolated(self, node: ast.AST) -> bool:
+        """Whether it stands in `with job.isolated_rng():`, or another context of the job's."""
+        return any(
+            isinstance(parent, ast.With)
+            and any(
+                isinstance(item.context_expr, ast.Call)
+                and isinstance(item.context_expr.func, ast.Attribute)
+                and name_of(item.context_expr.func.value) in self.jobs
+                for item in parent.items
+            )
+            for parent in self.ancestors(node)
+        )
+
+
+def name_of(node: ast.AST | None) -> str:
+    """ "a.b.c" of a name or a chain of attributes; empty for anything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        head = name_of(node.value)
+        return f"{head}.{node.attr}" if head else ""
+    return ""
+
+
+def last_name(node: ast.AST) -> str:
+    return name_of(node).rpartition(".")[2]
+
+
+def loads(node: ast.AST) -> set[str]:
+    """Names that are read in it."""
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def calls_in(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
+    """Calls in the order of the text; bodies of functions and classes defined there are left out."""
+    for node in nodes:
+        for found in walk_here(node):
+            if isinstance(found, ast.Call):
+                yield found
+
+
+def walk_here(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below in order, itself included, without bodies of functions and classes."""
+    yield node
+    if isinstance(node, Function | ast.Lambda | ast.ClassDef):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from walk_here(child)
+
+
+def exits(body: Sequence[ast.stmt]) -> Iterator[ast.Break | ast.Return]:
+    """Statements that leave the loop whose body this is."""
+    for statement in body:
+        if isinstance(statement, ast.Break | ast.Return):
+            yield statement
+        elif isinstance(statement, ast.For | ast.While | ast.AsyncFor):
+            yield from (e for e in exits([*statement.body]) if isinstance(e, ast.Return))
+            yield from exits(statement.orelse)
+        elif isinstance(statement, Function | ast.ClassDef):
+            continue
+        else:
+            for part in ("body", "orelse", "finalbody"):
+                yield from exits(getattr(statement, part, []))
+            for handler in getattr(statement, "handlers", []):
+                yield from exits(handler.body)
+
+
+def is_scheduler(dotted: str) -> bool:
+    return "lr_scheduler." in dotted or dotted.rpartition(".")[2] in (
+        "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "OneCycleLR", "StepLR", "MultiStepLR", "LambdaLR",
+        "LinearLR", "PolynomialLR", "ExponentialLR", "CyclicLR", "SequentialLR", "ReduceLROnPlateau",
+        "get_linear_schedule_with_warmup", "get_cosine_schedule_with_warmup",
+    )  # fmt: skip
+
+
+def _is_optimizer(dotted: str) -> bool:
+    return dotted.startswith("torch.optim.") and "lr_scheduler" not in dotted and "swa_utils" not in dotted
+
+
+def _is_call_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Call) and last_name(node.func) == name
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    if isinstance(target, ast.Name):
+        return [(target.id, value)]
+    if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        return [pair for t, v in zip(target.elts, value.elts, strict=False) for pair in _pairs(t, v)]
+    return []
+
+
+def _indexes(loop: ast.For) -> Iterator[str]:
+    """What counts turns: the first target of `for i, batch in enumerate(loader)`."""
+    if (
+        isinstance(loop.iter, ast.Call)
+        and last_name(loop.iter.func) == "enumerate"
+        and isinstance(loop.target, ast.Tuple)
+        and isinstance(loop.target.elts[0], ast.Name)
+    ):
+        yield loop.target.elts[0].id

@@ -1,0 +1,156 @@
+"""torch.distributed, as the script sees it in a worker: there is no process group of ranks to speak to.
+
+ESTs come and go between processes, so a collective of the script's own cannot be what it is under stock DDP.
+Worse than a call that fails is a question that is answered: `if dist.is_initialized():` would take the branch
+of a single process, and train other bits without a word. So what asks or calls is stopped at its line.
+
+torch itself asks too (optimizers, DataLoader, checkpoints), and keeps the true answer, as Elastane does. A
+package that is installed may ask in order to print once; it gets the true answer, and a warning names it.
+All calls of torch.distributed find their process group by one function: that one says what to write instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any, Final, NoReturn
+
+import structlog
+from torch.distributed import distributed_c10d
+
+from elastane.errors import UnsupportedError
+
+_log = structlog.get_logger(__name__)
+
+_OURS: Final = frozenset({"torch", "elastane", "functools", "contextlib", "typing_extensions"})
+_STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
+_ALLOW: Final = "or elastane.init(..., distributed_calls=True), if the answers of a single process are meant"
+_WHOLE: Final = "the whole model is in every worker: pass it to job.prepare as it is"
+_HINTS: Final = {
+    "is_initialized": f"use job.num_ests, job.rank and job.is_leader; {_ALLOW}",
+    "get_rank": "use job.rank, or job.is_leader for what one worker does",
+    "get_world_size": "use job.num_ests",
+    "get_backend": "leave it out",
+    "init_process_group": "leave it out: elastane.init has joined the job",
+    "destroy_process_group": "leave it out: the job ends with its epochs",
+    "barrier": "leave it out: a step is a barrier; between epochs `if job.is_leader:` needs none",
+    "DistributedDataParallel.__init__": "pass the model to job.prepare, which takes its place",
+    "DistributedSampler.__init__": "pass num_replicas=job.num_ests, rank=0: every EST gets its own rank",
+    "fully_shard": _WHOLE,
+    "FullyShardedDataParallel.__init__": _WHOLE,
+    "init_device_mesh": _WHOLE,
+    "DeviceMesh.__init__": _WHOLE,
+}
+_OTHERWISE: Final = (
+    "gradients are averaged by job.prepare; use job.log for what is only looked at, and evaluate "
+    "`if job.is_leader:`; inside a step there is no value of all ESTs"
+)
+
+
+class DistributedCallError(UnsupportedError):
+    """The script speaks to torch.distributed itself, or asks it where it is."""
+
+    code = "ELA360"
+
+
+#: The last refusal: who goes on after it has caught it.
+_refusal: DistributedCallError | None = None
+
+
+def check() -> None:
+    """Where training begins or goes on: raises the refusal again that the script has caught."""
+    if _refusal is not None:
+        raise _refusal
+
+
+def install() -> None:
+    """From now on, in this process. A second call does nothing."""
+    if hasattr(distributed_c10d._get_default_group, "__wrapped__"):
+        return
+    replaced = {
+        id(original): guard(original)
+        for original, guard in (
+            (distributed_c10d.is_initialized, _asked),
+            (distributed_c10d._get_default_group, _refused),
+            (distributed_c10d.init_process_group, _refused),
+            (distributed_c10d.destroy_process_group, _refused),
+        )
+    }
+    # Modules that took the functions by name, the script's own among them, hold them in their own namespace.
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in replaced and callable(value):
+                setattr(module, name, replaced[id(value)])
+
+
+def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`is_initialized`: who asks decides."""
+    warned: set[str] = set()
+
+    @functools.wraps(original)
+    def is_initialized() -> Any:
+        frame = sys._getframe(1)
+        package = _package(frame)
+        if package in _OURS:
+            return original()
+        if not _is_installed(frame):
+            _refuse("is_initialized", frame)
+        if package not in warned:
+            warned.add(package)
+            _log.warning(
+                f"{_place(frame)} of {package} asks torch.distributed whether it is initialized: no. "
+                "What it does for all ranks together under stock DDP, it does in each worker by itself"
+            )
+        return original()
+
+    return is_initialized
+
+
+def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        called, caller = original.__name__, None
+        for frame in _frames():
+            if _package(frame) not in _OURS:
+                caller = frame
+                break
+            if _package(frame) == "torch" and "<locals>" not in frame.f_code.co_qualname:
+                called = frame.f_code.co_qualname
+        _refuse(called, caller)
+
+    return refused
+
+
+def _frames() -> Iterator[FrameType]:
+    """Of those who called, the nearest first."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _refuse(called: str, caller: FrameType | None) -> NoReturn:
+    global _refusal
+    place = f"{_place(caller)} calls " if caller is not None else ""
+    _refusal = DistributedCallError(
+        f"this script speaks to torch.distributed itself: {place}{called.removesuffix('.__init__')}",
+        hint=_HINTS.get(called, _OTHERWISE),
+        call=called,
+    )
+    raise _refusal
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_installed(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return "site-packages" in path or "dist-packages" in path or path.startswith(_STANDARD_LIBRARY)
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

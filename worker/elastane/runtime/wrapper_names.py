@@ -1,0 +1,79 @@
+"""What scripts ask of DistributedDataParallel, on a model that is not wrapped.
+
+`prepare` returns the script's own model. Scripts written for DDP look behind its wrapper (`model.module`) and
+call the wrapper's methods. `module` is answered: by the model as it was, one that has no `module`, so that
+`while hasattr(model, "module")` comes to its end. What would change how gradients are summed is refused.
+
+Like the wrapper, and unlike an attribute, this is of the prepared model alone: copies and pickles are of the
+script's own class, and state_dict, named_modules and repr do not know of it.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any, Final, NoReturn
+
+import torch
+
+from elastane.errors import UnsupportedError
+
+_REFUSED: Final = {
+    "no_sync": "leave no_sync() out and write job.prepare(..., accumulation_steps=K): "
+    "the loop body stays that of every mini-batch",
+    "register_comm_hook": "gradients travel as DDP sends them without a hook",
+    "join": "leave it out: every EST has as many batches as the others",
+    "_set_static_graph": "write job.prepare(..., static_graph=True)",
+}
+
+
+class WrapperCallError(UnsupportedError):
+    """The script uses a part of DistributedDataParallel that decides how gradients are summed."""
+
+    code = "ELA361"
+
+
+def give_wrapper_names(model: torch.nn.Module) -> None:
+    """`model.module`, and refusals in words; a model that has such a name of its own keeps it."""
+    kind = type(model)
+    if hasattr(model, "module") or isinstance(model, torch.jit.ScriptModule):
+        return
+    inner = object.__new__(kind)
+    inner.__dict__ = model.__dict__  # one and the same state: modes, hooks and parameters are shared
+
+    def reduce(self: Any, protocol: Any) -> Any:
+        plain = object.__new__(kind)
+        plain.__dict__ = self.__dict__
+        made = plain.__reduce_ex__(protocol)
+        if made[0] is copyreg.__newobj__:  # which pickle takes for the class of the present object alone
+            return copyreg._reconstructor, (kind, object, None), *made[2:]  # type: ignore[attr-defined]
+        return made
+
+    names: dict[str, Any] = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+        "__reduce_ex__": reduce,
+        "module": property(lambda self: inner),
+    }
+    for name, hint in _REFUSED.items():
+        if not hasattr(model, name):
+            names[name] = _refusal(name, hint)
+    if not hasattr(model, "require_backward_grad_sync"):
+        names["require_backward_grad_sync"] = property(lambda self: True, _set_sync)
+    model.__class__ = type(kind.__name__, (kind,), names)
+
+
+def _refusal(name: str, hint: str) -> Any:
+    def refused(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise WrapperCallError(
+            f"model.{name}() is DistributedDataParallel's, which a prepared model is not", hint=hint
+        )
+
+    return refused
+
+
+def _set_sync(self: Any, value: bool) -> None:
+    if not value:
+        raise WrapperCallError(
+            "model.require_backward_grad_sync = False is DistributedDataParallel's", hint=_REFUSED["no_sync"]
+        )

@@ -1,0 +1,277 @@
+"""Runs the user's own DDP command, untouched, and reads what the hook took down of it.
+
+The command is run as it stands, but for the environment: PYTHONPATH begins with `verify/hook`, threads and
+libraries are pinned as in our own runs, and torchrun gets a free port where the command names none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.determinism import Level, process_environment
+from elastane.errors import ElastaneError
+from elastane.verify.hook import elastane_reference as hook
+from elastane.verify.original import read_events
+from elastane.verify.results import Taken
+
+HOOK: Final = Path(hook.__file__).parent
+_LINES_SHOWN: Final = 20
+
+
+class OriginalError(ElastaneError):
+    """The user's own DDP script cannot be compared with; exit_code: of `elastane verify`."""
+
+    code = "ELA370"
+    exit_code = 5
+
+
+class OriginalLateError(OriginalError):
+    """It did not end in time."""
+
+    code = "ELA371"
+    exit_code = 6
+
+
+class OriginalEmptyError(OriginalError):
+    """It ended well, and trained nothing with DistributedDataParallel."""
+
+    code = "ELA372"
+    exit_code = 7
+
+
+class OriginalRanksError(OriginalError):
+    """It ran with another number of ranks than --ests says."""
+
+    code = "ELA373"
+    exit_code = 8
+
+
+class OtherArchitectureError(OriginalError):
+    """The converted script trains other parameters."""
+
+    code = "ELA374"
+    exit_code = 9
+
+
+class OtherStepsError(OriginalError):
+    """The converted script makes another number of steps."""
+
+    code = "ELA375"
+    exit_code = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a run of the reference left behind. ranks: N; events: of each rank, where it was traced.
+
+    facts: what decides the bits beside the script, in rank 0.
+    """
+
+    ranks: int
+    taken: Taken
+    events: Mapping[int, Sequence[Mapping[str, Any]]]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(reports: Mapping[int, Mapping[str, Any]]) -> Original:
+        """From the ranks' files; there must be one of rank 0."""
+        events = {rank: report["events"] for rank, report in reports.items()}
+        return Original(len(reports), Taken.of(reports[0]), events, reports[0].get("facts") or {})
+
+    def unlike(self, other: Original) -> list[str]:
+        """Facts in which two runs differ, in words."""
+        return [
+            f"{name} {self.facts[name]} in the reference, {value} here"
+            for name, value in other.facts.items()
+            if name in self.facts and self.facts[name] != value
+        ]
+
+
+def parse_reference(text: str) -> list[str]:
+    """The words of --reference, its program found. Raises OriginalError when it cannot be started."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise OriginalError(f"--reference cannot be read: {error}", hint="quote it as for a shell") from None
+    if not words:
+        raise OriginalError(
+            "--reference is empty", hint='like --reference "torchrun --nproc-per-node 4 train_ddp.py"'
+        )
+    program = shutil.which(words[0], path=_search_path(os.environ))
+    if program is None:
+        raise OriginalError(
+            f"--reference: no program {words[0]!r}",
+            hint=f"it is looked for beside {sys.executable} and in PATH",
+        )
+    return [program, *words[1:]]
+
+
+def run_original(
+    folder: Path,
+    command: Sequence[str],
+    *,
+    directory: Path,
+    environment: Mapping[str, str],
+    determinism: Level,
+    threads: int,
+    traced: bool,
+    timeout_seconds: float,
+) -> Original:
+    """Run the reference in `directory`, its reports and log in `folder`. Raises an OriginalError.
+
+    environment: further variables. No process of it is left running, whatever happens.
+    """
+    reports = folder / "reports"
+    reports.mkdir(parents=True, exist_ok=True)
+    variables = reference_environment(
+        {**os.environ, **environment}, reports, determinism=determinism, threads=threads, traced=traced
+    )
+    log = folder / "reference.log"
+    process = ChildProcess("reference", command, environment=variables, directory=directory, log=log)
+    try:
+        process.start()
+        status = process.wait(timeout_seconds)
+    finally:
+        process.kill_group()
+        _kill_bearers(reports)  # torchrun's ranks lead sessions of their own
+        process.wait()
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return judge(
+        status, lines, read_reports(reports), seen=(reports / "seen").exists(), seconds=timeout_seconds
+    )
+
+
+def reference_environment(
+    inherited: Mapping[str, str], reports: Path, *, determinism: Level, threads: int, traced: bool
+) -> dict[str, str]:
+    """Variables of the reference: the hook before all else, and what decides the bits as in our runs."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith("ELASTANE_")}
+    pinned = process_environment(determinism, threads)
+    pinned.pop("ELASTANE_DETERMINISM")
+    return {
+        **kept,
+        **pinned,
+        "PATH": _search_path(inherited),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), inherited.get("PYTHONPATH", "")])),
+        "PYTHONUNBUFFERED": "1",
+        # Where the command names none: two proofs on one machine would meet at torchrun's 29500.
+        "PET_MASTER_PORT": inherited.get("PET_MASTER_PORT", str(_free_port())),
+        **hook_variables(reports, determinism=determinism, threads=threads, traced=traced),
+    }
+
+
+def hook_variables(reports: Path, *, determinism: Level, threads: int, traced: bool) -> dict[str, str]:
+    """What tells the hook where to write, and what to set that `elastane.init` sets in our own runs."""
+    settings = {"threads": threads, "deterministic": True, "precise": determinism is Level.D2}
+    return {
+        hook.DIRECTORY: str(reports.absolute()),
+        hook.SETTINGS: json.dumps(settings),
+        hook.TRACE: "1" if traced else "",
+    }
+
+
+def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
+    """The ranks' files, by rank; "events" of a traced run among them."""
+    found = {}
+    for path in sorted(folder.glob("rank-*.json")):
+        report = json.loads(path.read_text())
+        trace = folder / f"trace-{report['rank']}.jsonl"
+        report["events"] = read_events(trace.read_text().splitlines()) if trace.exists() else []
+        found[int(report["rank"])] = report
+    return found
+
+
+def judge(
+    status: ExitStatus | None,
+    lines: Sequence[str],
+    reports: Mapping[int, Mapping[str, Any]],
+    *,
+    seen: bool,
+    seconds: float,
+) -> Original:
+    """What the run was. Pure. status: None when it did not end; seen: whether the hook was ever begun."""
+    said = "\n".join(lines[-_LINES_SHOWN:])
+    if status is None:
+        raise OriginalLateError(
+            f"the reference did not end in {seconds:g} s\n{said}",
+            hint="give it more with --timeout; do all its ranks come to their end when you start it by hand?",
+        )
+    complete = bool(reports) and len(reports) == reports[min(reports)]["world"]
+    if status.returncode != 0 and not (complete and _aborted_at_exit(lines)):
+        raise OriginalError(
+            f"the reference failed ({status})\n{said}",
+            hint="it is run in a folder of its own: give paths outside of this one absolutely",
+        )
+    if not seen:
+        raise OriginalEmptyError(
+            "the reference never started a Python that can be listened to",
+            hint="no `python -I`, `-E` or `-S`, no `env -i`; PYTHONPATH must reach its ranks",
+        )
+    if not reports:
+        raise OriginalEmptyError(
+            f"the reference built no torch.nn.parallel.DistributedDataParallel\n{said}",
+            hint="name the script that trains under DDP; FSDP and DeepSpeed are not compared with",
+        )
+    if not complete or 0 not in reports or "models" not in reports[0]:
+        raise OriginalEmptyError(
+            f"the reference ended without a result of {_missing(reports)}\n{said}",
+            hint="a rank must come to its end: not by a signal, nor by a process that replaces it",
+        )
+    steps = sorted({int(report["steps"]) for report in reports.values()})
+    if steps[-1] == 0:
+        raise OriginalEmptyError("no optimizer of the reference made a step", hint="give it more to do")
+    if len(steps) > 1:
+        raise OriginalError(
+            f"the ranks of the reference made {', '.join(map(str, steps))} steps",
+            hint="only what all ranks do alike can be compared with",
+        )
+    return Original.of(reports)
+
+
+def _missing(reports: Mapping[int, Mapping[str, Any]]) -> str:
+    world = reports[min(reports)]["world"]
+    missing = [str(rank) for rank in range(world) if rank not in reports]
+    return f"rank {', '.join(missing)}" if missing else "rank 0"
+
+
+def _aborted_at_exit(lines: Sequence[str]) -> bool:
+    """torch's threads can abort the interpreter's exit; the results were written before."""
+    return any("Signal 6 (SIGABRT)" in line for line in lines)
+
+
+def _search_path(environment: Mapping[str, str]) -> str:
+    """PATH with this Python's own folder first, where its torchrun is."""
+    return os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _kill_bearers(reports: Path) -> None:
+    """SIGKILL whatever still bears this run's folder in its environment."""
+    mark = f"{hook.DIRECTORY}={reports.absolute()}".encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(int(entry.name))
+            try:
+                # Read after the pidfd was opened: the number cannot have gone to another process.
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            finally:
+                os.close(pidfd)

@@ -36,6 +36,9 @@ class NativeScalerWithGradNormCount:
     def state_dict(self):
         return self._scaler.state_dict()
 
+    def load_state_dict(self, state_dict):
+        self._scaler.load_state_dict(state_dict)
+
 
 class MaskedAutoencoder(nn.Module):
     def __init__(self, patch=2, width=16):
@@ -136,9 +139,7 @@ def main():
     optimizer = torch.optim.AdamW(model_without_ddp.parameters(), lr=args.lr, betas=(0.9, 0.95))
     loss_scaler = NativeScalerWithGradNormCount()
 
-    model, optimizer, data_loader_train, _ = job.prepare(
-        model, optimizer, data_loader_train, loss_scaler._scaler
-    )
+    model, optimizer, data_loader_train, _ = job.prepare(model, optimizer, data_loader_train, loss_scaler)
 
     for epoch in job.epochs(args.epochs):
         if epoch == 0:

@@ -36,6 +36,9 @@ class NativeScalerWithGradNormCount:
     def state_dict(self):
         return self._scaler.state_dict()
 
+    def load_state_dict(self, state_dict):
+        self._scaler.load_state_dict(state_dict)
+
 
 class MaskedAutoencoder(nn.Module):
     def __init__(self, patch=2, width=16):

@@ -8,7 +8,6 @@ from collections import defaultdict
 
 import digest
 import torch
-import torch.distributed as dist
 from synthetic import Images
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -20,9 +19,9 @@ import elastane
 class RASampler(Sampler):
     """Repeated augmentation: each sample comes several times, in pictures of different ranks."""
 
-    def __init__(self, dataset, num_replicas=None, rank=None, shuffle=True, seed=0, repetitions=3):
-        self.num_replicas = dist.get_world_size() if num_replicas is None else num_replicas
-        self.rank = dist.get_rank() if rank is None else rank
+    def __init__(self, dataset, num_replicas, rank, shuffle=True, seed=0, repetitions=3):
+        self.num_replicas = num_replicas
+        self.rank = rank
         self.dataset, self.shuffle, self.seed, self.repetitions = dataset, shuffle, seed, repetitions
         self.epoch = 0
         self.num_selected_samples = len(dataset) // self.num_replicas
@@ -49,12 +48,8 @@ class ExponentialMovingAverage(AveragedModel):
         super().__init__(model, avg_fn=ema_avg, use_buffers=True)
 
 
-def is_dist_avail_and_initialized():
-    return dist.is_available() and dist.is_initialized()
-
-
 class MetricLogger:
-    """Sums and counts of figures; of all ranks, where there are ranks."""
+    """Sums and counts of figures."""
 
     def __init__(self):
         self.totals = defaultdict(lambda: [0.0, 0])
@@ -63,15 +58,6 @@ class MetricLogger:
         for name, value in values.items():
             self.totals[name][0] += value * n
             self.totals[name][1] += n
-
-    def synchronize_between_processes(self):
-        if not is_dist_avail_and_initialized():
-            return
-        for name, total in self.totals.items():
-            t = torch.tensor(total, dtype=torch.float64)
-            dist.barrier()
-            dist.all_reduce(t)
-            self.totals[name] = [t[0].item(), int(t[1].item())]
 
     def global_avg(self, name):
         return self.totals[name][0] / max(self.totals[name][1], 1)
@@ -126,7 +112,6 @@ def evaluate(model, criterion, data_loader, log_suffix=""):
             output = model(image)
             acc1 = (output.argmax(1) == target).float().mean().item()
             metric_logger.update(loss=criterion(output, target).item(), acc1=acc1, n=image.shape[0])
-    metric_logger.synchronize_between_processes()
     print(f"Test: {log_suffix} Acc@1 {metric_logger.global_avg('acc1'):.3f}")
     return metric_logger.global_avg("acc1")
 

@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import queue
 import random
 import re
 import signal
@@ -35,10 +36,13 @@ from recipes import strikes
 
 FOLDER = Path(__file__).parents[2] / "examples" / "recipes"
 RUN_SECONDS_MAX = 120.0
+ORIGINAL_SECONDS_MAX = 300.0
+STOP_SECONDS = 10.0
 _DIGEST = re.compile(r"\bdigest ((?:\w+=[0-9a-f]{16} ?)+)$", re.MULTILINE)
 _LINES_SHOWN = 25
 
 Digests = dict[str, str]
+Lines = queue.SimpleQueue[str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +69,80 @@ RECIPES = tuple(Recipe(path.stem.removesuffix("_ddp")) for path in sorted(FOLDER
 
 
 def _code(path: Path) -> list[str]:
-    """The lines behind the docstring that are not blank."""
+    """The lines behind the docstring that are not blank, without their indentation."""
     text = path.read_text()
     docstring = ast.parse(text).body[0]
-    return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
+    return [line.strip() for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a converted script. verdict: "equal", "different: NAMES" or "failed"."""
+
+    recipe: Recipe
+    ests: int
+    verdict: str
+    struck: tuple[str, ...]
+    seconds: float
+    said: str = ""
+
+
+class RecipeError(Exception):
+    """The original did not come to its end; the text holds its last lines."""
+
+
+class Ground:
+    """Where the scripts run. Use `ground`, which cleans up."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], server: ForkServer) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._server = server
+
+    def original(self, recipe: Recipe, ests: int, *, torchrun: bool = False) -> Digests:
+        """What the original ends with under stock DDP.
+
+        torchrun: it is started by torchrun itself, and not in forks that have torchrun's variables.
+        Raises RecipeError.
+        """
+        folder = self._new(f"{recipe.name}-{ests}-original")
+        start = self._torchrun if torchrun else self._ranks
+        lines: Lines = queue.SimpleQueue()  # None: a process has ended
+        said: list[str] = []
+        running = start(folder, recipe.original, ests, lines)
+        left = len(running)
+        deadline = time.monotonic() + ORIGINAL_SECONDS_MAX
+        try:
+            while left:
+                line = lines.get(timeout=max(0.0, deadline - time.monotonic()))
+                left -= line is None
+                said.append(line or "")
+                if (found := _digests(line or "")) is not None:
+                    return found  # what comes now is its end, in which stock DDP at times hangs
+        except queue.Empty:
+            said.append(f"no end after {ORIGINAL_SECONDS_MAX:g} s")
+        finally:
+            for process in running:
+                process.stop(STOP_SECONDS)
+        raise RecipeError(f"{recipe.original.name} on {ests} processes:\n" + "\n".join(said[-_LINES_SHOWN:]))
+
+    def converted(self) -> Path:
+        return FOLDER / f"{self.name}.py"
+
+    def changed_lines(self) -> tuple[int, int]:
+        """Lines taken out of the original and put into the converted script; the docstrings do not count."""
+        diff = list(difflib.ndiff(_code(self.original), _code(self.converted)))
+        return sum(line.startswith("- ") for line in diff), sum(line.startswith("+ ") for line in diff)
+
+
+RECIPES = tuple(Recipe(path.stem.removesuffix("_ddp")) for path in sorted(FOLDER.glob("*_ddp.py")))
+
+
+def _code(path: Path) -> list[str]:
+    """The lines behind the docstring that are not blank, without their indentation."""
+    text = path.read_text()
+    docstring = ast.parse(text).body[0]
+    return [line.strip() for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,53 +215,42 @@ class Ground:
     def _new(self, name: str) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._folder))
 
-    def _torchrun(self, folder: Path, script: Path, ests: int) -> str:
+    def _torchrun(self, folder: Path, script: Path, ests: int, lines: Lines) -> list[ChildProcess]:
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", f"{ests}", str(script)]
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=folder,
-            env=self._environment | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=5 * RUN_SECONDS_MAX,
-        )
-        return done.stdout
+        torchrun = self._child("torchrun", command, folder, {}, lines)
+        torchrun.start()
+        return [torchrun]
 
-    def _ranks(self, folder: Path, script: Path, ests: int) -> str:
+    def _ranks(self, folder: Path, script: Path, ests: int, lines: Lines) -> list[ChildProcess]:
         """In forks, with the variables that torchrun sets."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        ranks = [
-            ChildProcess(
-                f"rank{rank}",
-                [sys.executable, str(script)],
-                environment=self._environment
-                | {
-                    "OMP_NUM_THREADS": "1",
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": f"{port}",
-                    "RANK": f"{rank}",
-                    "LOCAL_RANK": f"{rank}",
-                    "WORLD_SIZE": f"{ests}",
-                    "LOCAL_WORLD_SIZE": f"{ests}",
-                },
-                directory=folder,
-                log=folder / f"rank{rank}.log",
-            )
-            for rank in range(ests)
-        ]
-        try:
-            for rank in ranks:
-                assert start_forked(rank, lambda _: self._server)
-            deadline = time.monotonic() + RUN_SECONDS_MAX
-            for rank in ranks:
-                rank.wait(max(0.0, deadline - time.monotonic()))
-        finally:
-            for rank in ranks:
-                rank.kill_group()
-                rank.wait()
-        return "".join((folder / f"rank{rank}.log").read_text() for rank in range(ests))
+        ranks = []
+        for rank in range(ests):
+            variables = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": f"{port}",
+                "RANK": f"{rank}",
+                "LOCAL_RANK": f"{rank}",
+                "WORLD_SIZE": f"{ests}",
+                "LOCAL_WORLD_SIZE": f"{ests}",
+            }
+            ranks.append(self._child(f"rank{rank}", [str(script)], folder, variables, lines))
+            assert start_forked(ranks[-1], lambda _: self._server)
+        return ranks
+
+    def _child(
+        self, name: str, command: list[str], folder: Path, variables: dict[str, str], lines: Lines
+    ) -> ChildProcess:
+        return ChildProcess(
+            name,
+            [sys.executable, *command],
+            environment=self._environment | variables | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            directory=folder,
+            on_line=lambda _name, _stream, text: lines.put(text),
+            on_exit=lambda _child, _status: lines.put(None),
+            death_signal=signal.SIGTERM,
+        )
 
 
 @contextlib.contextmanager

@@ -126,63 +126,6 @@ class Ground:
                 process.stop(STOP_SECONDS)
         raise RecipeError(f"{recipe.original.name} on {ests} processes:\n" + "\n".join(said[-_LINES_SHOWN:]))
 
-    def converted(self) -> Path:
-        return FOLDER / f"{self.name}.py"
-
-    def changed_lines(self) -> tuple[int, int]:
-        """Lines taken out of the original and put into the converted script; the docstrings do not count."""
-        diff = list(difflib.ndiff(_code(self.original), _code(self.converted)))
-        return sum(line.startswith("- ") for line in diff), sum(line.startswith("+ ") for line in diff)
-
-
-RECIPES = tuple(Recipe(path.stem.removesuffix("_ddp")) for path in sorted(FOLDER.glob("*_ddp.py")))
-
-
-def _code(path: Path) -> list[str]:
-    """The lines behind the docstring that are not blank, without their indentation."""
-    text = path.read_text()
-    docstring = ast.parse(text).body[0]
-    return [line.strip() for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of a converted script. verdict: "equal", "different: NAMES" or "failed"."""
-
-    recipe: Recipe
-    ests: int
-    verdict: str
-    struck: tuple[str, ...]
-    seconds: float
-    said: str = ""
-
-
-class RecipeError(Exception):
-    """The original did not come to its end; the text holds its last lines."""
-
-
-class Ground:
-    """Where the scripts run. Use `ground`, which cleans up."""
-
-    def __init__(self, folder: Path, environment: dict[str, str], server: ForkServer) -> None:
-        self._folder = folder
-        self._environment = environment
-        self._server = server
-
-    def original(self, recipe: Recipe, ests: int, *, torchrun: bool = False) -> Digests:
-        """What the original ends with under stock DDP.
-
-        torchrun: it is started by torchrun itself, and not in forks that have torchrun's variables.
-        Raises RecipeError.
-        """
-        folder = self._new(f"{recipe.name}-{ests}-original")
-        start = self._torchrun if torchrun else self._ranks
-        said = start(folder, recipe.original, ests)
-        found = _digests(said)
-        if found is None:
-            raise RecipeError(f"{recipe.original.name} on {ests} processes:\n{_end(said)}")
-        return found
-
     def converted(self, recipe: Recipe, expected: Digests, ests: int, *, seed: int, kills: int) -> Outcome:
         """The converted script on 1 to `ests` workers, of which `kills` are killed at moments of the seed."""
         began = time.monotonic()

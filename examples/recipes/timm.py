@@ -172,7 +172,7 @@ def main():
             best.metric, best.epoch = ema_eval_metrics["top1"], epoch
     if job.is_leader:
         print(f"*** Best metric: {best.metric} (epoch {best.epoch})")
-        digest.show(model=model, optimizer=optimizer, ema=model_ema, best=best.metric)
+        digest.show(model=model, optimizer=optimizer, ema=model_ema)
 
 
 if __name__ == "__main__":

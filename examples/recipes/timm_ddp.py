@@ -171,7 +171,7 @@ def main():
             best_metric, best_epoch = ema_eval_metrics["top1"], epoch
     if rank == 0:
         print(f"*** Best metric: {best_metric} (epoch {best_epoch})")
-        digest.show(model=model, optimizer=optimizer, ema=model_ema, best=best_metric)
+        digest.show(model=model, optimizer=optimizer, ema=model_ema)
     dist.destroy_process_group()
 
 

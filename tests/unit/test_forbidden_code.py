@@ -41,6 +41,10 @@ ALLOWED = {
         "pickle",
     ): "asks whether something could be pickled; reads nothing",
     ("worker/elastane/data/own_generators.py", "pickle"): "writes, to compare states; reads nothing",
+    (
+        "worker/elastane/runtime/wrapper_names.py",
+        "__reduce_ex__",
+    ): "how the script's own class is written, asked for; reads nothing",
     ("worker/elastane/cli/catalogue.py", "import_module"): "the fixed list COMMANDS above it",
     ("worker/elastane/determinism.py", "import_module"): "a fixed name of NumPy",
 }

@@ -63,6 +63,11 @@ def test_the_error_that_ended_a_child_is_told_with_its_exit() -> None:
     for raised, error, repeats in (
         ("error", "ModuleNotFoundError: No module named 'absent'", True),
         ("ValueError('a: b')", "ValueError: a: b", False),
+        (
+            "__import__('json').JSONDecodeError('x', '', 0)",
+            "json.decoder.JSONDecodeError: x: line 1 column 1 (char 0)",
+            False,
+        ),
     ):
         status = child_of(code % raised).wait(WAIT_SECONDS)
         assert status is not None and (status.returncode, status.error, status.repeats) == (1, error, repeats)

@@ -462,3 +462,13 @@ def test_a_checkpoint_of_a_newer_release_is_neither_passed_over_nor_touched(url:
     assert refused.value.exit_code == EXIT_REFUSED
     assert "upgrade" in refused.value.hint
     assert len(names(url)) == 2
+
+
+def test_a_storage_that_will_refuse_again_ends_the_worker_for_good(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no storage for the URL 'absent://b/c'") as caught:
+        storage.Folder("absent://b/c")
+    assert caught.value.exit_code == EXIT_REFUSED
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write") as caught:
+        storage.Folder(str(tmp_path / "file" / "checkpoints")).write("a", [b"x"])
+    assert caught.value.exit_code == EXIT_REFUSED

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -29,7 +28,6 @@ _LAUNCH = Path(__file__).with_name("launch.py")
 #: How long the output of an ended child is still read: a grandchild outside its group may hold the pipe.
 _DRAIN_SECONDS = 1.0
 _READ_BYTES = 64 * 1024
-_RAISED = re.compile(r"[A-Z]\w*(Error|Exception|Exit|Interrupt)(: .*)?$")
 _CANNOT_RUN = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"})
 
 
@@ -96,7 +94,7 @@ class ChildProcess:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._status: ExitStatus | None = None
-        self._error = ""
+        self._error, self._set_in = "", False
 
     @property
     def pid(self) -> int:
@@ -220,8 +218,11 @@ class ChildProcess:
     def _hand_on(self, stream: Stream, lines: list[str]) -> None:
         assert self._on_line is not None
         for line in lines:
-            if stream == "stderr" and _RAISED.match(line):
-                self._error = line
+            if stream == "stderr":
+                # A traceback is set in; the line behind it says what was raised.
+                if self._set_in and line and not line[0].isspace():
+                    self._error = line
+                self._set_in = line.startswith("  ")
             self._on_line(self.name, stream, line)
 
 

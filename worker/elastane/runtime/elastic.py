@@ -88,7 +88,10 @@ class ElasticJob(Job):
     def stepped(self) -> bool:  # type: ignore[override]
         """Whether the global step has been applied in this turn, here."""
         turn = self._trainer.turn if self._trainer is not None else None
-        return turn is not None and turn.applied
+        if turn is None:
+            return False
+        turn.asked_stepped = True
+        return turn.applied
 
     def prepare(self, *objects: Any, **options: Any) -> Any:
         if self._trainer is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from elastane.errors import StepError
 from elastane.runtime.accumulation import zeroing_counts
 
@@ -22,17 +24,28 @@ class ElasticCalls:
         self._trainer = trainer
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        trainer, optimizer = self._trainer, _optimizer_of(original, args)
+        if trainer.turn is not None and optimizer is not None:
+            trainer.watch.used(trainer.turn, optimizer)
         try:
-            return original(*args, **kwargs) if self._trainer.claim() else None
+            if not trainer.claim():
+                return None
+            result = original(*args, **kwargs)
+            trainer.watch.after_step()
+            return result
         finally:
-            self._trainer.gradients_used()
+            trainer.gradients_used()
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turn = self._trainer.turn
         if turn is None:
             # Between epochs. The state may have come from a worker that has passed here already.
             return None if self._trainer.epoch_is_closed else original(*args, **kwargs)
-        return original(*args, **kwargs) if turn.applied else None
+        if not turn.applied:
+            return None
+        result = original(*args, **kwargs)
+        self._trainer.watch.after_step()
+        return result
 
     def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turn = self._trainer.turn
@@ -49,3 +62,12 @@ class ElasticCalls:
             first=turn.micro == 0, sync=turn.sync, backward_done=self._trainer.backward_done
         )
         return original(*args, **kwargs) if counts else None
+
+
+def _optimizer_of(original: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.optim.Optimizer | None:
+    """Whose step it is: that of the method's owner, or of the optimizer given to `scaler.step`."""
+    owner = getattr(original, "__self__", None)
+    if isinstance(owner, torch.optim.Optimizer):
+        return owner
+    given = arguments[0] if arguments and getattr(original, "__name__", "") == "step" else None
+    return given if isinstance(given, torch.optim.Optimizer) else None

@@ -35,12 +35,14 @@ from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.forward_watch import ForwardWatch
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
 from elastane.runtime.turn import EpochsClosed, Turn
+from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -78,13 +80,7 @@ class Trainer:
         self._generators = Generators(device)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        #: Tensors of the averages and copies that were prepared: they change where the step is applied only.
-        self._shared = [
-            tensor
-            for extra in prepared.extras.values()
-            if isinstance(extra, torch.nn.Module)
-            for tensor in (*extra.parameters(), *extra.buffers())
-        ]
+        self.watch = TurnWatch(prepared, source.registry.objects, environment.ests)
         self._module_buffers = list(model.buffers())
         #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
         self._rank0_buffers: list[torch.Tensor] = []
@@ -101,8 +97,11 @@ class Trainer:
             on_first_gradient=self._first_gradient,
             **options.ddp_arguments(),
         )
+        self._forwards = ForwardWatch(self._module_buffers, self._before_backward)
         if not is_compiled(model):  # a hook would cut its graph; and it has no reentrant checkpoints
             model.register_forward_hook(OutputWatch(self._reducer))
+            if self._num_ests > 1 and self._module_buffers:
+                model.register_forward_pre_hook(self._forwards)
         self._state = TrainState(
             model,
             prepared.optimizers,
@@ -134,7 +133,7 @@ class Trainer:
             initial_contexts(self._generators, self._registry, self._num_ests, seed),
             device if device.type == "cuda" else torch.device("cpu"),
             drop_step=self._drop_step,
-            replaced=self._take_buffers,
+            replaced=self._replaced,
             entered=self._entered,
             figures=self._figures,
         )
@@ -142,7 +141,6 @@ class Trainer:
         #: generators as they find them, which None asks the next one, the contexts after the step are known
         #: when it begins. On a GPU the host is ahead of the device anyway.
         self._reports_late: bool | None = None if device.type == "cpu" else True
-        self._shared_versions: list[int] = []
         self._contexts: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
@@ -211,6 +209,7 @@ class Trainer:
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
         self._check_frozen()
+        self.watch.begin_loop(sys._getframe(1))
         script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
         self._iterating = True
@@ -301,7 +300,7 @@ class Trainer:
         began, replayed = perf_counter(), step < self._begun_until
         self._begun_until = max(self._begun_until, step + 1)
         self._after, self._tasks = {}, []
-        self._shared_versions = [tensor._version for tensor in self._shared]
+        self.watch.begin_step(step)
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
         for slot, rank in enumerate(ranks):
             turn = Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
@@ -312,6 +311,7 @@ class Trainer:
                 yield self._begin_batch(turn)
                 if not self._reducer.backward_done:
                     self._refuse_next(turn)
+                self.watch.end_turn(turn)
                 if not turn.last:
                     self._end_batch(turn)
         if turn.applied:
@@ -356,6 +356,7 @@ class Trainer:
             switch = self._generators.switch if turn.slot else self._generators.exchange
             switch(self._contexts[turn.rank].parts)
             self._registry.exchange(self._contexts[turn.rank].parts)
+            self._forwards.begin()
         asked = perf_counter()
         batch, info = self._source.begin(turn.rank)
         self._figures.data_wait_seconds += perf_counter() - asked
@@ -396,13 +397,6 @@ class Trainer:
 
     def _keep(self, turn: Turn) -> None:
         """What the EST's backward may still have changed: EST 0's buffers."""
-        if self._shared_versions != [tensor._version for tensor in self._shared]:
-            raise StepError(
-                f"an averaged or copied model changed in step {turn.step} before the step was applied",
-                hint="update it after optimizer.step() `if job.stepped:`, and call its eval() "
-                "if the loop runs it forward",
-                virtual_rank=turn.rank,
-            )
         if turn.rank == 0:
             self._reducer.keep_buffers(self._module_buffers)
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
@@ -476,6 +470,7 @@ class Trainer:
                 hint="each turn of the loop is forward, backward, optimizer.step()",
             )
         if not turn.applied:
+            self.watch.before_step(turn)
             asked = perf_counter()
             self._attendance.wait_for(lambda: self._protocol.changing or self._protocol.may_apply(turn.step))
             self._figures.prepared_wait_seconds += perf_counter() - asked
@@ -491,6 +486,10 @@ class Trainer:
     def failed(self) -> bool:
         """Whether the present step's all-reduce was given up."""
         return self._reducer.failure is not None
+
+    def _before_backward(self) -> Turn | None:
+        """The turn that runs, until its backward() is done."""
+        return None if self._reducer.backward_done else self.turn
 
     def gradients_used(self) -> None:
         """An optimizer, or a scaler for it, has had its part of the turn."""
@@ -556,9 +555,15 @@ class Trainer:
         self._restore_buffers()
         self.turn = None
 
+    def _replaced(self) -> None:
+        """Other weights, buffers and hyperparameters are in place of those this worker had."""
+        self._take_buffers()
+        self.watch.replaced()
+
     def _entered(self, contexts: dict[int, EstContext], step: int) -> None:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
         self._contexts = contexts
+        self.watch.look_closely()
         self._source.position(contexts, step)
         self.on_ring(self.is_leader)
 

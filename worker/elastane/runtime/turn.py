@@ -6,7 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastane.data.source import BatchInfo
+from elastane.errors import StepError
 from elastane.rng import Parts
+
+
+class TurnError(StepError):
+    """The turns of one step do not agree: lr set from a counter, weights written outside the step."""
+
+    code = "ELA350"
 
 
 @dataclass
@@ -31,6 +38,9 @@ class Turn:
     states: Parts = field(default_factory=dict)
     #: The contexts of the step are on their way; nothing of the turn can be added any more.
     reported: bool = False
+    #: The body has called optimizer.step(), whatever came of it, and has read job.stepped.
+    optimizer_called: bool = False
+    asked_stepped: bool = False
     #: The optimizer has stepped.
     applied: bool = False
     #: The ring changed: the step will be replayed.

@@ -44,7 +44,7 @@ def give_wrapper_names(model: torch.nn.Module) -> None:
         plain = object.__new__(kind)
         plain.__dict__ = self.__dict__
         made = plain.__reduce_ex__(protocol)
-        if made[0] is copyreg.__newobj__:  # which pickle takes for the class of the present object alone
+        if made[0] is copyreg.__newobj__:  # type: ignore[attr-defined]  # pickle refuses it for another class
             return copyreg._reconstructor, (kind, object, None), *made[2:]  # type: ignore[attr-defined]
         return made
 

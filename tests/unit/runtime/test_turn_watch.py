@@ -1,0 +1,311 @@
+"""What must be the same in all turns of a step: what is found, named, and left alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from elastane.errors import StepError
+from elastane.runtime.carried import AttributeWatch, CarriedValueError
+from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
+from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.turn import Turn, TurnError
+from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
+
+
+class Body:
+    """A worker of `ests` ESTs: runs a loop body for each turn, as the trainer and the prepared calls do."""
+
+    def __init__(self, *extras: object, ests: int = 2, hosted: int | None = None) -> None:
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader([0])
+        prepared = Prepared([self.net, self.optimizer, loader, *extras])
+        self.watch = TurnWatch(prepared, (), ests)
+        self.hosted = ests if hosted is None else hosted
+        self.turn = Turn(0, 0, 0, ends=False)
+
+    def step(self, number: int, before=lambda: None, after=lambda: None, hook=lambda: None) -> None:
+        self.watch.begin_step(number)
+        for slot in range(self.hosted):
+            self.turn = Turn(number, slot, slot, ends=slot == self.hosted - 1)
+            before()
+            self.watch.used(self.turn, self.optimizer)
+            if self.turn.last:
+                self.watch.before_step(self.turn)
+                self.turn.applied = True
+                with torch.no_grad():
+                    for parameter in self.net.parameters():
+                        parameter.sub_(0.1)
+                hook()
+                self.watch.after_step()
+            after()
+            self.watch.end_turn(self.turn)
+
+    def stepped(self) -> bool:
+        self.turn.asked_stepped = True
+        return self.turn.applied
+
+    def set_lr(self, lr: float) -> None:
+        self.optimizer.param_groups[0]["lr"] = lr
+
+
+def test_a_body_that_keeps_the_rules_is_left_alone() -> None:
+    body = Body()
+    with torch.no_grad():
+        for number in range(4):
+            body.step(
+                number,
+                before=lambda number=number: body.set_lr(1 / (number + 1)),
+                after=lambda: body.net[0].weight.clamp_(-0.1, 0.1) if body.stepped() else None,
+                hook=lambda: body.net[0].weight.mul_(0.5),
+            )
+
+
+def test_an_lr_that_turns_do_not_share_is_named_with_both_values() -> None:
+    body, turns = Body(), iter(range(9))
+    with pytest.raises(
+        TurnError, match=r"lr of param_group 0 of the SGD is 1 in the turn of EST 1, .* was 0"
+    ):
+        body.step(0, before=lambda: body.set_lr(next(turns)))
+
+
+def test_a_replay_is_held_to_the_first_run_until_other_state_is_in_place() -> None:
+    body = Body(hosted=1)
+    body.step(0, before=lambda: body.set_lr(1.0))
+    body.step(1, before=lambda: body.set_lr(0.5))
+    with pytest.raises(TurnError, match=r"is 0.25 .* was 0.5 in an earlier turn of step 1"):
+        body.step(1, before=lambda: body.set_lr(0.25))
+    body.watch.replaced()
+    body.step(1, before=lambda: body.set_lr(0.25))
+
+
+@pytest.mark.parametrize("data", [False, True])
+@pytest.mark.parametrize("hosted", [1, 2])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_that_the_body_writes_in_every_turn_are_named(data: bool, hosted: int, when: str) -> None:
+    body = Body(hosted=hosted)
+
+    def decay() -> None:
+        weight = body.net[2].weight
+        with torch.no_grad():
+            (weight.data if data else weight).mul_(0.9)
+
+    with pytest.raises(TurnError, match=r"parameter 2.weight was written to in step 0"):
+        body.step(0, **{when: decay})
+
+
+def test_with_one_est_nothing_is_done_twice() -> None:
+    body = Body(ests=1)
+    with torch.no_grad():
+        body.step(0, after=lambda: body.net[2].weight.mul_(0.9))
+
+
+def test_norms_are_compared_in_the_first_steps_and_whenever_something_new_may_run() -> None:
+    body = Body()
+    for number in range(CLOSE_STEPS):
+        body.step(number)
+    body.step(CLOSE_STEPS, after=lambda: body.net[2].weight.data.mul_(0.9))
+    body.watch.look_closely()
+    with pytest.raises(TurnError):
+        body.step(CLOSE_STEPS + 1, after=lambda: body.net[2].weight.data.mul_(0.9))
+
+
+def test_an_lr_changed_behind_the_step_by_every_turn_is_refused_at_any_number_of_workers() -> None:
+    body = Body(hosted=1)
+    body.step(0, after=lambda: body.stepped() and body.set_lr(0.05))
+    with pytest.raises(TurnError, match=r"job.stepped was not asked"):
+        body.step(1, after=lambda: body.set_lr(0.01))
+
+
+def test_a_turn_without_optimizer_step_is_named_with_the_option() -> None:
+    watch = Body().watch
+    watch.begin_step(3)
+    with pytest.raises(StepError, match=r"EST 0 in step 3 ended without.*accumulation_steps=k"):
+        watch.end_turn(Turn(3, 0, 0, ends=False))
+    watch.end_turn(Turn(3, 0, 0, ends=False, batches=2))  # more mini-batches of the step are to come
+
+
+def test_prepared_copies_change_where_the_step_is_applied() -> None:
+    average = nn.Linear(3, 4).requires_grad_(False)
+    body = Body(average)
+    with torch.no_grad():
+        body.step(0, after=lambda: average.weight.mul_(0.5) if body.stepped() else None)
+        with pytest.raises(TurnError, match="weight of the prepared Linear was written to"):
+            body.step(1, after=lambda: average.weight.mul_(0.5))
+
+
+def test_hyperparameters_are_plain_values_and_nan_is_itself() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    one = torch.optim.AdamW([{"params": [parameter], "lr": torch.tensor(0.5), "names": ["a"]}])
+    found = hyperparameters(one)
+    assert found["lr of param_group 0"] == 0.5
+    assert found["betas of param_group 0"] == (0.9, 0.999)
+    assert not any(name.startswith(("params", "names")) for name in found)
+    assert differing({"a": float("nan")}, {"a": float("nan")}) is None
+    assert differing({"a": 1, "b": 2}, {"a": 1}) == "b"
+
+
+# ---------------------------------------------------------------------- attributes and copies
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.t, self.seen, self.table = 0, 0, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.t += 1
+        self.seen += 1
+        if self.table is None:
+            self.table = torch.ones(3)
+        return super().forward(x * self.table) / self.t
+
+
+class Slow(torch.optim.SGD):
+    def __init__(self, params) -> None:
+        super().__init__(params, lr=0.1)
+        self.k = 0
+
+    def step(self, closure=None):
+        self.k += 1
+        if self.k % 5:
+            super().step(closure)
+
+
+def test_attributes_that_go_on_changing_are_named_once_it_is_certain() -> None:
+    net = Counting()
+    optimizer = Slow(net.parameters())
+    watch = AttributeWatch(Prepared([net, optimizer, torch.utils.data.DataLoader([0])]))
+    turn = Turn(0, 0, 0, ends=True, applied=True)
+    optimizer.step()
+    watch.end_turn(turn)
+    optimizer.step()
+    with pytest.raises(CarriedValueError, match=r"Slow.k \(test_turn_watch.py, line \d+\).*state_dict"):
+        watch.end_turn(turn)
+    watch = AttributeWatch(
+        Prepared([net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0])])
+    )
+    net(torch.ones(1, 3))
+    watch.end_turn(turn)
+    watch.end_turn(turn)  # nothing new: it was set up once
+    net(torch.ones(1, 3))
+    watch.end_turn(turn)
+    net(torch.ones(1, 3))
+    with pytest.raises(CarriedValueError, match=r"model.t \(test_turn_watch.py, line \d+\)"):
+        watch.end_turn(turn)
+
+
+class Shadow:
+    """An average as many write it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.shadow = {name: value.detach().clone() for name, value in net.named_parameters()}
+
+    def update(self, net: nn.Module) -> None:
+        for name, value in net.named_parameters():
+            self.shadow[name] = 0.9 * self.shadow[name] + 0.1 * value.detach()
+
+    def state_dict(self):
+        return self.shadow
+
+    def load_state_dict(self, state):
+        self.shadow = state
+
+
+def looked(net: nn.Module, *extras: object) -> tuple[CopyWatch, Turn]:
+    objects = [net, torch.optim.SGD(net.parameters()), torch.utils.data.DataLoader([0]), *extras]
+    return CopyWatch(Prepared(objects), ()), Turn(0, 0, 0, ends=True, applied=True)
+
+
+def move(net: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1)
+
+
+def test_a_copy_that_was_not_prepared_is_named_when_the_body_changes_it() -> None:
+    net = nn.Linear(3, 2)
+    ema, gradients = copy.deepcopy(net), [torch.zeros(2, 3)]
+    watch, turn = looked(net)
+    watch.begin()
+    move(net)
+    gradients = [torch.ones_like(p) for p in net.parameters()]  # another object in every turn
+    watch.end_turn(turn)
+    ema.weight.data.add_(1)
+    with pytest.raises(CopyNotPreparedError, match=r"ema holds a copy of the weights.*= job.prepare\(net"):
+        watch.end_turn(turn)
+    assert gradients
+
+
+def test_an_object_with_an_average_is_named_unless_prepared_and_updated_once() -> None:
+    net = nn.Linear(3, 2)
+    shadow = Shadow(net)
+    watch, turn = looked(net)
+    watch.begin()
+    move(net)
+    shadow.update(net)
+    with pytest.raises(CopyNotPreparedError, match="shadow holds a copy"):
+        watch.end_turn(turn)
+    watch, turn = looked(net, shadow)
+    turn.asked_stepped = True
+    watch.begin()
+    move(net)
+    shadow.update(net)
+    watch.end_turn(turn)
+    shadow.update(net)
+    turn.asked_stepped = False
+    with pytest.raises(TurnError, match="the prepared Shadow was changed"):
+        watch.end_turn(turn)
+
+
+def test_of_a_bare_list_a_warning_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    net = nn.Linear(3, 2)
+    averages = [parameter.detach().clone() for parameter in net.parameters()]
+    watch, turn = looked(net)
+    watch.begin()
+    for _ in range(3):
+        averages[0].add_(1)
+        watch.end_turn(turn)
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("a copy of the weights changes in every turn") == 1
+
+
+# ---------------------------------------------------------------------- forwards
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_norm: bool) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4) if batch_norm else nn.GroupNorm(2, 4))
+    running: list[Turn | None] = [Turn(5, 1, 0, ends=False)]
+    watch = ForwardWatch(list(net.buffers()), lambda: running[0])
+    net.register_forward_pre_hook(watch)
+    x = torch.randn(4, 3)
+
+    watch.begin()
+    net(x)
+    running[0] = None  # backward() is over: an evaluation may follow
+    net(x)
+    running[0] = Turn(5, 1, 0, ends=False, batches=2)
+    watch.begin()
+    net(x)  # within no_sync nothing is broadcast
+    net(x)
+    running[0] = Turn(5, 1, 0, ends=False)
+    net.eval()
+    watch.begin()
+    net(x)
+    net.train()
+    net(x)
+    copied = copy.deepcopy(net)
+    copied(x)
+    if not batch_norm:
+        net(x)
+        return
+    with pytest.raises(SecondForwardError, match=r"second forward in step 5 .* buffer 1.num_batches_tracked"):
+        net(x)

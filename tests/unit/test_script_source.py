@@ -1,0 +1,208 @@
+"""What a loop body and a class carry along, told from their source."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from elastane.script_source import Role, carried_attributes, carried_values, loop_at
+
+ROLES: dict[str, Role] = {
+    "net": "model", "model": "model", "opt": "optimizer", "scaler": "optimizer",
+    "job": "other", "state": "other",
+}  # fmt: skip
+REST = "opt.zero_grad(); loss.backward(); opt.step()"
+
+
+def found(body: str, header: str = "for x, y in loader:", before: str = "it = 0; m = 1.; total = 0; h = []"):
+    source = f"{before}\n{header}\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
+    tree = ast.parse(source)
+    loop = loop_at(tree, before.count("\n") + 2)
+    assert loop is not None
+    return [(one.name, one.decides) for one in carried_values(tree, loop, ROLES)]
+
+
+LOSS = "loss = f(model(x), y)"
+DECIDES = {
+    "a running mean in the loss": (
+        "l = f(model(x), y); m = .9 * m + .1 * l.item(); opt.zero_grad(); (l / m).backward(); opt.step()",
+        [("m", "the loss")],
+    ),
+    "through other names": (
+        f"w = 1 / (1 + it); {LOSS}; scaled = loss * w; scaler.scale(scaled).backward(); it += 1",
+        [("it", "the loss")],
+    ),
+    "the lr": (
+        f"for g in opt.param_groups: g['lr'] = .1 / (1 + it)\n{LOSS}; {REST}; it += 1",
+        [("it", 'param_group["lr"]')],
+    ),
+    "the lr, by a name": (
+        f"lr = get(it) if decay else .1\nopt.param_groups[0]['lr'] = lr\n{LOSS}; {REST}\nit += 1",
+        [("it", 'param_group["lr"]')],
+    ),
+    "a branch that sets it": (
+        f"a = 1.\nif it > 5: a = .5\nloss = a * f(model(x), y)\n{REST}\nit += 1", [("it", "the loss")],
+    ),
+    "every k-th step": (
+        f"{LOSS}\nloss.backward()\nit += 1\nif it % 2 == 0:\n    opt.step()\n    opt.zero_grad()",
+        [("it", "whether opt.step() is called"), ("it", "whether opt.zero_grad() is called")],
+    ),
+    "an average every tenth turn": (
+        f"{LOSS}; {REST}\nit += 1\nif it % 10 == 0: state.update_parameters(net)",
+        [("it", "whether state.update_parameters() is called")],
+    ),
+    "a function that sets the lr": (
+        f"adjust_learning_rate(opt, it / n + epoch, args); {LOSS}; {REST}; it += 1",
+        [("it", "the lr, by adjust_learning_rate()")],
+    ),
+    "hidden states": (f"out, m = model(x, m); m = m.detach(); loss = f(out, y); {REST}", [("m", "the loss")]),
+    "a list": (f"{LOSS} / mean(h); {REST}; h.append(loss.item())", [("h", "the loss")]),
+    "a second loader": (f"u = next(it); loss = f(model(x), u); {REST}", [("it", "the loss")]),
+    "a queue in place": (f"loss = f(model(x), y, m); m[it] = x; {REST}", [("m", "the loss")]),
+    "clipping": (
+        f"{LOSS}; loss.backward()\nn = clip_grad_norm_(net.parameters(), pick(h))\nh.append(n); opt.step()",
+        [("h", "how gradients are clipped")],
+    ),
+    "a module's attribute": (f"net.tau = 1 / (1 + it); {LOSS}; {REST}; it += 1", [("it", "net.tau")]),
+}  # fmt: skip
+HARMLESS = {
+    "a total": f"{LOSS}; {REST}; total += loss.item(); h.append(loss.item())",
+    "a counter that prints": f"{LOSS}; {REST}; it += 1\nif it % 10 == 0: print(it, loss.item())",
+    "the loss is divided": f"loss = f(model(x), y); loss = loss / 4; {REST}",
+    "the loss of one branch or another": f"if a: loss = f(x)\nelif b: loss = g(x)\n{REST}",
+    "the loss is used for its number": f"{LOSS}; {REST}; it += 1\nif it % 9 == 0: loss, at = loss.item(), it",
+    "times": f"wait = time() - m; {LOSS}; {REST}; m = time()",
+    "a list of the turn": f"h = []\nfor p in x: h.append(model(p))\nloss = sum(h); {REST}",
+    "job.step": f"it = job.step\nfor g in opt.param_groups: g['lr'] = .1 / (1 + it)\n{LOSS}; {REST}",
+    "carried by the job": f"loss = f(model(x), y) * state.m; {REST}; state.m = .9 * state.m + loss.item()",
+    "set by the epoch": f"if epoch >= 3: m = .5\nloss = m * f(model(x), y); {REST}",
+    "a best value": f"{LOSS}; {REST}\nif loss < m:\n    m = loss.item()\n    save(net)",
+    "an early end": f"it += 1\n{LOSS}; {REST}\nif it > 100: raise SystemExit",
+    "evaluating now and then": f"{LOSS}; {REST}; it += 1\nif it % 9 == 0: net.eval(); job.log(a=it)",
+    "once a step": f"{LOSS}; {REST}\nif job.stepped:\n    for g in opt.param_groups: g['lr'] *= .9",
+}
+
+
+@pytest.mark.parametrize("case", DECIDES)
+def test_what_decides_the_result_is_found(case: str) -> None:
+    body, expected = DECIDES[case]
+    assert found(body) == expected
+
+
+@pytest.mark.parametrize("case", HARMLESS)
+def test_what_does_not_is_left_alone(case: str) -> None:
+    assert found(HARMLESS[case]) == []
+
+
+@pytest.mark.parametrize(
+    "header", ["for i, (x, y) in enumerate(loader):", "for i, batch in tqdm(enumerate(loader, 1), total=9):"]
+)
+def test_enumerate_counts_turns(header: str) -> None:
+    decides = f"for g in opt.param_groups: g['lr'] = warm(i / len(loader) + epoch)\n{LOSS}; {REST}"
+    assert found(decides, header) == [("i", 'param_group["lr"]')]
+    assert found(f"{LOSS}; {REST}\nif i % 100 == 0: print(i, loss.item())", header) == []
+    assert found(f"{LOSS}; loss.backward()\nif (i + 1) % 2 == 0: opt.step()", header) == [
+        ("i", "whether opt.step() is called")
+    ]
+
+
+def test_branches_that_options_settle_are_taken_or_not() -> None:
+    source = (
+        "for x in loader:\n    m = m + 1\n    loss = f(x)\n    if {}: loss = loss * m\n    loss.backward()"
+    )
+    options = argparse.Namespace(smooth=False, kind="l2", schedule=None)
+    names = {"args": options, "m": 0, "decay": True}
+    for test, taken in (
+        ("args.smooth", False),
+        ("args.kind == 'l1'", False),
+        ("args.kind in ('l1', 'l2') and decay", True),
+        ("args.schedule is not None or not decay", False),
+        ("m > 3", True),  # it moves
+        ("x is None", True),
+        ("args.unknown", True),
+    ):
+        tree = ast.parse("m = 0\n" + source.format(test))
+        loop = loop_at(tree, 2)
+        assert loop is not None
+        assert bool(carried_values(tree, loop, ROLES, names)) is taken, test
+
+
+def test_every_turn_is_every_k_th_turn_where_k_is_one() -> None:
+    source = "for i, x in enumerate(loader):\n    loss.backward()\n    if i % k == 0: opt.step()"
+    for k in (1, 2):
+        tree = ast.parse(source)
+        loop = loop_at(tree, 1)
+        assert loop is not None
+        assert len(carried_values(tree, loop, ROLES, {"k": k})) == k - 1
+
+
+def test_attributes_and_functions_are_followed_and_lines_are_told() -> None:
+    source = textwrap.dedent(
+        """\
+        class Trainer:
+            def __init__(self):
+                self.it = 0
+
+            def run(self, loader, opt, model):
+                def helper(loss):
+                    return loss
+                for x, y in loader:
+                    self.it += 1
+                    loss = model(x) / self.it
+                    self.seen = self.it
+                    loss.backward()
+                    opt.step()
+        """
+    )
+    tree = ast.parse(source)
+    loop = loop_at(tree, 8)
+    assert loop is not None and loop_at(tree, 9) is None
+    (carried,) = carried_values(tree, loop, ROLES)
+    assert (carried.name, carried.line, carried.counts) == ("self.it", 9, True)
+    assert (carried.decides, carried.reaches) == ("the loss", 12)
+
+
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("s.t += 1; return s.f(x) / s.t", {"t"}),
+        ("s.m = .9 * s.m + x.mean(); return x - s.m", {"m"}),
+        ("s.queue.append(x); return sum(s.queue)", {"queue"}),
+        ("s.mean.mul_(.9).add_(x); return x - s.mean", {"mean"}),
+        ("s.calls += 1; print(s.calls); return x", set()),
+        ("s.last = x; return s.last", set()),
+        ("s.longest = max(s.longest, len(x)); return s.table[:s.longest]", set()),
+        ("if s.mask is None: s.mask = make(x)\n        return x * s.mask", set()),
+    ],
+)
+def test_attributes_that_a_class_carries(body: str, names: set[str]) -> None:
+    tree = ast.parse(f"class Net:\n    def __init__(s): s.t = 0\n    def forward(s, x):\n        {body}\n")
+    assert set(carried_attributes(tree, "Net")) == names
+
+
+def test_options_of_an_instance_and_of_its_module_settle_branches_of_a_class() -> None:
+    tree = ast.parse(
+        "class Net:\n    def forward(s, x):\n        s.t += 1\n"
+        "        if s.anneal and not plain: return x / s.t\n        return x * (s.t if scaled else 1)\n"
+    )
+    for anneal, plain, scaled, found in ((1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 1)):
+        instance = argparse.Namespace(anneal=anneal, t=0)
+        names = {"plain": plain, "scaled": scaled}
+        assert bool(carried_attributes(tree, "Net", instance, names)) == bool(found)
+
+
+def test_no_script_of_ours_is_suspected() -> None:
+    """Scripts that are shown to be exact carry nothing into their result."""
+    root = Path(__file__).parents[2]
+    roles: dict[str, Role] = ROLES | {"optimizer": "optimizer", "net": "model", "smoothing": "other"}
+    scripts = [*root.glob("examples/**/*.py"), *root.glob("tests/integration/gallery/*.py")]
+    for path in scripts:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            loop = loop_at(tree, getattr(node, "lineno", 0)) if isinstance(node, ast.For) else None
+            if loop is not None:
+                assert carried_values(tree, loop, roles, {"slip": None}) == [], f"{path}:{loop.lineno}"

@@ -1,0 +1,192 @@
+"""Copies of the weights that the script keeps beside the model: an average, a teacher, a target network.
+
+A copy that was not prepared is none of the job's state, and a body that updates it does so in the turn of
+every EST: with weights in between, and N times a step. Whatever holds tensors of the shapes of all trained
+parameters, under a name of the loop's function or of the script, counts as one. Looked for in the first steps
+after the start, a change of the ring and the begin of an epoch, by norms, since an average is usually written
+through `.data`.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import structlog
+import torch
+
+from elastane.diagnose.generators import is_script_file
+from elastane.errors import UnsupportedError
+from elastane.runtime.carried import is_script_class, roles_in
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.turn import Turn, TurnError
+
+_log = structlog.get_logger(__name__)
+
+_DEPTH_MAX: Final = 4
+_OBJECTS_MAX: Final = 5_000
+_PLAIN = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type,
+    types.FunctionType,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+)
+
+
+class CopyNotPreparedError(UnsupportedError):
+    """The body changes a copy of the weights that was not prepared."""
+
+    code = "ELA353"
+
+
+class CopyWatch:
+    """Looks at the names of the script at the turns' ends.
+
+    registered: objects that are each EST's own. alone: there is one EST, and what its turn does is done once.
+    """
+
+    def __init__(self, prepared: Prepared, registered: Iterable[object], *, alone: bool = False) -> None:
+        self._alone = alone
+        self._prepared = prepared
+        self._registered = tuple(registered)
+        self._shapes = Counter(p.shape for p in prepared.model.parameters() if p.requires_grad)
+        self._seen: dict[str, tuple[object, list[float]]] = {}
+        self._warned: set[str] = set()
+
+    def begin(self) -> None:
+        """Take down what there is, before the body runs."""
+        self._seen = self._take()
+
+    def end_turn(self, turn: Turn) -> None:
+        """Raises CopyNotPreparedError for a copy that the turn has changed, TurnError for a prepared one that
+        was changed where the step is not applied."""
+        before, self._seen = self._seen, self._take()
+        for name, (owner, now) in self._seen.items():
+            known, then = before.get(name, (None, []))
+            if known is owner and repr(then) != repr(now):
+                self._changed(turn, name, owner)
+
+    def _changed(self, turn: Turn, name: str, owner: object) -> None:
+        if any(owner is extra for extra in self._prepared.extras.values()):
+            if not (turn.applied and (turn.asked_stepped or self._alone)):
+                raise TurnError(
+                    f"{name} was changed in step {turn.step} in the turn of EST {turn.rank}",
+                    hint="update it behind optimizer.step() `if job.stepped:`: once a step, and not in every"
+                    " EST's turn",
+                    variable=name,
+                )
+        elif isinstance(owner, list | tuple | dict):
+            if name not in self._warned:
+                self._warned.add(name)
+                _log.warning(
+                    "a copy of the weights changes in every turn, and no worker that joins will have it:"
+                    " keep it in a module, pass that to prepare, and update it `if job.stepped:`",
+                    variable=name,
+                    step=turn.step,
+                )
+        else:
+            raise CopyNotPreparedError(
+                f"{name} holds a copy of the weights, was not prepared, and was changed in step {turn.step}:"
+                " it would change in every EST's turn, and a worker that joins would not have it",
+                hint=f"model, ..., {name} = job.prepare(net, ..., {name}), and update it behind"
+                " optimizer.step() `if job.stepped:`; what is no module needs state_dict and load_state_dict",
+                variable=name,
+            )
+
+    def _take(self) -> dict[str, tuple[object, list[float]]]:
+        """Name -> a copy that is found under it, and its norms."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and not is_script_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return {}
+        roles = roles_in(frame, self._prepared, self._registered)
+        known = {id(tensor) for tensor in self._own_tensors()}
+        names: dict[str, Any] = dict(frame.f_globals) | dict(frame.f_locals)
+        starts = {name: value for name, value in names.items() if name not in roles and name[:2] != "__"}
+        starts |= {f"the prepared {type(one).__name__}": one for one in self._plain_extras()}
+        found: dict[str, tuple[object, list[float]]] = {}
+        for name, value in starts.items():
+            copy = self._copy_in(value, known)
+            if copy is None:
+                continue
+            parts = _parts(value) if is_script_class(type(value)) else {}
+            inner = {f"{name}.{part}": (one, self._copy_in(one, known)) for part, one in parts.items()}
+            named = {part: (one, copied) for part, (one, copied) in inner.items() if copied is not None}
+            found |= named or {name: (value, copy)}
+        return found
+
+    def _copy_in(self, value: object, known: Container[int]) -> list[float] | None:
+        """Norms of the tensors that it holds and that are not `known`, if they may be a copy."""
+        try:
+            tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
+        except Exception:  # noqa: BLE001 - an odd object of the script's must not end its training
+            return None
+        shapes = Counter(tensor.shape for tensor in tensors)
+        return norms(tensors) if self._shapes.total() > 1 and self._shapes <= shapes else None
+
+    def _plain_extras(self) -> list[object]:
+        """Modules among the extras are watched by their versions, in every step."""
+        return [extra for extra in self._prepared.extras.values() if not isinstance(extra, torch.nn.Module)]
+
+    def _own_tensors(self) -> Iterator[torch.Tensor]:
+        prepared = self._prepared
+        modules = [one for one in prepared.extras.values() if isinstance(one, torch.nn.Module)]
+        for module in (prepared.model, *modules):
+            for tensor in (*module.parameters(), *module.buffers()):
+                yield tensor
+                if tensor.grad is not None:
+                    yield tensor.grad
+        for optimizer in prepared.optimizers:
+            for state in optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _tensors(start: object) -> Iterator[torch.Tensor]:
+    """The tensors that an object holds, near enough: no property is asked, no method called."""
+    waiting, seen = [(start, 0)], set[int]()
+    while waiting and len(seen) < _OBJECTS_MAX:
+        value, depth = waiting.pop()
+        if id(value) in seen or isinstance(value, _PLAIN) or value is None:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            if value.layout is torch.strided:
+                yield value
+        elif isinstance(value, torch.nn.Module):
+            yield from (*value.parameters(), *value.buffers())
+        elif depth < _DEPTH_MAX:
+            waiting += [(child, depth + 1) for child in _children(value)]
+
+
+def _parts(value: object) -> dict[str, object]:
+    """Attributes that are objects in their own right, and no mere containers of the value's own."""
+    own = getattr(value, "__dict__", {})
+    return {name: part for name, part in own.items() if not isinstance(part, list | tuple | dict)}
+
+
+def _children(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        return islice(value.values(), _OBJECTS_MAX)
+    if isinstance(value, list | tuple):
+        return islice(value, _OBJECTS_MAX)
+    own = getattr(value, "__dict__", None)
+    foreign = type(value).__module__.partition(".")[0] in ("elastane", "numpy")
+    return iter(list(own.values()) if isinstance(own, dict) and not foreign else ())
+
+
+def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    """A figure of each tensor that hardly any write leaves as it is."""
+    with torch.no_grad():
+        found = [tensor.detach() for tensor in tensors]
+        numbers = (tensor if tensor.is_floating_point() else tensor.double() for tensor in found)
+        return [torch.linalg.vector_norm(tensor).item() for tensor in numbers]

@@ -1,0 +1,74 @@
+"""The model's forward pre-hook: a second forward in a step that would start from other buffers than DDP's.
+
+DDP broadcasts rank 0's buffers before each forward that follows one whose gradients are to be reduced (with
+autograd on, outside no_sync). So a rank's second forward of a step starts from what rank 0's first left. EST
+0 may be in another worker, which has done its first forward earlier, or not yet: its buffers of that moment
+are nowhere to be had. Where no forward writes to a buffer, any number of them is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from elastane.errors import UnsupportedError
+from elastane.runtime.turn import Turn
+
+
+class SecondForwardError(UnsupportedError):
+    """A mini-batch goes through the model twice, and the model's buffers change with each."""
+
+    code = "ELA351"
+
+
+class ForwardWatch:
+    """buffers: the module's. running: the turn, until its backward() is done; what comes behind that may be
+    an evaluation. Copies and files of the model go without the hook.
+    """
+
+    def __init__(
+        self, buffers: Sequence[Tensor] = (), running: Callable[[], Turn | None] = lambda: None
+    ) -> None:
+        self._buffers = list(buffers)
+        self._running = running
+        self._versions: list[int] = []
+        #: DDP would broadcast before the next forward.
+        self._broadcast = False
+
+    def begin(self) -> None:
+        """An EST's turn begins, from rank 0's buffers."""
+        self._versions = self._now()
+        self._broadcast = False
+
+    def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
+        turn = self._running()
+        if turn is None or torch._C._current_graph_task_id() != -1:  # in backward activations are made again
+            return
+        if self._broadcast and self._now() != self._versions:
+            name = self._changed(module)
+            raise SecondForwardError(
+                f"a second forward in step {turn.step} comes after the first has changed buffer {name}: under"
+                " DDP it would start from what rank 0's first forward left",
+                hint="do one forward with all of it, torch.cat([a, b]); or keep buffers as they are in"
+                " training: GroupNorm, track_running_stats=False, eval() of the part",
+                buffer=name,
+                virtual_rank=turn.rank,
+            )
+        self._broadcast = turn.sync and torch.is_grad_enabled()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ForwardWatch:
+        return ForwardWatch()
+
+    def __reduce__(self) -> tuple[type[ForwardWatch], tuple[()]]:
+        return ForwardWatch, ()
+
+    def _now(self) -> list[int]:
+        return [buffer._version for buffer in self._buffers]
+
+    def _changed(self, module: torch.nn.Module) -> str:
+        versions = {id(b): v for b, v in zip(self._buffers, self._versions, strict=True)}
+        changed = (n for n, b in module.named_buffers() if versions.get(id(b), b._version) != b._version)
+        return next(changed, "of a part of it")

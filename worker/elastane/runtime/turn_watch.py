@@ -1,0 +1,234 @@
+"""What must be the same in all turns of a step, and is the script's to change: compared, turn by turn.
+
+The loop body runs once for each EST of the worker, and again when a step is replayed. So in every turn of a
+step it must find the same hyperparameters and the same weights, and what it does to them itself it must do
+once: where the step has been applied.
+
+    hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
+                      that a replay is held to them too
+    weights           parameters, prepared averages and copies, by their version counters: only the optimizer
+                      writes to them, and the script after it, where it has asked `job.stepped`. Writes to
+                      `.data` leave no version: in the first steps norms are compared as well
+    what is carried   by the loop, the model, an optimizer (`carried`), and copies of the weights that nobody
+                      prepared (`copies`)
+
+A step of which all turns run in workers of their own would come out right without `job.stepped` too, until
+the first worker dies: it is refused all the same, in the first step that does it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from elastane.errors import StepError
+from elastane.runtime.carried import AttributeWatch, check_loop
+from elastane.runtime.copies import CopyWatch, norms
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.turn import Turn, TurnError
+
+#: Steps after the start, a change of the ring and the begin of an epoch in which norms are compared too.
+CLOSE_STEPS: Final = 2
+
+
+class TurnWatch:
+    """Of one worker; its methods are called by the script's thread, in the order of a step.
+
+    registered: objects that are each EST's own. num_ests: N. With one EST the step is its only turn, and what
+    it does behind the step is done once.
+    """
+
+    def __init__(self, prepared: Prepared, registered: Iterable[object], num_ests: int) -> None:
+        self._num_ests = num_ests
+        self._prepared, self._registered = prepared, tuple(registered)
+        self._attributes = AttributeWatch(prepared)
+        self._copies = CopyWatch(prepared, self._registered, alone=num_ests == 1)
+        self._optimizers = prepared.optimizers
+        self._names, self._tensors = _watched(prepared)
+        self._step = -1
+        self._first: dict[int, Hyperparameters] = {}
+        self._versions: list[int] = []
+        self._norms: list[float] = []
+        self._shown: list[Hyperparameters] = []
+        #: Norms are compared in steps below it; None: from the next one on.
+        self._close_until: int | None = None
+
+    def begin_loop(self, frame: types.FrameType | None) -> None:
+        """A loop over the loader begins; frame: of whoever asks for its first mini-batch.
+
+        Raises CarriedValueError for what its source shows to be carried into the result.
+        """
+        check_loop(frame, self._prepared, self._registered)
+        self.look_closely()
+
+    def look_closely(self) -> None:
+        """The worker is in another ring, or the epoch another one: something new may run in the body."""
+        self._close_until = None
+
+    def replaced(self) -> None:
+        """Other weights and hyperparameters are in place, of a step that other workers have run."""
+        self._step = -1
+
+    def begin_step(self, step: int) -> None:
+        """A step begins, or begins again."""
+        if step != self._step:
+            self._step, self._first = step, {}
+        if self._close_until is None:
+            self._close_until = step + CLOSE_STEPS
+        self._take()
+        if self._is_close:
+            self._copies.begin()
+
+    def used(self, turn: Turn, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to step, or would be if the turn were the worker's last.
+
+        Raises TurnError where its hyperparameters are not those of the step's turns before.
+        """
+        turn.optimizer_called = True
+        place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
+        if place is None:
+            return
+        now = hyperparameters(optimizer)
+        name = differing(self._first.setdefault(place, now), now)
+        if name is None:
+            return
+        before, after = self._first[place].get(name), now.get(name)
+        raise TurnError(
+            f"{name} of {_called(self._optimizers, place)} is {after!r} in the turn of EST {turn.rank}, and"
+            f" was {before!r} in an earlier turn of step {turn.step}",
+            hint="a turn is one EST's part of a step, and may be run again: compute it from job.step, not"
+            " from a counter of turns or enumerate(loader); or prepare a scheduler",
+            virtual_rank=turn.rank,
+            hyperparameter=name,
+        )
+
+    def before_step(self, turn: Turn) -> None:
+        """The step is about to be applied. Raises TurnError if the body has written to the weights."""
+        self._check(turn, "before the step was applied")
+
+    def after_step(self) -> None:
+        """What is prepared has changed what is prepared."""
+        self._take()
+        self._shown = [hyperparameters(optimizer) for optimizer in self._optimizers]
+
+    def end_turn(self, turn: Turn) -> None:
+        """The body is through with a mini-batch.
+
+        Raises TurnError if it did what can only be right once a step, StepError without optimizer.step(),
+        CarriedValueError and CopyNotPreparedError for what is none of the job's state.
+        """
+        self._attributes.end_turn(turn)
+        if self._is_close:
+            self._copies.end_turn(turn)
+        if not turn.applied:
+            self._check(turn, "in a turn in which the step was not applied")
+            if turn.sync and not turn.last and not turn.optimizer_called and not turn.lost:
+                raise StepError(
+                    f"the turn of EST {turn.rank} in step {turn.step} ended without optimizer.step()",
+                    hint="call it in every turn; to add up gradients over k mini-batches:"
+                    " prepare(..., accumulation_steps=k)",
+                    virtual_rank=turn.rank,
+                )
+        elif not turn.asked_stepped and self._num_ests > 1:
+            self._check(turn, "after the step was applied, and job.stepped was not asked")
+            for place, (before, now) in enumerate(
+                zip(self._shown, map(hyperparameters, self._optimizers), strict=True)
+            ):
+                name = differing(before, now)
+                if name is not None:
+                    raise TurnError(
+                        f"{name} of {_called(self._optimizers, place)} was changed in step {turn.step} after"
+                        " the step was applied, and job.stepped was not asked",
+                        hint="a worker of several ESTs runs this line in each of their turns: change it"
+                        " `if job.stepped:`, or prepare a scheduler",
+                        hyperparameter=name,
+                    )
+
+    # ------------------------------------------------------------------
+
+    @property
+    def _is_close(self) -> bool:
+        return self._close_until is None or self._step < self._close_until
+
+    def _take(self) -> None:
+        self._versions = [tensor._version for tensor in self._tensors]
+        if self._is_close:
+            self._norms = norms(self._tensors)
+
+    def _check(self, turn: Turn, when: str) -> None:
+        versions = [tensor._version for tensor in self._tensors]
+        written = versions != self._versions
+        found: Iterable[tuple[Any, Any]] = zip(self._versions, versions, strict=True)
+        if not written and self._is_close:
+            now = norms(self._tensors)
+            written = any(_unequal(before, after) for before, after in zip(self._norms, now, strict=True))
+            found = zip(self._norms, now, strict=True)
+        if not written:
+            return
+        name = next(
+            name for name, (before, after) in zip(self._names, found, strict=True) if _unequal(before, after)
+        )
+        raise TurnError(
+            f"{name} was written to in step {turn.step}, by the script, {when}",
+            hint="every EST's turn would write again: do it behind optimizer.step() `if job.stepped:`, or in"
+            " a hook from optimizer.register_step_post_hook",
+            virtual_rank=turn.rank,
+            tensor=name,
+        )
+
+
+# ---------------------------------------------------------------------- pure parts
+
+Hyperparameters = dict[str, Any]
+"""Of an optimizer: "lr of param_group 0" and so on -> a plain value."""
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
+    """All that is a number, a word, or a few of them. Of a tensor its value, which on a GPU is waited for."""
+    return {
+        f"{key} of param_group {place}": value.item() if isinstance(value, Tensor) else value
+        for place, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key != "params" and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, Tensor):
+        return value.numel() == 1
+    if isinstance(value, tuple):
+        return all(isinstance(one, int | float | str | None) for one in value)
+    return isinstance(value, int | float | complex | str | None)
+
+
+def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
+    """The first name whose value is not the same; None if all are."""
+    if before == after:
+        return None
+    names = dict.fromkeys([*before, *after])
+    return next((name for name in names if _unequal(before.get(name), after.get(name))), None)
+
+
+def _unequal(before: Any, after: Any) -> bool:
+    """Not the same; a NaN is the same as another."""
+    return bool(before != after and (before == before or after == after))
+
+
+def _watched(prepared: Prepared) -> tuple[list[str], list[Tensor]]:
+    """Names and tensors that only the optimizers and what was prepared for it may change."""
+    found = [(f"parameter {name}", parameter) for name, parameter in prepared.model.named_parameters()]
+    for extra in prepared.extras.values():
+        if isinstance(extra, torch.nn.Module):
+            kind = type(extra).__name__
+            own = [*extra.named_parameters(), *extra.named_buffers()]
+            found += [(f"{name} of the prepared {kind}", tensor) for name, tensor in own]  # type: ignore[misc]
+    return [name for name, _ in found], [tensor for _, tensor in found]
+
+
+def _called(optimizers: Sequence[torch.optim.Optimizer], place: int) -> str:
+    kind = f"the {type(optimizers[place]).__name__}"
+    return kind if len(optimizers) == 1 else f"{kind} (optimizer {place})"

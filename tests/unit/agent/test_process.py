@@ -55,6 +55,8 @@ def test_output_of_both_streams_and_exit_code() -> None:
 
 def test_the_error_that_ended_a_child_is_told_with_its_exit() -> None:
     code = """
+        import atexit, sys
+        atexit.register(print, "ended: no matter how", file=sys.stderr)
         try:
             import absent
         except ImportError as error:

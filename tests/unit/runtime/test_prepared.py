@@ -192,7 +192,8 @@ def other_scalers(monkeypatch):
 def test_a_scaler_in_an_object_is_prepared_with_it_and_others_are_refused(parts):
     model, optimizer, loader = parts
     holder = Holder()
-    prepared = Prepared([model, optimizer, loader, holder, holder._scaler])
+    assert Prepared([model, optimizer, loader, holder, holder._scaler]).scalers == [holder._scaler]
+    prepared = Prepared([model, optimizer, loader, holder])
     assert prepared.scalers == [holder._scaler]
     refuse_other_scalers(prepared)
     other = torch.amp.GradScaler("cpu")

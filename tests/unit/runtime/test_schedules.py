@@ -16,7 +16,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.runtime.stock import PlainJob
 
-BEFORE, AFTER, EPOCHS = 40, 10, 30
+BEFORE, AFTER, EPOCHS = 40, 10, 32
 Build = Callable[[torch.optim.Optimizer], Any]
 
 WARNED: dict[str, Build] = {

@@ -34,7 +34,7 @@ class Job(abc.ABC):
     Attributes: num_ests (N), rank (virtual rank of the EST now running), is_leader (True in the one
     worker that hosts EST 0: evaluate, print and save there), step (the global step now running, between
     steps the next one), stepped (True after optimizer.step() in the turn in which the global step was
-    applied in this process: update a moving average of the weights there).
+    applied in this process: do there what the body does to weights or averages, once a step).
     """
 
     num_ests: int

@@ -69,7 +69,7 @@ def main():
     job = elastane.init()
     torch.manual_seed(args.seed)
     train_set, test_set = Images(120), Images(64, seed=1)
-    sampler = DistributedSampler(train_set, job.num_ests, 0, shuffle=True)
+    sampler = DistributedSampler(train_set, job.num_ests, 0, shuffle=True, seed=1)
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler)
     test_loader = DataLoader(test_set, args.batch_size, shuffle=True)
 
@@ -78,7 +78,7 @@ def main():
     scheduler = StepLR(optimizer, step_size=1, gamma=args.gamma)
     model, optimizer, train_loader, scheduler = job.prepare(model, optimizer, train_loader, scheduler)
     for epoch in job.epochs(args.epochs):
-        sampler.set_epoch(epoch + 1)
+        sampler.set_epoch(epoch)
         train(args, model, train_loader, optimizer, epoch + 1)
         test(model, test_loader)
         scheduler.step()

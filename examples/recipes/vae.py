@@ -78,7 +78,7 @@ def main():
     job = elastane.init()
     torch.manual_seed(args.seed)
     train_set, test_set = Images(120), Images(40, seed=1)
-    sampler = DistributedSampler(train_set, job.num_ests, 0)
+    sampler = DistributedSampler(train_set, job.num_ests, 0, seed=1)
     train_loader = DataLoader(train_set, args.batch_size, sampler=sampler)
     test_loader = DataLoader(test_set, args.batch_size)
 
@@ -86,7 +86,7 @@ def main():
     optimizer = optim.Adam(model.parameters(), lr=1e-3)
     model, optimizer, train_loader = job.prepare(model, optimizer, train_loader)
     for epoch in job.epochs(args.epochs):
-        sampler.set_epoch(epoch + 1)
+        sampler.set_epoch(epoch)
         train(model, train_loader, optimizer, epoch + 1)
         test(model, test_loader)
         if job.is_leader:

@@ -8,9 +8,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from elastane_master.decisions.effects import (
+    AllEnd,
     Checkpoint,
     Done,
     Drain,
+    Explain,
     Go,
     Load,
     Prepare,
@@ -19,7 +21,7 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.events import Rejection
 
-WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd
 
 
 class Session:

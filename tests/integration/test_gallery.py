@@ -42,6 +42,8 @@ EXACT = {
     "accumulation, bucket view, data workers": "accumulation.py --clip --view --data-workers 2",
     "moving averages": "averages.py",
     "torch.compile": "compiled.py",
+    "early stopping, carried values": "early.py --patience 2",
+    "max_steps, carried values": "early.py",
     "zeroed in place, then to None": "bodies.py --mixed-zeroing",
     "a loss of gradients": "bodies.py --forces",
     "drawn in backward": "bodies.py --backward-draws",

@@ -93,6 +93,13 @@ class UnsupportedError(ElastaneError):
     exit_code = EXIT_REFUSED
 
 
+class JobFailedError(ElastaneError):
+    """The master ended the job as failed while this worker took part; the text is its reason."""
+
+    code = "ELA340"
+    exit_code = EXIT_REFUSED
+
+
 class StepError(ElastaneError):
     """The loop body broke a rule of the step; the same script would break it again."""
 

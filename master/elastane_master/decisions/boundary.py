@@ -8,7 +8,7 @@ back meanwhile, so that nothing is applied that is not in it.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, cost, life, ring
+from elastane_master.decisions import checkpoints, claims, cost, endings, fingerprints, life, ring
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -37,13 +37,17 @@ def report_step(turn: Turn, event: StepReported) -> None:
     if event.worker in steps.reports:
         return
     _check_report(turn, event, member)
+    if endings.goes_on(turn, event):
+        return
     turn.touch()
     record = state.workers[event.worker]
     claims.proven(state, record, event.step)
     record.trainer_at, record.between_since = turn.now, None
     if member.start == 0 and not steps.ready_order:
         steps.ready_order = event.ready_order
-    steps.report(event.worker, state.contexts.after(event.step, event.contexts), event.tasks, event.epoch)
+    digests = (event.settings_digest, event.state_digest)
+    contexts = state.contexts.after(event.step, event.contexts)
+    steps.report(event.worker, contexts, event.tasks, event.epoch, digests)
     turn.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(turn)
     ended = [worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step]
@@ -57,6 +61,8 @@ def prepare_if_complete(turn: Turn) -> None:
     """All N contexts are in and nothing holds it back: the members may apply the step."""
     state, book = turn.state, turn.state.steps
     if book.hold or state.ring.stage != "running" or book.reported_ranks() < state.settings.ests:
+        return
+    if fingerprints.hold_back(turn):
         return
     turn.touch()
     contexts = book.prepare(state.ring.generation, turn.now)

@@ -87,6 +87,16 @@ class Done(Message, frozen=True, tag=True):
     reason: str
 
 
+class Explain(Message, frozen=True, tag=True):
+    generation: int
+    step: int
+
+
+class AllEnd(Message, frozen=True, tag=True):
+    generation: int
+    step: int
+
+
 # ------------------------------------------------------------------ effects
 
 
@@ -94,7 +104,7 @@ class Send(Effect, frozen=True, tag=True):
     """Send `message` down the stream of `worker`; dropped if that stream is gone."""
 
     worker: str
-    message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+    message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd
 
 
 class Close(Effect, frozen=True, tag=True):

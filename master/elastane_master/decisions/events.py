@@ -27,6 +27,8 @@ Determinism = Literal["d0", "d1", "d2"]
 PRICE_MICROS_MAX = 10**12
 """A million an hour: what a million worker-hours cost at it still fits the 64 bits of the stored form."""
 PriceMicros = Annotated[int, msgspec.Meta(ge=0, le=PRICE_MICROS_MAX)]
+FINGERPRINT_STEPS = 32
+"""Of a job that does not say: see docs/decisions/0028-workers-never-drift-apart.md."""
 #: How a worker's machine is paid for; workers of jobs stored before there were costs count as spot.
 Capacity = Literal["spot", "on_demand"]
 #: With how many workers a job trains: any number in its range, or only the full one.
@@ -60,6 +62,8 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     currency: str = "USD"
     spot_price_micros: PriceMicros = 0
     on_demand_price_micros: PriceMicros = 0
+    #: Workers compare all of their state within so many steps; 0: never. Jobs stored before that compare too.
+    fingerprint_steps: int = FINGERPRINT_STEPS
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -77,6 +81,13 @@ class Signature(msgspec.Struct, frozen=True):
     steps_per_epoch: int = 0
     epochs: int = 0
     environment: dict[str, str] = {}
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training; 0 while that is not known."""
+        all_steps = self.epochs * self.steps_per_epoch
+        limit = self.environment.get("max_steps", "")
+        return min(all_steps, int(limit)) if limit.isdecimal() and int(limit) else all_steps
 
 
 class ContextDelta(msgspec.Struct, frozen=True):
@@ -152,6 +163,8 @@ class StepReported(Event, frozen=True, tag=True):
     contexts: tuple[ContextDelta, ...]
     tasks: tuple[StepTask, ...]
     ready_order: tuple[int, ...] = ()
+    settings_digest: int | None = None
+    state_digest: int | None = None
 
 
 class AppliedReported(Event, frozen=True, tag=True):
@@ -200,6 +213,37 @@ class ByeReported(Event, frozen=True, tag=True):
     reason: Literal["finished", "drained", "failed"]
     message: str = ""
     applied_step: int = 0
+    state_digest: int | None = None
+
+
+class EndEarlyReported(Event, frozen=True, tag=True):
+    """The script left its loop over epochs before all were trained; `place` says where."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    epoch: int
+    place: str = ""
+    state_digest: int | None = None
+
+
+class StateDetail(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor or value of a worker's state; value: in words, empty for tensors."""
+
+    name: str
+    digest: int
+    value: str = ""
+
+
+class StateDetailed(Event, frozen=True, tag=True):
+    """Answer to Explain: all that the state consists of."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    details: tuple[StateDetail, ...]
 
 
 # ------------------------------------------------------------------ operators
@@ -321,6 +365,8 @@ AnyEvent = (
     | SavedReported
     | LeavingReported
     | ByeReported
+    | EndEarlyReported
+    | StateDetailed
     | ScaleRequested
     | SuspendRequested
     | ResumeRequested

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from elastane_master.decisions import checkpoints, datasets, notices, quarantine, ring, sessions, waiting
+from elastane_master.decisions import (
+    checkpoints,
+    datasets,
+    fingerprints,
+    notices,
+    quarantine,
+    ring,
+    sessions,
+    waiting,
+)
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
@@ -34,6 +43,7 @@ def tick(turn: Turn) -> None:
     if quarantine.release(turn):
         ring.form_if_due(turn)
     if not state.awaited():
+        fingerprints.expire(turn)
         if ring_state.rebuild_due is not None and turn.now >= ring_state.rebuild_due:
             _rebuild(turn)
         elif ring_state.stage == "none":
@@ -66,6 +76,7 @@ def next_deadline(turn: Turn) -> float | None:
         deadlines.append(state.checkpoints.in_flight.since + state.settings.idle_max_seconds)
     if not state.awaited():
         deadlines.append(ring_state.rebuild_due)
+        deadlines.append(fingerprints.next_deadline(state))
         deadlines.append(state.wait_until)
         deadlines.append(notices.next_deadline(state))
         deadlines += [deadline for deadline, _, _ in _member_deadlines(turn)]

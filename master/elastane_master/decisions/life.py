@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from elastane_master.decisions import checkpoints, claims, cost
+from elastane_master.decisions import checkpoints, claims, cost, majority
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import PRICE_MICROS_MAX, JobSettings, Rejection
 from elastane_master.decisions.state import OVER, Phase
@@ -42,6 +42,7 @@ def check_settings(settings: JobSettings) -> None:
         "join_window_seconds": 0,
         "return_grace_seconds": 0,
         "max_wait_seconds": 0,
+        "fingerprint_steps": 0,
     }
     for name in positive:
         if not 0 < getattr(settings, name) < float("inf"):
@@ -113,6 +114,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     ring.since = turn.now
     state.suspending, state.join_due, state.grace_until = False, None, None
     state.steps.drop_reports()
+    state.early_ends, state.drift = {}, None
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason)
     tell_cost(turn, "job_cost", f"job {phase}")
@@ -144,6 +146,7 @@ def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
     ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
     ring.since, ring.reason = turn.now, reason
     ring.rebuild_due, ring.put_off = None, ""
+    state.early_ends, state.drift = {}, None
     state.steps.drop_reports()
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason, **facts)
@@ -167,7 +170,14 @@ def conclude_if_finished(turn: Turn) -> bool:
         turn.emit(commit)
         turn.queues.step_committed(commit.step, turn.now)
     total = state.total_steps
-    if last == total or (len(steps) == 1 and not total):
+    if len(steps) == 1 and len(set(state.final_digests.values())) > 1:
+        odd = majority.odd_ones_out(state.final_digests)
+        words = majority.in_words(odd, list(state.final_digests))
+        end(turn, "failed", f"{words} after the last step, {last - 1}. {majority.CURE}")
+    elif state.ended_step == last and state.signature is not None and last != state.signature.steps:
+        of = f" of {state.signature.steps}" if state.signature.steps else ""
+        end(turn, "succeeded", f"the script ended the training early, after {last}{of} steps")
+    elif last == total or (len(steps) == 1 and not total):
         end(turn, "succeeded", f"the script came to its end after {last} steps")
     elif len(steps) == 1:
         end(turn, "succeeded", f"the script came to its end after {last} of {total} steps")

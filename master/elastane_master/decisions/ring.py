@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from elastane_master.decisions import checkpoints, claims, cost, life, quarantine
+from elastane_master.decisions import checkpoints, claims, cost, fingerprints, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, Load, Member, Prepare, Prepared
@@ -121,6 +121,7 @@ def announce(
     checkpoints.give_up(turn, f"the ring changes: {reason}", again=True)
     cost.dropped(state, turn.now)
     state.steps.drop_reports()
+    state.early_ends = {}
     turn.queues.ring_stopped()
     claims.load_given_up(state)
     ring.generation += 1
@@ -161,6 +162,8 @@ def reform(turn: Turn, reason: str) -> None:
     """The ring must change at once: the step in flight is dropped and done again."""
     state = turn.state
     if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
+        return
+    if fingerprints.conclude(turn):
         return
     if state.awaited():
         # Who is still away decides what the next ring can be: wait until the grace is over.
@@ -315,7 +318,7 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
     state.contexts.reset(event.step, [context.parts for context in event.contexts])
     if event.ready_order or event.step == 0:
         steps.ready_order = event.ready_order
-    state.finished = {}
+    state.finished, state.final_digests, state.ended_step = {}, {}, None
     claims.rewind(state, event.worker)
     claims.proven(state, record, event.step)
     if not ring.put_off:
@@ -414,6 +417,8 @@ def resend(turn: Turn, record: WorkerRecord) -> None:
             turn.send(record.worker, go_message(state, member))
         if steps.prepared >= ring.resume_step and record.applied_step <= steps.prepared:
             turn.send(record.worker, prepared_message(state, record.worker))
+        if state.drift is not None and record.worker not in state.drift.details:
+            turn.send(record.worker, fingerprints.explain_message(state.drift))
 
 
 def dismiss(turn: Turn) -> None:

@@ -8,7 +8,17 @@ if all come back the generation does not change.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, cost, datasets, life, quarantine, ring, waiting
+from elastane_master.decisions import (
+    checkpoints,
+    claims,
+    cost,
+    datasets,
+    fingerprints,
+    life,
+    quarantine,
+    ring,
+    waiting,
+)
 from elastane_master.decisions.effects import Done, Drain, Welcome
 from elastane_master.decisions.events import (
     ByeReported,
@@ -103,6 +113,8 @@ def bye(turn: Turn, event: ByeReported) -> None:
     was_needed = _remove(turn, record, what, counts=False)
     if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
         state.finished[worker] = event.applied_step
+        if event.state_digest is not None:
+            state.final_digests[worker] = event.state_digest
         ring.commit_applied(turn)
         if not life.conclude_if_finished(turn) and state.ring.stage != "running":
             ring.reform(turn, f"the script of {worker} came to its end")
@@ -150,6 +162,8 @@ def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
     """Decides what the ring does without workers that have just been removed."""
     state, ring_state = turn.state, turn.state.ring
     if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
+        return
+    if fingerprints.conclude(turn):
         return
     if ring_state.stage == "none":
         ring.form_if_due(turn)

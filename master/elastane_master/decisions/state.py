@@ -17,7 +17,7 @@ from elastane_master.decisions.contexts import ContextTable
 from elastane_master.decisions.cost import CostBook
 from elastane_master.decisions.datasets import DatasetBook
 from elastane_master.decisions.effects import Member
-from elastane_master.decisions.events import Capacity, JobSettings, Signature
+from elastane_master.decisions.events import Capacity, JobSettings, Signature, StateDetail
 from elastane_master.decisions.steps import StepBook
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
@@ -113,6 +113,24 @@ class RingState(msgspec.Struct, dict=True):
         return cast("dict[str, Member]", places)
 
 
+class EarlyEnd(msgspec.Struct, frozen=True):
+    """Where a worker's script left its loop over epochs, and the digest of its state."""
+
+    step: int
+    epoch: int
+    place: str
+    state_digest: int | None = None
+
+
+class Drift(msgspec.Struct):
+    """Members of the ring that report `step` hold different state. details: what each one's consists of."""
+
+    generation: int
+    step: int
+    since: float
+    details: dict[str, tuple[StateDetail, ...]] = {}
+
+
 class JobState(msgspec.Struct):
     """One job.
 
@@ -120,10 +138,13 @@ class JobState(msgspec.Struct):
     decided_at: when the last of them was decided; the clock of the next master goes on from there.
     join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
     restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
-    which each member's script ended. failures, failed_step, failed_generation: script errors in a row
-    at one step. requests: operators' request ids that took effect, oldest first. deaths: when ring workers
-    died, by worker id (quarantine.py). cost: what workers have cost (cost.py). waiting_since: since when too
-    few workers are there, where that is bounded; wait_until: then those there are released (waiting.py).
+    which each member's script ended; final_digests: of their state then. early_ends: members of the ring
+    whose scripts left their loop over epochs; ended_step: with which step the training ended, once all had
+    (endings.py). drift: members differ, and were asked in what (fingerprints.py). failures, failed_step,
+    failed_generation: script errors in a row at one step. requests: operators' request ids that took
+    effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
+    workers have cost (cost.py). waiting_since: since when too few workers are there, where that is
+    bounded; wait_until: then those there are released (waiting.py).
     """
 
     name: str
@@ -148,6 +169,10 @@ class JobState(msgspec.Struct):
     history_generation: int = 0
     fenced_claims: dict[str, int] = {}
     finished: dict[str, int] = {}
+    final_digests: dict[str, int] = {}
+    early_ends: dict[str, EarlyEnd] = {}
+    ended_step: int | None = None
+    drift: Drift | None = None
     failures: int = 0
     failed_step: int = -1
     failed_generation: int = -1
@@ -172,7 +197,9 @@ class JobState(msgspec.Struct):
     @property
     def total_steps(self) -> int:
         """Steps of the whole training; 0 while the script has not said it."""
-        return self.signature.epochs * self.signature.steps_per_epoch if self.signature else 0
+        if self.ended_step is not None:
+            return self.ended_step
+        return self.signature.steps if self.signature else 0
 
     @property
     def steps_unsaved(self) -> int:

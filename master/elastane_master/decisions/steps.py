@@ -21,11 +21,14 @@ from elastane_master.decisions.events import Parts, StepTask
 
 
 class Report(msgspec.Struct):
-    """One member's part of the step being reported: contexts after it by virtual rank, and its tasks."""
+    """One member's part of the step being reported: contexts after it by virtual rank, its tasks, and the
+    digests of its hyperparameters and of a part of its state."""
 
     contexts: dict[int, Parts]
     tasks: tuple[StepTask, ...]
     epoch: int
+    settings_digest: int | None = None
+    state_digest: int | None = None
 
 
 class PreparedStep(msgspec.Struct):
@@ -74,12 +77,17 @@ class StepBook(msgspec.Struct, dict=True):
         self.hold = False
 
     def report(
-        self, worker: str, contexts: dict[int, Parts], tasks: tuple[StepTask, ...], epoch: int
+        self,
+        worker: str,
+        contexts: dict[int, Parts],
+        tasks: tuple[StepTask, ...],
+        epoch: int,
+        digests: tuple[int | None, int | None] = (None, None),
     ) -> None:
         """A member's part of the current step is in."""
         before = self.reports.get(worker)
         known = self.reported_ranks() - (len(before.contexts) if before else 0)
-        self.reports[worker] = Report(contexts, tasks, epoch)
+        self.reports[worker] = Report(contexts, tasks, epoch, *digests)
         self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 
     def reported_ranks(self) -> int:

@@ -7,12 +7,14 @@ marks the state as changed: the event must then be stored before any effect is c
 from __future__ import annotations
 
 from elastane_master.decisions.effects import (
+    AllEnd,
     Checkpoint,
     Close,
     Decision,
     Done,
     Drain,
     Effect,
+    Explain,
     Go,
     Load,
     Note,
@@ -47,7 +49,9 @@ class Turn:
         self.effects.append(effect)
 
     def send(
-        self, worker: str, message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done
+        self,
+        worker: str,
+        message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd,
     ) -> None:
         """Sends `message` to a worker, once the event is durable."""
         self.effects.append(Send(worker, message))

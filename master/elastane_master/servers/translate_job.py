@@ -75,6 +75,11 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
         currency=shown(message.currency, NAME_CHARACTERS_MAX) or _DEFAULTS.currency,
         spot_price_micros=message.spot_price_micros,
         on_demand_price_micros=message.on_demand_price_micros,
+        fingerprint_steps=(
+            message.fingerprint_steps
+            if message.HasField("fingerprint_steps")
+            else _DEFAULTS.fingerprint_steps
+        ),
     )
 
 
@@ -130,6 +135,7 @@ def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
         currency=settings.currency,
         spot_price_micros=settings.spot_price_micros,
         on_demand_price_micros=settings.on_demand_price_micros,
+        fingerprint_steps=settings.fingerprint_steps,
     )
 
 

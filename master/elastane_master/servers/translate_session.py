@@ -141,6 +141,8 @@ def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> eve
         tuple(_delta(context) for context in message.contexts),
         tasks,
         tuple(message.extra.ready_order),
+        message.settings_digest if message.HasField("settings_digest") else None,
+        message.state_digest if message.HasField("state_digest") else None,
     )
 
 
@@ -171,7 +173,33 @@ def _bye(message: ring_pb2.Bye, worker: str, session: str) -> events.AnyEvent:
     reason = _BYES.get(message.reason)
     if reason is None:
         raise Rejection("invalid_argument", f"{worker} said Bye without a reason", field="reason")
-    return events.ByeReported(worker, session, reason, shown(message.message), message.applied_step)
+    return events.ByeReported(
+        worker,
+        session,
+        reason,
+        shown(message.message),
+        message.applied_step,
+        message.state_digest if message.HasField("state_digest") else None,
+    )
+
+
+def _comparison(message: ring_pb2.Comparison, worker: str, session: str) -> events.AnyEvent:
+    match message.WhichOneof("message"):
+        case "end_early":
+            end = message.end_early
+            digest = end.state_digest if end.HasField("state_digest") else None
+            return events.EndEarlyReported(
+                worker, session, end.generation, end.step, end.epoch, shown(end.place), digest
+            )
+        case "details":
+            details = tuple(
+                events.StateDetail(shown(one.name), one.digest, shown(one.value))
+                for one in message.details.details
+            )
+            return events.StateDetailed(
+                worker, session, message.details.generation, message.details.step, details
+            )
+    raise Rejection("invalid_argument", f"{worker} sent a comparison without a message", field="comparison")
 
 
 _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
@@ -183,6 +211,7 @@ _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
     "saved": _saved,
     "leaving": _leaving,
     "bye": _bye,
+    "comparison": _comparison,
 }
 
 
@@ -227,6 +256,12 @@ def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.A
             response.checkpoint.CopyFrom(_checkpoint(message))
         case effects.Drain():
             response.drain.reason = message.reason
+        case effects.Explain():
+            response.compare.explain.generation = message.generation
+            response.compare.explain.step = message.step
+        case effects.AllEnd():
+            response.compare.all_end.generation = message.generation
+            response.compare.all_end.step = message.step
         case effects.Done():
             response.done.phase = message.phase
             response.done.reason = message.reason

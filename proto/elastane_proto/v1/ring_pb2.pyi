@@ -158,20 +158,66 @@ class StepTask(_message.Message):
     def __init__(self, virtual_rank: _Optional[int] = ..., range: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., samples: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("generation", "step", "epoch", "contexts", "tasks", "extra")
+    __slots__ = ("generation", "step", "epoch", "contexts", "tasks", "extra", "settings_digest", "state_digest")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     epoch: int
     contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
     tasks: _containers.RepeatedCompositeFieldContainer[StepTask]
     extra: _common_pb2.ExtraState
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[StepTask, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ...) -> None: ...
+    settings_digest: int
+    state_digest: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., tasks: _Optional[_Iterable[_Union[StepTask, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., settings_digest: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
+
+class EndEarly(_message.Message):
+    __slots__ = ("generation", "step", "epoch", "place", "state_digest")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    epoch: int
+    place: str
+    state_digest: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., place: _Optional[str] = ..., state_digest: _Optional[int] = ...) -> None: ...
+
+class StateDetail(_message.Message):
+    __slots__ = ("name", "digest", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: int
+    value: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+
+class StateDetails(_message.Message):
+    __slots__ = ("generation", "step", "details")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    details: _containers.RepeatedCompositeFieldContainer[StateDetail]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., details: _Optional[_Iterable[_Union[StateDetail, _Mapping]]] = ...) -> None: ...
+
+class Comparison(_message.Message):
+    __slots__ = ("end_early", "details")
+    END_EARLY_FIELD_NUMBER: _ClassVar[int]
+    DETAILS_FIELD_NUMBER: _ClassVar[int]
+    end_early: EndEarly
+    details: StateDetails
+    def __init__(self, end_early: _Optional[_Union[EndEarly, _Mapping]] = ..., details: _Optional[_Union[StateDetails, _Mapping]] = ...) -> None: ...
 
 class RingBroken(_message.Message):
     __slots__ = ("generation", "step", "error")
@@ -212,17 +258,19 @@ class Leaving(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., notice: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Bye(_message.Message):
-    __slots__ = ("reason", "message", "applied_step")
+    __slots__ = ("reason", "message", "applied_step", "state_digest")
     REASON_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     reason: ByeReason
     message: str
     applied_step: int
-    def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ...) -> None: ...
+    state_digest: int
+    def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye")
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "comparison")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +280,7 @@ class AttendRequest(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -241,7 +290,8 @@ class AttendRequest(_message.Message):
     saved: Saved
     leaving: Leaving
     bye: Bye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ...) -> None: ...
+    comparison: Comparison
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version")
@@ -361,8 +411,32 @@ class Done(_message.Message):
     reason: str
     def __init__(self, phase: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class Explain(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class AllEnd(_message.Message):
+    __slots__ = ("generation", "step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Compare(_message.Message):
+    __slots__ = ("all_end", "explain")
+    ALL_END_FIELD_NUMBER: _ClassVar[int]
+    EXPLAIN_FIELD_NUMBER: _ClassVar[int]
+    all_end: AllEnd
+    explain: Explain
+    def __init__(self, all_end: _Optional[_Union[AllEnd, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
+
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done")
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "compare")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -371,6 +445,7 @@ class AttendResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
     load: Load
@@ -379,7 +454,8 @@ class AttendResponse(_message.Message):
     drain: Drain
     checkpoint: Checkpoint
     done: Done
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ...) -> None: ...
+    compare: Compare
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts")

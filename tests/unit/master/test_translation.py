@@ -135,6 +135,18 @@ MESSAGES = [
     ({"ring_broken": ring_pb2.RingBroken(generation=1, step=2, error="e")}, events.RingBrokenReported),
     ({"saved": ring_pb2.Saved(checkpoint="c", step=2, shard=1, bytes=9)}, events.SavedReported),
     ({"leaving": ring_pb2.Leaving(reason="spot", notice=duration(1.5))}, events.LeavingReported),
+    (
+        {"comparison": ring_pb2.Comparison(end_early=ring_pb2.EndEarly(step=3, state_digest=2**64 - 1))},
+        events.EndEarlyReported,
+    ),
+    (
+        {
+            "comparison": ring_pb2.Comparison(
+                details=ring_pb2.StateDetails(step=3, details=[ring_pb2.StateDetail(name="n", digest=2**63)])
+            )
+        },
+        events.StateDetailed,
+    ),
     ({"bye": ring_pb2.Bye(reason=ring_pb2.BYE_REASON_DRAINED, message="m")}, events.ByeReported),
 ]
 
@@ -208,8 +220,19 @@ def test_workers_of_a_large_job_beat_less_often_but_three_times_in_the_timeout(
     assert interval.ToTimedelta().total_seconds() == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("message", "name"), [(effects.Explain(3, 5), "explain"), (effects.AllEnd(3, 5), "all_end")]
+)
+def test_what_the_master_compares_has_its_wire_form(
+    message: effects.Explain | effects.AllEnd, name: str
+) -> None:
+    compare = attend_response(message, events.JobSettings(ests=2)).compare
+    assert compare.WhichOneof("message") == name
+    assert (getattr(compare, name).generation, getattr(compare, name).step) == (3, 5)
+
+
 def test_every_message_to_a_worker_is_covered() -> None:
-    covered = {type(message).__name__.lower() for message in TO_WORKER}
+    covered = {type(message).__name__.lower() for message in TO_WORKER} | {"compare"}
     assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}
 
 

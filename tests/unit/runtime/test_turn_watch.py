@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from elastane.errors import StepError
-from elastane.runtime.carried import AttributeWatch, CarriedValueError
 from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
 from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
+from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
 from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters

@@ -210,8 +210,15 @@ class LocalCluster:
             "ELASTANE_REPORT_DIR": str(self.reports),
             "ELASTANE_LOG_TO": "",  # a run that only shows something, unless it is asked for below
             **({"ELASTANE_SEED": str(settings.seed)} if settings.HasField("seed") else {}),
+            **_fingerprints(settings),
             **self._extra,
         }
+
+
+def _fingerprints(settings: job_pb2.JobSettings) -> dict[str, str]:
+    if not settings.HasField("fingerprint_steps"):
+        return {}
+    return {"ELASTANE_FINGERPRINT_STEPS": str(settings.fingerprint_steps)}
 
 
 @contextmanager

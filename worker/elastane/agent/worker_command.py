@@ -41,6 +41,8 @@ def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker
         "ELASTANE_NOTICE_SECONDS": str(agent.grace_seconds),
         "ELASTANE_DRAIN_EXIT_CODE": str(EXIT_DRAINED),
     }
+    if settings.HasField("fingerprint_steps"):
+        variables["ELASTANE_FINGERPRINT_STEPS"] = str(settings.fingerprint_steps)
     if settings.HasField("seed"):
         variables["ELASTANE_SEED"] = str(settings.seed)
     return variables

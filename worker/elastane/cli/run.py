@@ -165,6 +165,17 @@ def run(
             envvar="ELASTANE_RECOVERY",
         ),
     ] = Recovery.ELASTIC,
+    fingerprint_steps: Annotated[
+        int | None,
+        _job(
+            "--fingerprint-steps",
+            "STEPS",
+            "Workers compare all of their state within so many steps, and the job fails where it differs; "
+            "0: never.",
+            show_default="32",
+            min=0,
+        ),
+    ] = None,
     spot_price: Annotated[
         str | None,
         _job(
@@ -391,7 +402,7 @@ def run(
                 "idle_max": idle_max,
                 "return_grace": return_grace, "join_window": join_window, "max_wait": max_wait,
             },
-            recovery=recovery, prices=prices,
+            recovery=recovery, prices=prices, fingerprint_steps=fingerprint_steps,
         ),
         local_workers=local_workers or limits[1],
         master=master,
@@ -479,6 +490,7 @@ def job_settings(
     determinism: Level = DEFAULT_LEVEL,
     recovery: Recovery = Recovery.ELASTIC,
     prices: Prices = NO_PRICES,
+    fingerprint_steps: int | None = None,
 ) -> job_pb2.JobSettings:
     """The message for Create. durations: fields of JobSettings in seconds."""
     from elastane_proto.v1 import job_pb2
@@ -498,6 +510,7 @@ def job_settings(
         currency=prices.currency,
         spot_price_micros=prices.spot_micros,
         on_demand_price_micros=prices.on_demand_micros,
+        fingerprint_steps=fingerprint_steps,
     )
     for name, seconds in durations.items():
         if not seconds <= _SECONDS_MAX:

@@ -139,7 +139,7 @@ class DoctorJob(LocalJob):
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
-    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         if self._turns is None:
             raise StepError("job.epochs was called before job.prepare")
         self._book.stage("epochs")

@@ -26,12 +26,16 @@ from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
 
+DETAILS_MAX = 20_000
+"""So many tensors and values are named one by one: 2 MB at most, what a master takes in a message is 4."""
+
 
 class Attendance:
     """Built by the trainer, started when the script asks for its first epoch.
 
     backend: of the process groups, "gloo" or "nccl". signature: the script's, for Hello.
-    write_manifest: called with a Checkpoint that asks the leader for the manifest.
+    write_manifest: called with a Checkpoint that asks the leader for the manifest. details: what the state
+    consists of, as name, digest and words.
     """
 
     def __init__(
@@ -42,11 +46,15 @@ class Attendance:
         signature: Callable[[], ring_pb2.ScriptSignature],
         write_manifest: Callable[[ring_pb2.Checkpoint], None],
         close: Callable[[ring_pb2.Bye | None], None],
+        details: Callable[[], list[tuple[str, int, str]]],
     ) -> None:
         self._environment = environment
         self._backend = backend
         self._signature = signature
         self._write_manifest = write_manifest
+        self._details = details
+        #: Of the whole state after the last step, for Bye.
+        self.final_digest: int | None = None
         self._changed = threading.Condition()
         self._error: ElastaneError | None = None
         #: Set when the group that is being formed is no longer wanted.
@@ -97,6 +105,8 @@ class Attendance:
         if self._session is not None:
             if bye is not None:
                 bye.applied_step = self.protocol.applied_step
+                if self.final_digest is not None and bye.reason == ring_pb2.BYE_REASON_FINISHED:
+                    bye.state_digest = self.final_digest
             self._session.close(bye)
         if self._transport is not None:
             self._transport.close()
@@ -253,12 +263,25 @@ class Attendance:
                 protocol.checkpoint = message.checkpoint
             case "drain":
                 protocol.drain = message.drain
+            case "compare" if message.compare.HasField("explain"):
+                # Not here: it takes a while, and the master's messages must go on being heard.
+                asked = message.compare.explain
+                threading.Thread(target=self._explain, args=(asked,), daemon=True).start()
+            case "compare":
+                return protocol.compared(message.compare)
             case "done":
                 protocol.done = message.done
                 return Outcome(abort=True)
             case kind:
                 _log.warning("unknown message from the master", kind=kind)
         return Outcome()
+
+    def _explain(self, asked: ring_pb2.Explain) -> None:
+        """Say what this worker's state consists of. The script's thread waits for the step to be prepared."""
+        answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
+        for name, digest, value in self._details()[:DETAILS_MAX]:
+            answer.details.add(name=name, digest=digest, value=value)
+        self.tell(lambda: self.protocol.explained(answer))
 
     def _session_failed(self, error: ElastaneError) -> None:
         with self._changed:

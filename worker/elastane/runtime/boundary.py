@@ -20,6 +20,7 @@ from elastane.observe.figures import WorkerFigures
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.saving import CheckpointSaver, load_state
+from elastane.state.codec import Exported
 from elastane.state.handover import receive_state, send_state
 from elastane.state.stream import StreamLayout
 from elastane.state.train_state import TrainState
@@ -66,6 +67,12 @@ class StepBoundary:
         self._contexts: dict[int, EstContext] = {}
         #: The weights are still those the script built.
         self.pristine = True
+        self._received: Exported | None = None
+
+    def take_received(self) -> Exported | None:
+        """The state that was received when the present ring was formed, once."""
+        received, self._received = self._received, None
+        return received
 
     def settle(self, contexts: dict[int, EstContext]) -> None:
         """Return when this worker runs in a ring and nothing is asked of it before the next step.
@@ -165,6 +172,7 @@ class StepBoundary:
             self._figures.handover_bytes_received += size
             self._tell_handover("receive", go, perf_counter() - began, size)
             self._state.load(received)
+            self._received = received
             self._replaced()
             self.pristine = False
             self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))

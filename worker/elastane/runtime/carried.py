@@ -1,240 +1,88 @@
-"""Values that the script carries from turn to turn, and that decide the result: refused at their line.
+"""Named Python values that are part of the job's state: `job.carry`.
 
-What is read from source (`script_source`) is put beside what there is: the frame of the loop says which
-names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has been
-seen to change twice running. Without source (exec, a notebook's cell that is gone) nothing is said.
+A variable of the script that lives across epochs (the best metric so far, a patience) is not there in a
+worker that joins later. What is carried travels with the weights, to newcomers and into checkpoints.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
-import sys
-import types
-import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
-from elastane.diagnose.generators import display_name, is_script_file
-from elastane.errors import UnsupportedError
-from elastane.runtime.prepared import Prepared
-from elastane.runtime.turn import Turn
-from elastane.script_source import Carried, Role, carried_attributes, carried_values, loop_at
-
-_TIMES: Final = 2
-"""An attribute that has changed so often running goes on changing: it was not set up on first use."""
+from elastane.errors import StepError
+from elastane.state.codec import encode
+from elastane.state.optimizer_state import StateError
 
 
-#: Elements of a container that are compared beside its length.
-_ITEMS_MAX: Final = 64
+class CarriedValues:
+    """All that a script carries, as state for `TrainState`. writes: see `Carried`."""
 
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        #: Asked before a value is set: False where the value that came with the state has it already.
+        #: May raise.
+        self.writes: Callable[[str], bool] = lambda name: True
 
-class CarriedValueError(UnsupportedError):
-    """A value that the loop, the model or an optimizer carries along decides the result."""
-
-    code = "ELA352"
-
-
-# ---------------------------------------------------------------------- the loop
-
-
-def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]) -> None:
-    """Refuse what the running loop over the prepared loader carries into its result.
-
-    frame: of whoever asks for a mini-batch. Raises CarriedValueError with the lines.
-    """
-    found = carried_in_loop(frame, prepared, registered)
-    if found:
-        file, carried = found[0]
-        raise CarriedValueError(
-            f"{file}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
-            f" {carried.decides} in line {carried.reaches}",
-            hint=_cure(carried),
-            variable=carried.name,
-        )
-
-
-def carried_in_loop(
-    frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
-) -> list[tuple[str, Carried]]:
-    """The same as data, with the file's name: for `elastane doctor`."""
-    while frame is not None:
-        tree = _source(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
-        loop = loop_at(tree, frame.f_lineno) if tree is not None else None
-        if tree is not None and loop is not None:
-            roles = roles_in(frame, prepared, registered)
-            found = carried_values(tree, loop, roles, {**frame.f_globals, **frame.f_locals})
-            return [(display_name(frame.f_code.co_filename), carried) for carried in found]
-        frame = frame.f_back
-    return []
-
-
-def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
-    """What the frame's names stand for, where that is under control."""
-    roles: dict[int, Role] = {id(one): "other" for one in (*registered, prepared.loader)}
-    roles |= {id(one): "other" for one in (*prepared.schedulers, *prepared.extras.values())}
-    roles |= {id(one): "optimizer" for one in (*prepared.optimizers, *prepared.scalers)}
-    roles[id(prepared.model)] = "model"
-    names = dict(frame.f_globals) | dict(frame.f_locals)
-    result: dict[str, Role] = {}
-    for name, value in _with_attributes(names):
-        if id(value) in roles:
-            result[name] = roles[id(value)]
-        elif type(value).__module__.partition(".")[0] == "elastane" or _is_loader(value):
-            result[name] = "other"
-    return result
-
-
-def _with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
-    for name, value in names.items():
-        yield name, value
-        if is_script_class(type(value)):
-            yield from ((f"{name}.{part}", inner) for part, inner in getattr(value, "__dict__", {}).items())
-
-
-def _is_loader(value: object) -> bool:
-    """Whether it is the iterator that the prepared loader gave."""
-    return isinstance(value, types.GeneratorType) and not is_script_file(value.gi_code.co_filename)
-
-
-def is_script_class(kind: type) -> bool:
-    """Whether the class is the user's own, of no library."""
-    return is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-
-
-def _cure(carried: Carried) -> str:
-    if carried.decides.startswith("whether"):
-        return (
-            "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
-            " prepare(..., accumulation_steps=k) and call it in every turn; else let job.step decide"
-        )
-    if carried.counts:
-        return (
-            "it counts turns, of which there is one for every EST of the worker and every replay: use"
-            " job.step, the number of the step"
-        )
-    return (
-        "if each rank has its own under DDP, keep it in an object with state_dict and load_state_dict and"
-        f' job.register("{carried.name.rpartition(".")[2]}", object) before prepare; if all have the same, in'
-        " job.carry, changed `if job.stepped:`"
-    )
-
-
-@lru_cache(maxsize=256)
-def _source(filename: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(filename)), filename)
-    except (SyntaxError, ValueError):
-        return None
-
-
-# ---------------------------------------------------------------------- attributes of modules and optimizers
-
-
-@dataclass(slots=True)
-class _Attribute:
-    """One that its class computes from its own old value. changes: in how many looks running it changed."""
-
-    owner: Any
-    name: str
-    shown: str
-    where: str
-    mark: Any
-    changes: int = 0
-
-
-class AttributeWatch:
-    """Plain attributes of the model's modules and of optimizers: no part of their state, and no EST's own.
-
-    Only classes of the script are looked into, and of those the attributes that their source says they carry.
-    """
-
-    def __init__(self, prepared: Prepared) -> None:
-        modules = [
-            (f"model.{name}" if name else "model", one) for name, one in prepared.model.named_modules()
-        ]
-        self._of_modules = [found for shown, one in modules for found in _carried_by(one, shown)]
-        self._of_optimizers = [
-            found
-            for one in prepared.optimizers
-            if not _has_own_state(one)
-            for found in _carried_by(one, type(one).__name__)
-        ]
-
-    def end_turn(self, turn: Turn) -> None:
-        """Raises CarriedValueError for an attribute that goes on changing."""
-        for attribute in self._of_modules:
-            if _goes_on(attribute):
-                raise CarriedValueError(
-                    f"{attribute.shown} ({attribute.where}) changes from turn to turn, and decides what the"
-                    " model does",
-                    hint="make it a buffer, self.register_buffer, which forward writes to in place: each step"
-                    " begins with rank 0's, as under DDP; or compute it from job.step",
-                    attribute=attribute.shown,
+    def add(self, values: Mapping[str, Any]) -> Carried:
+        """Further values, by name. Raises StepError for a name that is taken, StateNotCarriedError."""
+        for name, value in values.items():
+            if name in self.values:
+                raise StepError(
+                    f"job.carry({name}=...) was called twice", hint="give each value a name of its own"
                 )
-        for attribute in self._of_optimizers if turn.applied else ():
-            if _goes_on(attribute):
-                raise CarriedValueError(
-                    f"{attribute.shown} ({attribute.where}) changes with every step, decides what the"
-                    " optimizer does, and is not in its state_dict: a worker that joins would not have it",
-                    hint="keep it in self.state[parameter] or in a param_group, which state_dict holds",
-                    attribute=attribute.shown,
-                )
+            check(name, value)
+        self.values |= values
+        return Carried(self, frozenset(values))
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if sorted(state) != sorted(self.values):
+            raise StateError(
+                f"the state carries {', '.join(sorted(state)) or 'nothing'}, "
+                f"the script {', '.join(sorted(self.values)) or 'nothing'}",
+                hint="every worker must call job.carry with the same names",
+            )
+        # Tensors may be views of the memory in which they came.
+        self.values = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
+        }
 
 
-def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
-    for kind in type(owner).__mro__:
-        module = sys.modules.get(kind.__module__)
-        file = getattr(module, "__file__", None) or ""
-        tree = _source(file) if is_script_file(file) else None
-        if tree is not None:
-            for name, line in carried_attributes(tree, kind.__name__, owner, vars(module)).items():
-                where = f"{display_name(file)}, line {line}"
-                yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
+class Carried:
+    """What `job.carry` returns: the values as attributes."""
+
+    __slots__ = ("_all", "_names")
+
+    def __init__(self, values: CarriedValues, names: frozenset[str]) -> None:
+        object.__setattr__(self, "_all", values)
+        object.__setattr__(self, "_names", names)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._names:
+            return self._all.values[name]
+        raise AttributeError(f"job.carry was not given {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._names:
+            raise StepError(
+                f"{name!r} was set on what job.carry returned, and was not given to it",
+                hint=f"name it with its first value: job.carry({name}=...)",
+            )
+        check(name, value)
+        if self._all.writes(name):
+            self._all.values[name] = value
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._names)
+
+    def __repr__(self) -> str:
+        return f"carry({', '.join(f'{name}={self._all.values[name]!r}' for name in sorted(self._names))})"
 
 
-def _goes_on(attribute: _Attribute) -> bool:
-    """Whether it has changed again."""
-    mark = _mark(vars(attribute.owner).get(attribute.name))
-    attribute.changes = attribute.changes + 1 if mark != attribute.mark else 0
-    attribute.mark = mark
-    return attribute.changes >= _TIMES
-
-
-class _TensorMark:
-    """A tensor as it is now, without holding it: equal while it is the same one, and nobody wrote to it."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
-        self._version = tensor._version
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _TensorMark):
-            return False
-        known, same = self._tensor(), other._tensor()
-        return known is not None and known is same and self._version == other._version
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _mark(value: object) -> object:
-    """Unequal before and after a change; holds no tensor."""
-    if isinstance(value, torch.nn.Parameter | torch.nn.Module):
-        return None
-    if isinstance(value, torch.Tensor):
-        return _TensorMark(value)
-    if isinstance(value, list | tuple | set | deque | dict):
-        first = islice(value.values() if isinstance(value, dict) else value, _ITEMS_MAX)
-        return len(value), [_mark(one) for one in first]
-    return value if isinstance(value, int | float | complex | str | None) else None
-
-
-def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its class decides itself what its state is."""
-    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+def check(name: str, value: Any) -> None:
+    """Raises StateNotCarriedError that names what cannot travel."""
+    encode(value, path=f"job.carry, {name}")

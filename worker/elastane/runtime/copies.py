@@ -21,7 +21,7 @@ import torch
 
 from elastane.diagnose.generators import is_script_file
 from elastane.errors import UnsupportedError
-from elastane.runtime.carried import is_script_class, roles_in
+from elastane.runtime.loop_carried import is_script_class, roles_in
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
 

@@ -13,7 +13,8 @@ from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
 from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.environment import WorkerEnvironment
-from elastane.runtime.job import Job
+from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import (
     Prepared,
@@ -113,7 +114,7 @@ class ElasticJob(Job):
             # Data workers are forked here, before a gRPC channel exists: forking a process that
             # has one can hang (gRPC's threads and locks do not survive it).
             source.start()
-            trainer = Trainer(self._environment, prepared, chosen, source, seed=self._seed)
+            trainer = Trainer(self._environment, prepared, chosen, source, self._carried, seed=self._seed)
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
@@ -127,7 +128,7 @@ class ElasticJob(Job):
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
 
-    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         if self._trainer is None:
             raise StepError("job.epochs was called before job.prepare")
         trainer = self._trainer
@@ -141,15 +142,27 @@ class ElasticJob(Job):
         )
         trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
         trainer.shows_progress = self._shows_progress(progress)
-        trainer.join(count)
+        trainer.join(count, checked_max_steps(max_steps))
         if self.is_leader and trainer.applied_step == 0:
             self._warn_of_schedules(count)
-        while trainer.applied_step < trainer.total_steps:
-            trainer.epoch = trainer.current_epoch
-            yield trainer.epoch
-            distributed_calls.check()
-            trainer.close_epoch(trainer.epoch)
-        trainer.finish()
+        try:
+            while trainer.applied_step < trainer.total_steps and not trainer.ended_early:
+                trainer.epoch = trainer.current_epoch
+                yield trainer.epoch
+                distributed_calls.check()
+                trainer.close_epoch(trainer.epoch)
+        except GeneratorExit:
+            when_left(lambda place: self._end(trainer, trackers, place))
+            raise
+        self._end(trainer, trackers, "")
+
+    def _end(self, trainer: Trainer, trackers: TrackerProcesses, left_at: str) -> None:
+        """Training is over. left_at: where the script left its loop over epochs; empty: it came to its
+        end."""
+        if left_at or trainer.ended_early:
+            trainer.end_early(left_at)
+        else:
+            trainer.finish()
         trackers.finish(trainer.applied_step, meanwhile=trainer.finish)
         if self._environment.report_dir:
             write_elastic_report(

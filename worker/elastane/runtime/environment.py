@@ -61,6 +61,9 @@ class WorkerEnvironment(BaseSettings):
     ddp_backend: Literal["", "gloo", "nccl"] = Field(
         default="", description="of the stock mode; only gloo's order of additions is the elastic one"
     )
+    fingerprint_steps: int = Field(
+        default=32, ge=0, description="workers compare all their state within so many steps; 0: never"
+    )
     steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least level of log lines"

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from elastane.errors import EXIT_SCRIPT_RAISED, ElastaneError
+from elastane.errors import EXIT_SCRIPT_RAISED, ElastaneError, JobFailedError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane_proto.v1 import ring_pb2
 
@@ -79,6 +79,11 @@ class WorkerExits:
             self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
             raise SystemExit(0)
         reason = done.reason if done is not None else drain.reason if drain is not None else ""
+        if done is not None and done.phase == "failed":
+            error = JobFailedError(reason, hint="`elastane events` has all that led to it")
+            sys.stderr.write(f"elastane: {error.line()}\n")
+            self._say(ring_pb2.BYE_REASON_DRAINED, reason)
+            raise SystemExit(error.exit_code) from error
         _log.info("leaving", reason=reason)
         self._say(ring_pb2.BYE_REASON_DRAINED, reason)
         raise SystemExit(self._environment.drain_exit_code)

@@ -18,6 +18,7 @@ from elastane.errors import ElastaneError, StepError
 from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
+from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment, read_environment
 from elastane.runtime.schedules import Lengths, schedule_warnings
 from elastane.tracking.tracker import parse_specs
@@ -47,6 +48,7 @@ class Job(abc.ABC):
         self._environment = environment
         self._seed = seed if seed is not None else environment.seed
         self._registry = Registry()
+        self._carried = CarriedValues()
         self._trackers = parse_specs(environment.log_to or "")
         self._training = False
         self._schedules: tuple[list[Any], Lengths] | None = None
@@ -77,10 +79,34 @@ class Job(abc.ABC):
         """
         self._registry.register(name, value)
 
+    def carry(self, **values: Any) -> Carried:
+        """Python values that live across epochs, as attributes of what is returned; before `epochs`.
+
+        They are part of the job's state: a worker that joins later gets them with the weights, and they
+        are in checkpoints. values: by name, the first ones: numbers, texts, None, tensors, NumPy arrays,
+        and lists, tuples and dicts of them. Set them between epochs, or after optimizer.step() `if
+        job.stepped:`, in the same way in every worker:
+
+            best = job.carry(loss=float("inf"), epoch=-1)
+            ...
+            if loss < best.loss: best.loss, best.epoch = loss, epoch
+
+        Raises StateNotCarriedError for what cannot travel, here and where it is set; StepError for a
+        name that is taken, and once training has begun.
+        """
+        if self._training:
+            raise StepError(
+                "job.carry was called after job.epochs", hint="name the values before the loop over epochs"
+            )
+        return self._carried.add(values)
+
     @abc.abstractmethod
-    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         """The epochs that are still to be trained, out of `count`; a worker may join at any of them.
 
+        max_steps: global steps to train at most: the loader loop of the last epoch ends with that step.
+        Leaving the loop by `break` ends the training, if all workers do so in the same epoch; another
+        one that goes on makes the job fail. The loader loop inside is never left before its end.
         progress: how far they are goes to the leader's stderr, a bar on a terminal, else a line an epoch.
         ELASTANE_PROGRESS=0 or 1 stands over it.
         """
@@ -164,6 +190,15 @@ class Job(abc.ABC):
             yield
         finally:
             generators.restore(before)
+
+
+def checked_max_steps(max_steps: int | None) -> int:
+    """0 for none. Raises StepError."""
+    if max_steps is not None and max_steps < 1:
+        raise StepError(
+            f"job.epochs was given max_steps={max_steps}", hint="give at least 1, or leave it out"
+        )
+    return max_steps or 0
 
 
 def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:

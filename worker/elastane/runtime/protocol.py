@@ -54,7 +54,10 @@ class WorkerProtocol:
     drain: ring_pb2.Drain | None = None
     done: ring_pb2.Done | None = None
     leaving: ring_pb2.Leaving | None = None
+    #: All members' scripts left their loop over epochs at the same step: the training has ended.
+    all_ended: bool = False
     _report: ring_pb2.AttendRequest | None = None
+    _ended: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
@@ -132,6 +135,8 @@ class WorkerProtocol:
                 outcome.send.append(self._loaded or self._ready())
             elif self._report is not None:
                 outcome.send.append(self._report)
+            elif self._ended is not None:
+                outcome.send.append(self._ended)
             if self._broken is not None:
                 outcome.send.append(self._broken)
             outcome.send.extend(self._saved)
@@ -143,7 +148,7 @@ class WorkerProtocol:
         """The master does not count on this worker any more: whatever ring it was in is over for it."""
         self.generation = 0
         self.load = self.go = self.planned = self.checkpoint = None
-        self._report = self._loaded = self._broken = None
+        self._report = self._loaded = self._broken = self._ended = None
         self._saved.clear()
         self.prepared_until = 0
         return Outcome(abort=True)
@@ -158,7 +163,7 @@ class WorkerProtocol:
         self.prepared_until = step
         self.holds_state = True
         self.ready_order = ready_order
-        self.load = self.go = self._report = self._loaded = self._broken = None
+        self.load = self.go = self._report = self._loaded = self._broken = self._ended = None
 
     def begin_replace(self, generation: int) -> bool:
         """Other weights are about to be put in place; False if `generation` is over."""
@@ -202,6 +207,23 @@ class WorkerProtocol:
         if self.planned is not None:
             return self._fence_planned(self.planned)
         return Outcome()
+
+    def end_early(self, message: ring_pb2.EndEarly) -> Outcome:
+        """The script left its loop over epochs; repeated after a reconnect, and by the trainer in a new
+        ring."""
+        self._ended = ring_pb2.AttendRequest(comparison=ring_pb2.Comparison(end_early=message))
+        return Outcome(send=[self._ended])
+
+    def compared(self, message: ring_pb2.Compare) -> Outcome:
+        """What the master says of what it compares, but for what only the trainer can answer."""
+        if message.HasField("all_end") and message.all_end.step == self.applied_step:
+            self.all_ended = True
+        return Outcome()
+
+    def explained(self, message: ring_pb2.StateDetails) -> Outcome:
+        """What the state consists of: the master asked."""
+        comparison = ring_pb2.Comparison(details=message)
+        return Outcome(send=[ring_pb2.AttendRequest(comparison=comparison)])
 
     def loaded(self, message: ring_pb2.Loaded) -> Outcome:
         """The leader holds state now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 
 import torch
@@ -14,9 +15,18 @@ from elastane_proto.v1 import ring_pb2
 
 
 def script_signature(
-    prepared: Prepared, options: TrainOptions, source: BatchSource, epochs: int
+    prepared: Prepared,
+    options: TrainOptions,
+    source: BatchSource,
+    epochs: int,
+    *,
+    max_steps: int = 0,
+    carried: Iterable[str] = (),
 ) -> ring_pb2.ScriptSignature:
-    """Names, shapes and dtypes of parameters and buffers, the data's size, and what decides the bits."""
+    """Names, shapes and dtypes of parameters and buffers, the data's size, and what decides the bits.
+
+    max_steps: of `job.epochs`; 0: none. carried: names of `job.carry`.
+    """
     model = prepared.model
     signature = ring_pb2.ScriptSignature(
         dataset_size=source.dataset_size,
@@ -42,4 +52,8 @@ def script_signature(
             **determinism.facts(determinism.in_effect(), next(iter(model.parameters())).device),
         }
     )
+    if max_steps:
+        signature.environment["max_steps"] = str(max_steps)
+    if names := ",".join(sorted(carried)):
+        signature.environment["carried"] = names
     return signature

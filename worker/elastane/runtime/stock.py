@@ -25,7 +25,8 @@ from elastane.rng import Generators, seed_all
 from elastane.runtime.accumulation import LocalCalls
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
-from elastane.runtime.job import Job
+from elastane.runtime.job import Job, checked_max_steps
+from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, intercept, intercept_zero_grad
 from elastane.runtime.report import write_stock_report
@@ -76,6 +77,7 @@ class LocalJob(Job):
         self._writers: TrackerProcesses | None = None
         self._progress: ProgressLine | None = None
         self._steps_per_epoch = 0
+        self._steps_max = environment.steps_max
         self.step = 0
 
     @property
@@ -85,7 +87,7 @@ class LocalJob(Job):
 
     @property
     def _over(self) -> bool:
-        return 0 < self._environment.steps_max <= self.step
+        return 0 < self._steps_max <= self.step
 
     def log(self, **values: Any) -> None:
         """Kept for the report of the run, by step."""
@@ -126,11 +128,13 @@ class LocalJob(Job):
     def _last_values(self) -> dict[str, float]:
         return self._logged[-1] if self._logged else {}
 
-    def _tell_of(self, count: int, progress: bool) -> Iterator[int]:
+    def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
         """The epochs, told of on stderr and to the trackers by the leader. Its values are its own rank's."""
+        if limit := checked_max_steps(max_steps):
+            self._steps_max = min(limit, self._steps_max or limit)
         if self._shows_progress(progress) and self.is_leader:
             total = count * self._steps_per_epoch
-            total = min(total, self._environment.steps_max) if self._environment.steps_max else total
+            total = min(total, self._steps_max) if self._steps_max else total
             self._progress = ProgressLine(EpochProgress(self._steps_per_epoch, total, count))
         self._training = True
         if self.is_leader:
@@ -144,12 +148,28 @@ class LocalJob(Job):
                     break
                 if self._progress is not None:
                     self._progress.begin(epoch, self.step)
+                self._begin_epoch(epoch)
                 yield epoch
-            if self._writers is not None:
-                self._writers.finish(self.step)
-        finally:
-            if self._writers is not None:
-                self._writers.close()
+        except GeneratorExit:
+            when_left(lambda place: self._end())
+            raise
+        except BaseException:
+            self._close_writers()
+            raise
+        self._end()
+
+    def _begin_epoch(self, epoch: int) -> None:
+        """What a mode does before an epoch."""
+
+    def _end(self) -> None:
+        """Training is over, or the script left its loop over epochs."""
+        if self._writers is not None:
+            self._writers.finish(self.step)
+        self._close_writers()
+
+    def _close_writers(self) -> None:
+        if self._writers is not None:
+            self._writers.close()
 
     def _control(
         self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
@@ -187,9 +207,6 @@ class PlainJob(LocalJob):
         if self._seed is not None:
             seed_all(self._seed)
         return _replaced(objects, {id(prepared.loader): loader})
-
-    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
-        yield from self._tell_of(count, progress)
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
         if size < 1 or task_size < 1:
@@ -230,12 +247,18 @@ class DdpJob(LocalJob):
             seed_all(self._seed + self.rank)
         return _replaced(objects, {id(prepared.model): model, id(prepared.loader): loader})
 
-    def epochs(self, count: int, *, progress: bool = True) -> Iterator[int]:
-        if self._prepared is None or self._loader is None:
+    def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
+        if self._prepared is None:
             raise StepError("job.epochs was called before job.prepare")
-        for epoch in self._tell_of(count, progress):
-            set_epoch(self._loader, epoch)
-            yield epoch
+        return super().epochs(count, max_steps=max_steps, progress=progress)
+
+    def _begin_epoch(self, epoch: int) -> None:
+        assert self._loader is not None
+        set_epoch(self._loader, epoch)
+
+    def _end(self) -> None:
+        super()._end()
+        assert self._prepared is not None
         if self._environment.report_dir:
             write_stock_report(
                 self._environment.report_dir,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -33,9 +34,12 @@ from elastane.rng import Generators, Parts
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
 from elastane.runtime.boundary import StepBoundary
+from elastane.runtime.carried import CarriedValues
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
+from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.forward_watch import ForwardWatch
+from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
@@ -43,6 +47,7 @@ from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
 from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.runtime.turn_watch import TurnWatch
+from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -63,6 +68,7 @@ class Trainer:
         prepared: Prepared,
         options: TrainOptions,
         source: BatchSource,
+        carried: CarriedValues,
         *,
         seed: int | None,
     ) -> None:
@@ -73,6 +79,7 @@ class Trainer:
         self._registry = source.registry
         self._num_ests = environment.ests
         self._closed_epochs = EpochsClosed()
+        self._carried = carried
         self._figures = WorkerFigures()
         self._figure_report = FigureReport(self._figures, environment.metrics_file)
         self._begun_until = 0
@@ -112,6 +119,9 @@ class Trainer:
                 "elastane.gradients": self._reducer.gradients,
             },
         )
+        self._fingerprints = Fingerprints(
+            self._state, lambda: self._rank0_buffers, environment.fingerprint_steps
+        )
         self._state.export()  # says now, and not at the first hand-over, what cannot be carried
         self._saver = CheckpointSaver(
             lambda message: self._attendance.tell(lambda: self._protocol.saved(message))
@@ -119,9 +129,12 @@ class Trainer:
         self._attendance = Attendance(
             environment,
             backend="nccl" if device.type == "cuda" else "gloo",
-            signature=lambda: script_signature(prepared, options, source, self.epochs),
+            signature=lambda: script_signature(
+                prepared, options, source, self.epochs, max_steps=self._max_steps, carried=carried.values
+            ),
             write_manifest=lambda message: self._saver.write_manifest(message, num_ests=self._num_ests),
             close=self.close,
+            details=self._fingerprints.details,
         )
         self._protocol = self._attendance.protocol
         self._boundary = StepBoundary(
@@ -147,6 +160,13 @@ class Trainer:
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
+        self._max_steps = 0
+        #: The epoch whose loader loop this worker was in last.
+        self._looped_epoch = -1
+        #: The step at which the present ring began.
+        self._resume_step = 0
+        #: Received in an epoch's loader loop from workers that were through with its closing code.
+        self._closed_elsewhere: Exported | None = None
         #: Told at each ring that is entered whether this worker leads it.
         self.on_ring: Callable[[bool], None] = lambda leads: None
         self.on_close: Callable[[], None] = lambda: None
@@ -164,7 +184,7 @@ class Trainer:
     @property
     def total_steps(self) -> int:
         total = self.epochs * self._source.steps_per_epoch
-        return min(total, self._steps_max) if self._steps_max else total
+        return min([total, *(limit for limit in (self._steps_max, self._max_steps) if limit)])
 
     @property
     def current_epoch(self) -> int:
@@ -178,11 +198,22 @@ class Trainer:
     def state(self) -> TrainState:
         return self._state
 
-    def join(self, epochs: int) -> None:
-        """Attend at the master and wait until this worker has its place and the job's state."""
+    @property
+    def ended_early(self) -> bool:
+        """Whether the script left its loop over epochs, here or in the worker the state came from."""
+        return self._closed_epochs.ended
+
+    def join(self, epochs: int, max_steps: int) -> None:
+        """Attend at the master and wait until this worker has its place and the job's state.
+
+        max_steps: of the whole training; 0: all steps of its epochs.
+        """
         if self._attendance.started:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
-        self.epochs = epochs
+        self.epochs, self._max_steps = epochs, max_steps
+        if self._carried.values:
+            self._state.extras["elastane.carried"] = self._carried
+        self._carried.writes = self._writes_carried
         if self.shows_progress:
             parts = EpochProgress(self._source.steps_per_epoch, self.total_steps, epochs)
             self._progress = ProgressLine(parts)
@@ -213,6 +244,8 @@ class Trainer:
         script_rng, script_items = self._generators.capture(), self._registry.capture()
         self._attendance.set_between(False)
         self._iterating = True
+        self._looped_epoch = self.epoch
+        self._closed_epochs.begun = max(self._closed_epochs.begun, self.epoch + 1)
         try:
             self._buffers_shown = False
             self._begin_progress()
@@ -225,6 +258,11 @@ class Trainer:
             if self._progress is not None and self.is_leader:
                 self._progress.end(self._last_values())
             self._iterating = False
+            if self.applied_step >= self.total_steps and not self._alone:
+                self._attendance.final_digest = self._fingerprints.whole()
+        except GeneratorExit:
+            when_left(self._refuse_to_leave)
+            raise
         finally:
             self.turn = None
             self._generators.restore(script_rng)
@@ -239,6 +277,45 @@ class Trainer:
                 hint="go through the whole loader in every epoch",
             )
         self._closed_epochs.count = max(self._closed_epochs.count, epoch + 1)
+        if self._closed_elsewhere is not None:
+            # What the code just did to the state had been done already where it came from.
+            self._state.load(self._closed_elsewhere)
+            self._closed_elsewhere = None
+
+    def end_early(self, place: str) -> None:
+        """The script left its loop over epochs at `place`. Returns when all other workers' did so too.
+
+        Takes part in changes of the ring meanwhile, so that nobody is left behind. Ends the script with the
+        master's words where another worker goes on.
+        """
+        if self.applied_step >= self.total_steps:
+            self.finish()
+            return
+        self._closed_elsewhere = None
+        self._closed_epochs.count = max(self._closed_epochs.count, self.epoch + 1)
+        self._closed_epochs.ended = True
+        while not self._protocol.all_ended:
+            if self._protocol.changing:
+                self._boundary.settle(self._contexts)
+            message = ring_pb2.EndEarly(
+                generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
+            )
+            if not self._alone:
+                # Not which modules evaluate: the leader's may, from its code between epochs.
+                digest = self._attendance.final_digest = self._fingerprints.whole(modes=False)
+                if digest is not None:
+                    message.state_digest = digest
+            self._attendance.tell(partial(self._protocol.end_early, message))
+            self._attendance.wait_for(lambda: self._protocol.all_ended or self._protocol.changing)
+        self._attendance.exits.finished = True
+
+    def _refuse_to_leave(self, place: str) -> None:
+        raise StepError(
+            f"the loader loop of epoch {self.epoch} was left at {place} by a break or return, in step "
+            f"{self.applied_step}, before its end",
+            hint="for fewer steps write `job.epochs(n, max_steps=...)`, for shorter epochs "
+            "`job.prepare(..., steps_per_epoch=...)`; a break out of the loop over job.epochs ends training",
+        )
 
     def finish(self) -> None:
         """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
@@ -251,6 +328,7 @@ class Trainer:
         # What a worker that is sent away still writes is of a checkpoint that the master has given up:
         # waiting for it would outlast the notice of its node.
         sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
+        self._fingerprints.close()
         self._saver.close(SENT_AWAY_SECONDS if sent_away else None)
         self._reducer.close()
         if self._trace is not None:
@@ -301,6 +379,9 @@ class Trainer:
         self._begun_until = max(self._begun_until, step + 1)
         self._after, self._tasks = {}, []
         self.watch.begin_step(step)
+        self._fingerprints.begin(
+            step, whole=step in (self._resume_step, self._first_of_epoch), alone=self._alone
+        )
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
         for slot, rank in enumerate(ranks):
             turn = Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
@@ -451,6 +532,12 @@ class Trainer:
             report.contexts.append(context.to_proto(self._contexts[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
+        state_digest, settings_digest = (
+            self._fingerprints.state_digest(),
+            self._fingerprints.settings_digest(),
+        )
+        if state_digest is not None and settings_digest is not None:
+            report.state_digest, report.settings_digest = state_digest, settings_digest
         self._attendance.tell(lambda: self._protocol.report(report, in_backward=in_backward))
 
     def claim(self) -> bool:
@@ -504,7 +591,29 @@ class Trainer:
     @property
     def epoch_is_closed(self) -> bool:
         """Between epochs: whether the code here has run already, in the worker the state came from."""
-        return self._closed_epochs.count > self.epoch
+        closed = self._closed_epochs
+        return (closed.count if self._looped_epoch == self.epoch else closed.begun) > self.epoch
+
+    def _writes_carried(self, name: str) -> bool:
+        """Whether a carried value takes what it is set to: not where the state has it already."""
+        if self.turn is None:
+            return not self.epoch_is_closed
+        if not self.turn.applied:
+            raise StepError(
+                f"job.carry value {name} was set in step {self.turn.step} before the step was applied",
+                hint="set it after optimizer.step() `if job.stepped:`, or between epochs: each mini-batch "
+                "is a turn of the loop, and a step may be done again",
+                virtual_rank=self.turn.rank,
+            )
+        return True
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._attendance.members) < 2
+
+    @property
+    def _first_of_epoch(self) -> int:
+        return self.epoch * self._source.steps_per_epoch
 
     def _complete_step(self, turn: Turn) -> None:
         """The body is over and the step is in the weights."""
@@ -565,6 +674,11 @@ class Trainer:
         self._contexts = contexts
         self.watch.look_closely()
         self._source.position(contexts, step)
+        self._resume_step = step
+        received = self._boundary.take_received()
+        behind = self._looped_epoch == self.epoch and self._closed_epochs.count > self.epoch
+        if received is not None and behind:
+            self._closed_elsewhere = received
         self.on_ring(self.is_leader)
 
     def _take_buffers(self) -> None:

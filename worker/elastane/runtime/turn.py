@@ -58,13 +58,21 @@ class Turn:
 
 
 class EpochsClosed:
-    """How many epochs' closing code (after the loader loop) is in the state; travels with it."""
+    """Whose epochs' code outside the loader loop is in the state; travels with it.
+
+    begun: epochs whose code before the loader loop has run. count: those whose closing code, after it, has.
+    ended: that code left the loop over epochs; the training is over.
+    """
 
     def __init__(self) -> None:
+        self.begun = 0
         self.count = 0
+        self.ended = False
 
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
+    def state_dict(self) -> dict[str, int | bool]:
+        return {"begun": self.begun, "count": self.count, "ended": self.ended}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, int | bool]) -> None:
         self.count = state["count"]
+        self.begun = state.get("begun", self.count)  # checkpoints of older versions have the count only
+        self.ended = bool(state.get("ended", False))

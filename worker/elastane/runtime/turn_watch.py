@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from elastane.errors import StepError
-from elastane.runtime.carried import AttributeWatch, check_loop
 from elastane.runtime.copies import CopyWatch, norms
+from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
 

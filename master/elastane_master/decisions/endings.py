@@ -1,0 +1,83 @@
+"""The script ends the training before all epochs are done (early stopping): all workers do, or the job fails.
+
+    a member's script leaves its loop over epochs --> EndEarly; it waits
+    all members have said so, after the same step --> AllEnd: the training has ended with that step
+    another one reports a further step            --> the job has failed; both are named
+
+A member that waits takes part in changes of the ring, and says EndEarly again in the next one. What it
+hands to a newcomer says that the training is over, so that nobody trains on in its place. From AllEnd on
+the job is as if it had no further steps.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import claims, life, majority, ring
+from elastane_master.decisions.effects import AllEnd
+from elastane_master.decisions.events import EndEarlyReported, StepReported
+from elastane_master.decisions.state import EarlyEnd
+from elastane_master.decisions.turn import Turn
+
+
+def end_early(turn: Turn, event: EndEarlyReported) -> None:
+    """A member's script has left its loop over epochs. One that says so in an older ring will say it
+    again."""
+    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    record = turn.attending(event.worker, event.session)
+    if record is None or ring_state.stage != "running" or event.generation != ring_state.generation:
+        return
+    if ring_state.member(event.worker) is None or event.step != steps.current:
+        return
+    if state.ended_step is not None:
+        turn.send(event.worker, AllEnd(ring_state.generation, event.step))  # the answer was lost
+        return
+    turn.touch()
+    state.early_ends[event.worker] = EarlyEnd(event.step, event.epoch, event.place, event.state_digest)
+    claims.proven(state, record, event.step)
+    ring.commit_applied(turn)
+    for worker in steps.reports:
+        _fail(turn, worker)
+        return
+    settle(turn)
+
+
+def settle(turn: Turn) -> None:
+    """The training has ended once every member has said so."""
+    state, ends = turn.state, turn.state.early_ends
+    members = state.ring.names()
+    if not members or not set(members) <= ends.keys():
+        return
+    digests = {worker: ends[worker].state_digest for worker in members}
+    known = {worker: digest for worker, digest in digests.items() if digest is not None}
+    if odd := majority.odd_ones_out(known):
+        words = majority.in_words(odd, list(members))
+        life.end(turn, "failed", f"{words} after step {state.steps.current - 1}. {majority.CURE}")
+        return
+    end = ends[members[0]]
+    state.ended_step = end.step
+    turn.note(
+        "ended_early",
+        f"ended early at epoch {end.epoch}, step {end.step} by the script ({end.place})",
+        epoch=end.epoch,
+        at_step=end.step,
+    )
+    for worker in members:
+        turn.send(worker, AllEnd(state.ring.generation, end.step))
+
+
+def goes_on(turn: Turn, event: StepReported) -> bool:
+    """Whether a member's report of a step fails the job: another one's script has ended before that step."""
+    if event.worker in turn.state.early_ends or not turn.state.early_ends:
+        return False
+    _fail(turn, event.worker)
+    return True
+
+
+def _fail(turn: Turn, worker: str) -> None:
+    """`worker` trains on where another has ended."""
+    other, end = next(iter(turn.state.early_ends.items()))
+    life.end(
+        turn,
+        "failed",
+        f"the script of {other} left its loop over epochs at {end.place}, at epoch {end.epoch}, step"
+        f" {end.step}, and that of {worker} goes on. {majority.CURE}",
+    )

@@ -1,0 +1,40 @@
+"""Workers that come to hold different state: the job stops and says what, whose and where."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from elastane.agent.cluster import local_cluster
+from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_REFUSED
+from elastane_proto.v1 import job_pb2
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "drifting.py")
+EVERY = 4
+
+FOUND = {
+    "flip": r"w0 and w1 hold different state at the start of step ([6-9]): weights 2\.weight(;|\.)",
+    "rate": r"w0 and w1 hold different state at the start of step 10: "
+    r"optimizer, param_groups\[0\], lr \(0\.1 in w0, 0\.025 in w1\)\. .*job\.carry",
+    "stop": r"the script of w1 left its loop over epochs at drifting\.py:32, at epoch 0, step 10, "
+    r"and that of w0 goes on\. .*job\.carry",
+}
+
+
+@pytest.mark.parametrize(("drift", "every"), [*((drift, EVERY) for drift in FOUND), ("flip", 0)])
+def test_a_worker_that_drifts_away_stops_the_job(tmp_path: Path, drift: str, every: int) -> None:
+    settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2, fingerprint_steps=every)
+    with local_cluster(tmp_path, settings, [SCRIPT]) as cluster:
+        workers = [cluster.add_worker(), cluster.add_worker(environment={"ELASTANE_TEST_DRIFTS": drift})]
+        job = cluster.wait_for_end()
+        if not every:  # nobody looks: as bad as it would be without
+            assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED
+            return
+        assert job.phase == job_pb2.JOB_PHASE_FAILED
+        assert re.match(FOUND[drift], job.reason), job.reason
+        for worker in workers:
+            assert cluster.workers[worker].wait(30) == ExitStatus(EXIT_REFUSED)
+            assert "ELA340" in (tmp_path / f"{worker}.log").read_text()

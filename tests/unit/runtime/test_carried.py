@@ -1,0 +1,57 @@
+"""Values that travel with the state: what they take, and what is refused at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from elastane.errors import StepError
+from elastane.runtime.carried import CarriedValues
+from elastane.state.codec import StateNotCarriedError, decode, encode
+from elastane.state.optimizer_state import StateError
+
+
+def test_values_are_attributes_and_travel() -> None:
+    mine, theirs = CarriedValues(), CarriedValues()
+    state = mine.add({"best": 1e9, "bad": 0, "seen": [], "weights": torch.zeros(2)})
+    other = theirs.add({"best": 1e9, "bad": 0, "seen": [], "weights": torch.zeros(2)})
+    state.best, state.bad, state.weights = float("inf"), np.int64(3), torch.ones(2)
+    state.seen.append(("x", None, True))
+    theirs.load_state_dict(decode(encode(mine.state_dict())))
+    assert (other.best, other.bad, other.seen) == (float("inf"), 3, [("x", None, True)])
+    assert torch.equal(other.weights, torch.ones(2))
+    state.weights[0] = 5
+    assert other.weights[0] == 1
+
+
+@pytest.mark.parametrize("value", [{1, 2}, object(), max, [torch.nn.Linear(1, 1)], {"a": {"b": open}}])
+def test_what_cannot_travel_is_refused_where_it_is_given_and_where_it_is_set(value: object) -> None:
+    carried = CarriedValues()
+    with pytest.raises(StateNotCarriedError, match=r"job\.carry, best"):
+        carried.add({"best": value})
+    state = carried.add({"best": 0})
+    with pytest.raises(StateNotCarriedError, match=r"job\.carry, best"):
+        state.best = value
+    assert state.best == 0
+
+
+def test_names_are_those_that_were_given() -> None:
+    carried = CarriedValues()
+    state = carried.add({"best": 0})
+    with pytest.raises(StepError, match="called twice"):
+        carried.add({"other": 1, "best": 0})
+    with pytest.raises(StepError, match="'bset' was set"):
+        state.bset = 1
+    with pytest.raises(AttributeError, match="bset"):
+        _ = state.bset
+    with pytest.raises(StateError, match="carries other, the script best"):
+        carried.load_state_dict({"other": 1})
+
+
+def test_a_value_that_the_state_has_already_is_not_set_again() -> None:
+    carried = CarriedValues()
+    state = carried.add({"bad": 2})
+    carried.writes = lambda name: False
+    state.bad += 1
+    assert state.bad == 2

@@ -1,0 +1,96 @@
+"""What is compared of a worker's state: all of it within the bound, and by name where it differs."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from elastane.runtime.carried import CarriedValues
+from elastane.runtime.fingerprints import Fingerprints
+from elastane.state.train_state import TrainState
+
+STEPS = 4
+
+
+def worker(steps: int = STEPS, *, width: int = 6) -> tuple[TrainState, Fingerprints]:
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 2)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    model(torch.randn(8, 5)).sum().backward()
+    optimizer.step()
+    carried = CarriedValues()
+    carried.add({"best": 1.5})
+    average = copy.deepcopy(model)
+    state = TrainState(
+        model, [optimizer], [scheduler], {"prepared.4.EMA": average, "elastane.carried": carried}
+    )
+    return state, Fingerprints(state, lambda: list(model.buffers()), steps)
+
+
+def digests(prints: Fingerprints, step: int, *, whole: bool = False) -> tuple[int | None, int | None]:
+    prints.begin(step, whole=whole, alone=False)
+    return prints.settings_digest(), prints.state_digest()
+
+
+def flip(tensor: torch.Tensor) -> None:
+    tensor.detach().view(-1).view(torch.uint8)[2] ^= 4
+
+
+PLANTED = {
+    "weights 0.weight": lambda state: flip(state.model[0].weight),
+    "buffer 1.running_mean": lambda state: flip(state.model[1].running_mean),
+    "optimizer, state of 2.bias, exp_avg_sq": lambda state: flip(
+        state.optimizers[0].state[state.model[2].bias]["exp_avg_sq"]
+    ),
+    "scheduler 0, last_epoch": lambda state: setattr(state.schedulers[0], "last_epoch", 2),
+    "4.EMA 2.weight": lambda state: flip(state.extras["prepared.4.EMA"][2].weight),
+    "carried, best": lambda state: state.extras["elastane.carried"].values.update(best=1.25),
+    "modules in eval()": lambda state: state.model[1].eval(),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("width", [6, 40_000])
+def test_whatever_differs_is_found_within_the_bound_and_named(name: str, width: int) -> None:
+    (_, sound), (state, flipped) = worker(width=width), worker(width=width)
+    assert digests(sound, 0, whole=True) == digests(flipped, 0, whole=True)
+    PLANTED[name](state)
+    differing = [step for step in range(8, 8 + STEPS) if digests(sound, step) != digests(flipped, step)]
+    assert len(differing) == 1
+    assert digests(sound, 0, whole=True) != digests(flipped, 0, whole=True)
+    theirs = {label: digest for label, digest, _ in sound.details()}
+    assert [label for label, digest, _ in flipped.details() if theirs[label] != digest] == [name]
+    for prints in (sound, flipped):
+        prints.close()
+
+
+def test_a_hyperparameter_is_compared_at_every_step_and_told_in_words() -> None:
+    (_, sound), (state, other) = worker(), worker()
+    for step in range(2):
+        assert digests(sound, step)[0] == digests(other, step)[0]
+    state.optimizers[0].param_groups[0]["lr"] /= 4
+    for step in range(3):
+        assert digests(sound, step)[0] != digests(other, step)[0]
+    words = {name: value for name, _, value in other.details()}
+    assert words["optimizer, param_groups[0], lr"] == "0.025"
+
+
+def test_values_equal_in_another_object_are_equal() -> None:
+    (_, sound), (state, other) = worker(), worker()
+    first = digests(other, 0)
+    state.optimizers[0].param_groups[0].update(lr=float("0.1"), betas=(float("0.9"), 0.999))
+    assert digests(other, 0) == first == digests(sound, 0)
+
+
+def test_a_worker_alone_and_one_told_not_to_compare_nothing() -> None:
+    _, prints = worker()
+    prints.begin(0, whole=True, alone=True)
+    assert (prints.settings_digest(), prints.state_digest()) == (None, None)
+    _, off = worker(0)
+    assert digests(off, 0, whole=True) == (None, None)
+    assert off.whole() is None

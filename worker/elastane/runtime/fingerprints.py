@@ -1,0 +1,226 @@
+"""Fingerprints of this worker's state, for the master to compare with the others': that none drifts away.
+
+With each report of a step go two digests: of the hyperparameters as they are then, and of a part of the state
+as it was when the step began. The state is cut into `steps` parts that take turns, so that all of it is
+compared within so many steps at a price that hardly shows; at the first step of an epoch, which shows
+what the code between epochs did, and at the first step of a ring, which shows what was handed over, it
+is all of it.
+
+What the parts consist of is looked up when the step begins. Adding it up may go on in a thread while the
+step's forward and backward run: nothing of it changes before the optimizer steps, and the report of the
+step waits for it. One worker alone has nobody to be compared with, and pays nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import torch
+
+from elastane.state.digests import (
+    combined,
+    digest_of_tensor,
+    digest_of_tensors,
+    digest_of_text,
+    in_words,
+    leaves,
+)
+from elastane.state.train_state import TrainState
+
+#: Adding up less than this takes no longer than waking a thread.
+_IN_PLACE_BYTES: Final = 1 << 18
+_VALUE_CHARACTERS_MAX: Final = 200
+
+Leaf = tuple[str, torch.Tensor | str]
+Unit = Callable[[], Iterator[Leaf]]
+
+
+class Fingerprints:
+    """state: the worker's. buffers: the model's, as every EST's forward starts from them. steps: within
+    so many all of the state has its turn; 0: nothing is compared."""
+
+    def __init__(self, state: TrainState, buffers: Callable[[], Sequence[torch.Tensor]], steps: int) -> None:
+        self._state = state
+        self._buffers = buffers
+        self._steps = steps
+        self._units: list[Unit] = []
+        self._begun: Future[int] | int | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        #: Of each param_group: its values without the parameters, and their digest.
+        self._known: list[list[tuple[tuple[object, ...], int]]] = [[] for _ in state.optimizers]
+
+    def begin(self, step: int, *, whole: bool, alone: bool) -> None:
+        """A step begins. whole: all of the state is compared. alone: there is no other worker."""
+        self._begun = None
+        if not self._steps or alone:
+            return
+        units = self._all_units()
+        part = units if whole else units[step % self._steps :: self._steps]
+        tensors, texts = _collected(part)
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors) < _IN_PLACE_BYTES:
+            self._begun = _added_up(tensors, texts)
+            return
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="elastane-fingerprint")
+        stream = torch.cuda.current_stream() if tensors and tensors[0].is_cuda else None
+        self._begun = self._threads.submit(_added_up, tensors, texts, stream)
+
+    def state_digest(self) -> int | None:
+        """Of the part of the state that was begun with; waits until it is added up. None: not compared."""
+        begun = self._begun
+        return begun.result() if isinstance(begun, Future) else begun
+
+    def settings_digest(self) -> int | None:
+        """Of the hyperparameters of all param_groups now. None: not compared."""
+        if self._begun is None:
+            return None
+        return combined(
+            digest
+            for optimizer, known in zip(self._state.optimizers, self._known, strict=True)
+            for digest in _of_groups(optimizer, known)
+        )
+
+    def whole(self, *, modes: bool = True) -> int | None:
+        """Of all of the state as it is now. modes: and which modules evaluate. None: nothing is compared."""
+        units = self._all_units()
+        return _added_up(*_collected(units if modes else units[:-1])) if self._steps else None
+
+    def details(self) -> list[tuple[str, int, str]]:
+        """All that the state consists of: name, digest, and what is short enough in words."""
+        found = []
+        for number, optimizer in enumerate(self._state.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                for key, value in _settings_of(group):
+                    if not isinstance(value, torch.Tensor):
+                        name = f"{_optimizer(number)}param_groups[{place}], {key}"
+                        words = in_words(value)
+                        found.append((name, digest_of_text(words), words[:_VALUE_CHARACTERS_MAX]))
+        for unit in self._all_units():
+            for name, leaf in unit():
+                if isinstance(leaf, torch.Tensor):
+                    value = in_words(leaf.item()) if leaf.numel() == 1 else ""
+                    found.append((name, digest_of_tensor(leaf), value))
+                else:
+                    found.append((name, digest_of_text(leaf), leaf[:_VALUE_CHARACTERS_MAX]))
+        return found
+
+    def close(self) -> None:
+        """End the thread. Idempotent."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
+
+    # ------------------------------------------------------------------ what there is
+
+    def _all_units(self) -> list[Unit]:
+        """The state in the pieces that take turns: the same in every worker. Objects stay, what they
+        hold may not."""
+        if not self._units:
+            state, model = self._state, self._state.model
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            self._units = [_tensor(f"weights {name}", p) for name, p in model.named_parameters()]
+            for place, (name, _) in enumerate(model.named_buffers()):
+                self._units.append(self._buffer(f"buffer {name}", place))
+            for number, optimizer in enumerate(state.optimizers):
+                parameters = (p for group in optimizer.param_groups for p in group["params"])
+                for place, parameter in enumerate(parameters):
+                    name = names.get(id(parameter), f"parameter {place}")
+                    label = f"{_optimizer(number)}state of {name}"
+                    self._units.append(_of_optimizer(optimizer, parameter, label))
+            for number, scheduler in enumerate(state.schedulers):
+                self._units.append(_stateful(f"scheduler {number}", scheduler))
+            for name, extra in state.extras.items():
+                label = name.removeprefix("prepared.").removeprefix("elastane.")
+                if isinstance(extra, torch.nn.Module):
+                    tensors = [*extra.named_parameters(), *extra.named_buffers()]
+                    self._units += [_tensor(f"{label} {tensor}", value) for tensor, value in tensors]
+                else:
+                    self._units.append(_stateful(label, extra))
+            self._units += [self._tensors_of_groups, self._modes]
+        return self._units
+
+    def _buffer(self, name: str, place: int) -> Unit:
+        def unit() -> Iterator[Leaf]:
+            yield name, self._buffers()[place]
+
+        return unit
+
+    def _tensors_of_groups(self) -> Iterator[Leaf]:
+        """Hyperparameters that are tensors: `settings_digest` does not read them, a GPU would be waited
+        for."""
+        for number, optimizer in enumerate(self._state.optimizers):
+            for place, group in enumerate(optimizer.param_groups):
+                for key, value in _settings_of(group):
+                    if isinstance(value, torch.Tensor):
+                        yield f"{_optimizer(number)}param_groups[{place}], {key}", value
+
+    def _modes(self) -> Iterator[Leaf]:
+        model = self._state.model
+        yield "frozen parameters", in_words([n for n, p in model.named_parameters() if not p.requires_grad])
+        yield "modules in eval()", in_words([n for n, module in model.named_modules() if not module.training])
+
+
+def _optimizer(number: int) -> str:
+    return "optimizer, " if number == 0 else f"optimizer {number}, "
+
+
+def _tensor(name: str, tensor: torch.Tensor) -> Unit:
+    def unit() -> Iterator[Leaf]:
+        yield name, tensor
+
+    return unit
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Unit:
+    def unit() -> Iterator[Leaf]:
+        # No state, and a state without entries, are the same: it is a defaultdict.
+        state: Any = optimizer.state.get(parameter) or {}
+        return leaves(state, name)
+
+    return unit
+
+
+def _stateful(name: str, owner: Any) -> Unit:
+    return lambda: leaves(owner.state_dict(), name)
+
+
+def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
+    tensors: list[torch.Tensor] = []
+    texts: list[str] = []
+    for unit in units:
+        for name, leaf in unit():
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+            else:
+                texts.append(f"{name}={leaf}")
+    return tensors, texts
+
+
+def _added_up(
+    tensors: Sequence[torch.Tensor], texts: Sequence[str], stream: torch.cuda.Stream | None = None
+) -> int:
+    with torch.cuda.stream(stream):  # what the script had queued comes first; None: as it is
+        return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
+
+
+def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, value) for key, value in group.items() if key != "params"]
+
+
+def _of_groups(
+    optimizer: torch.optim.Optimizer, known: list[tuple[tuple[object, ...], int]]
+) -> Iterator[int]:
+    """The digests of its param_groups; worked out again where a value is another object."""
+    groups = optimizer.param_groups
+    if len(known) != len(groups):
+        known[:] = [((), 0)] * len(groups)
+    for place, group in enumerate(groups):
+        values = tuple(group.values())
+        before, digest = known[place]
+        if len(before) != len(values) or any(a is not b for a, b in zip(before, values, strict=True)):
+            texts = [f"{key}={in_words(value)}" for key, value in _settings_of(group)]
+            digest = digest_of_text("\n".join((*texts, f"{len(group['params'])} parameters")))
+            known[place] = (values, digest)
+        yield digest

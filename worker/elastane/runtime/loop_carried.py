@@ -1,0 +1,240 @@
+"""Values that the script carries from turn to turn, and that decide the result: refused at their line.
+
+What is read from source (`script_source`) is put beside what there is: the frame of the loop says which
+names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has been
+seen to change twice running. Without source (exec, a notebook's cell that is gone) nothing is said.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from typing import Any, Final
+
+import torch
+
+from elastane.diagnose.generators import display_name, is_script_file
+from elastane.errors import UnsupportedError
+from elastane.runtime.prepared import Prepared
+from elastane.runtime.turn import Turn
+from elastane.script_source import Carried, Role, carried_attributes, carried_values, loop_at
+
+_TIMES: Final = 2
+"""An attribute that has changed so often running goes on changing: it was not set up on first use."""
+
+
+#: Elements of a container that are compared beside its length.
+_ITEMS_MAX: Final = 64
+
+
+class CarriedValueError(UnsupportedError):
+    """A value that the loop, the model or an optimizer carries along decides the result."""
+
+    code = "ELA352"
+
+
+# ---------------------------------------------------------------------- the loop
+
+
+def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]) -> None:
+    """Refuse what the running loop over the prepared loader carries into its result.
+
+    frame: of whoever asks for a mini-batch. Raises CarriedValueError with the lines.
+    """
+    found = carried_in_loop(frame, prepared, registered)
+    if found:
+        file, carried = found[0]
+        raise CarriedValueError(
+            f"{file}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
+            f" {carried.decides} in line {carried.reaches}",
+            hint=_cure(carried),
+            variable=carried.name,
+        )
+
+
+def carried_in_loop(
+    frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
+) -> list[tuple[str, Carried]]:
+    """The same as data, with the file's name: for `elastane doctor`."""
+    while frame is not None:
+        tree = _source(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
+        loop = loop_at(tree, frame.f_lineno) if tree is not None else None
+        if tree is not None and loop is not None:
+            roles = roles_in(frame, prepared, registered)
+            found = carried_values(tree, loop, roles, {**frame.f_globals, **frame.f_locals})
+            return [(display_name(frame.f_code.co_filename), carried) for carried in found]
+        frame = frame.f_back
+    return []
+
+
+def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
+    """What the frame's names stand for, where that is under control."""
+    roles: dict[int, Role] = {id(one): "other" for one in (*registered, prepared.loader)}
+    roles |= {id(one): "other" for one in (*prepared.schedulers, *prepared.extras.values())}
+    roles |= {id(one): "optimizer" for one in (*prepared.optimizers, *prepared.scalers)}
+    roles[id(prepared.model)] = "model"
+    names = dict(frame.f_globals) | dict(frame.f_locals)
+    result: dict[str, Role] = {}
+    for name, value in _with_attributes(names):
+        if id(value) in roles:
+            result[name] = roles[id(value)]
+        elif type(value).__module__.partition(".")[0] == "elastane" or _is_loader(value):
+            result[name] = "other"
+    return result
+
+
+def _with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    for name, value in names.items():
+        yield name, value
+        if is_script_class(type(value)):
+            yield from ((f"{name}.{part}", inner) for part, inner in getattr(value, "__dict__", {}).items())
+
+
+def _is_loader(value: object) -> bool:
+    """Whether it is the iterator that the prepared loader gave."""
+    return isinstance(value, types.GeneratorType) and not is_script_file(value.gi_code.co_filename)
+
+
+def is_script_class(kind: type) -> bool:
+    """Whether the class is the user's own, of no library."""
+    return is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def _cure(carried: Carried) -> str:
+    if carried.decides.startswith("whether"):
+        return (
+            "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
+            " prepare(..., accumulation_steps=k) and call it in every turn; else let job.step decide"
+        )
+    if carried.counts:
+        return (
+            "it counts turns, of which there is one for every EST of the worker and every replay: use"
+            " job.step, the number of the step"
+        )
+    return (
+        "if each rank has its own under DDP, keep it in an object with state_dict and load_state_dict and"
+        f' job.register("{carried.name.rpartition(".")[2]}", object) before prepare; if all have the same, in'
+        " job.carry, changed `if job.stepped:`"
+    )
+
+
+@lru_cache(maxsize=256)
+def _source(filename: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(filename)), filename)
+    except (SyntaxError, ValueError):
+        return None
+
+
+# ---------------------------------------------------------------------- attributes of modules and optimizers
+
+
+@dataclass(slots=True)
+class _Attribute:
+    """One that its class computes from its own old value. changes: in how many looks running it changed."""
+
+    owner: Any
+    name: str
+    shown: str
+    where: str
+    mark: Any
+    changes: int = 0
+
+
+class AttributeWatch:
+    """Plain attributes of the model's modules and of optimizers: no part of their state, and no EST's own.
+
+    Only classes of the script are looked into, and of those the attributes that their source says they carry.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        modules = [
+            (f"model.{name}" if name else "model", one) for name, one in prepared.model.named_modules()
+        ]
+        self._of_modules = [found for shown, one in modules for found in _carried_by(one, shown)]
+        self._of_optimizers = [
+            found
+            for one in prepared.optimizers
+            if not _has_own_state(one)
+            for found in _carried_by(one, type(one).__name__)
+        ]
+
+    def end_turn(self, turn: Turn) -> None:
+        """Raises CarriedValueError for an attribute that goes on changing."""
+        for attribute in self._of_modules:
+            if _goes_on(attribute):
+                raise CarriedValueError(
+                    f"{attribute.shown} ({attribute.where}) changes from turn to turn, and decides what the"
+                    " model does",
+                    hint="make it a buffer, self.register_buffer, which forward writes to in place: each step"
+                    " begins with rank 0's, as under DDP; or compute it from job.step",
+                    attribute=attribute.shown,
+                )
+        for attribute in self._of_optimizers if turn.applied else ():
+            if _goes_on(attribute):
+                raise CarriedValueError(
+                    f"{attribute.shown} ({attribute.where}) changes with every step, decides what the"
+                    " optimizer does, and is not in its state_dict: a worker that joins would not have it",
+                    hint="keep it in self.state[parameter] or in a param_group, which state_dict holds",
+                    attribute=attribute.shown,
+                )
+
+
+def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
+    for kind in type(owner).__mro__:
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None) or ""
+        tree = _source(file) if is_script_file(file) else None
+        if tree is not None:
+            for name, line in carried_attributes(tree, kind.__name__, owner, vars(module)).items():
+                where = f"{display_name(file)}, line {line}"
+                yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
+
+
+def _goes_on(attribute: _Attribute) -> bool:
+    """Whether it has changed again."""
+    mark = _mark(vars(attribute.owner).get(attribute.name))
+    attribute.changes = attribute.changes + 1 if mark != attribute.mark else 0
+    attribute.mark = mark
+    return attribute.changes >= _TIMES
+
+
+class _TensorMark:
+    """A tensor as it is now, without holding it: equal while it is the same one, and nobody wrote to it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = weakref.ref(tensor)
+        self._version = tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _TensorMark):
+            return False
+        known, same = self._tensor(), other._tensor()
+        return known is not None and known is same and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _mark(value: object) -> object:
+    """Unequal before and after a change; holds no tensor."""
+    if isinstance(value, torch.nn.Parameter | torch.nn.Module):
+        return None
+    if isinstance(value, torch.Tensor):
+        return _TensorMark(value)
+    if isinstance(value, list | tuple | set | deque | dict):
+        first = islice(value.values() if isinstance(value, dict) else value, _ITEMS_MAX)
+        return len(value), [_mark(one) for one in first]
+    return value if isinstance(value, int | float | complex | str | None) else None
+
+
+def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its class decides itself what its state is."""
+    return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict

@@ -12,6 +12,7 @@ from elastane_master.decisions.events import (
     AnyEvent,
     ContextDelta,
     DatasetCreated,
+    IntervalReported,
     LoadedReported,
     Signature,
     StepReported,
@@ -31,6 +32,11 @@ def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> 
         case StepReported():
             _check_contexts(limits, machine, event.contexts, event.step)
             _check_metrics(limits, event.tasks)
+        case IntervalReported():
+            _check_contexts(limits, machine, event.contexts, event.step)
+            require_within("context_parts_max", len(event.changes), limits.context_parts_max, "changes")
+            size = sum(len(change) for change in event.changes.values() if isinstance(change, bytes))
+            require_within("context_bytes_max", size, limits.context_bytes_max, "bytes of changes")
         case LoadedReported():
             _check_contexts(limits, machine, event.contexts, event.step)
         case DatasetCreated():

@@ -14,6 +14,7 @@ from elastane_master.decisions.effects import (
     Drain,
     Explain,
     Go,
+    IntervalDecided,
     Load,
     Prepare,
     Prepared,
@@ -21,7 +22,9 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.events import Rejection
 
-WorkerMessage = Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd
+WorkerMessage = (
+    Welcome | Prepare | Load | Go | Prepared | IntervalDecided | Checkpoint | Drain | Done | Explain | AllEnd
+)
 
 
 class Session:

@@ -10,14 +10,15 @@ refuses newer ones; a worker or client accepts masters down to `MASTER_OLDEST`.
 
 from __future__ import annotations
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version that this code speaks."""
 
 CLIENT_OLDEST = 1
 """Oldest worker or client that this code, as a master, serves."""
 
-MASTER_OLDEST = 1
-"""Oldest master that this code, as a worker or client, works with."""
+MASTER_OLDEST = 2
+"""Oldest master that this code, as a worker or client, works with: older ones do not ask what code between
+epochs drew."""
 
 METADATA_KEY = "elastane-protocol"
 

@@ -84,6 +84,8 @@ class Checkers:
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
     prepared_until: int = 0
+    #: The code before this step ran, and what it did is lost: it is no step to go on from.
+    lost_before: int = -1
     applied_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
@@ -193,7 +195,10 @@ class Checkers:
         if not go.donors or sorted((*go.donors, *go.receivers)) != list(range(len(go.members))):
             self._broken("one ring", f"donors {go.donors} and receivers {go.receivers} are not all members")
         for context in go.contexts:
-            self._context(context.virtual_rank, go.resume_step, context_from_proto(context))
+            parts = context_from_proto(context)
+            fixed = self.fixed.before.get(go.resume_step)
+            if fixed is None or parts != fixed[context.virtual_rank]:
+                self._context(context.virtual_rank, go.resume_step, parts)
 
     def _check_prepared(self, sent: Sent, worker: str, prepared: ring_pb2.Prepared) -> None:
         generation, step = prepared.generation, prepared.step
@@ -251,6 +256,7 @@ class Checkers:
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
+                and worker.protocol.applied_step != self.lost_before
             ):
                 yield worker
 
@@ -291,6 +297,10 @@ class Checkers:
             note = records.decode_note(payload).note
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
+            if note.kind == "interval_lost":
+                self.lost_before = int(note.facts["at_step"])
+            elif note.kind in ("checkpoint_loaded", "history_rewound"):
+                self.lost_before = -1
             if note.kind == "history_rewound":
                 self.next_step = self.prepared_until = int(note.facts["to_step"])
                 kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}

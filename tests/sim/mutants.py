@@ -256,6 +256,24 @@ MUTANTS = (
         "state.contexts.ranks(min(state.contexts.steps), member.start, member.end)",
     ),
     Mutant(
+        "Go does not say what the code between epochs drew",
+        f"{DECISIONS}.ring",
+        "return IntervalDecided(state.ring.generation, step, interval.changes)",
+        "return None",
+    ),
+    Mutant(
+        "an epoch begins before the leader has evaluated",
+        f"{DECISIONS}.intervals",
+        "    if state.lagging(lambda record: here.get(record.worker) != generation):\n        return\n",
+        "",
+    ),
+    Mutant(
+        "EST 0 is taken for the others where its leader is gone",
+        f"{DECISIONS}.intervals",
+        "    if not led and any(report.asked for report in reports.values()):",
+        "    if False:",
+    ),
+    Mutant(
         "contexts are dropped when a step is prepared",
         f"{DECISIONS}.boundary",
         "    state.contexts.put(book.prepared + 1, contexts)\n",

@@ -5,6 +5,9 @@ that began it, its lineage; mixing two lineages, as believing an outdated claim 
 no fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all
 contributions in the order of virtual ranks; the next context on the one before. Whatever workers do,
 an applied step must give these very bytes.
+
+Before the first step of an epoch the script's code draws: EST 0 more than the others, as an evaluation on the
+leader does, but for the first epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +16,9 @@ import hashlib
 from collections.abc import Mapping
 
 Context = dict[str, bytes]
+
+DRAWS = 3
+LEADER_DRAWS = 5
 
 
 def digest(*parts: bytes) -> bytes:
@@ -28,6 +34,18 @@ def initial_weights(lineage: int) -> bytes:
 def initial_context(rank: int) -> Context:
     """The context of an EST before step 0. One part never changes: it is not in any delta."""
     return {"rng/python": digest(b"context", str(rank).encode()), "item/fixed": b"fixed-%d" % rank}
+
+
+def behind(context: Context, step: int, rank: int, draws: int = DRAWS) -> Context:
+    """The context behind the code before `step`, the first of an epoch."""
+    draws += LEADER_DRAWS if rank == 0 and step > 0 else 0
+    state = digest(context["rng/python"], b"%d draws" % draws)
+    return {**context, "rng/python": state, "item/@behind": b"%d" % step}
+
+
+def is_behind(context: Context, step: int) -> bool:
+    """Whether that code is in the context."""
+    return context.get("item/@behind") == b"%d" % step
 
 
 def contribution(weights: bytes, rank: int, step: int, context: Context) -> bytes:
@@ -46,13 +64,21 @@ def next_weights(weights: bytes, contributions: Mapping[int, bytes]) -> bytes:
 
 
 class FixedRuns:
-    """What fixed runs compute: contexts[s][rank], and weights by lineage, at the start of step s."""
+    """What fixed runs compute: contexts[s][rank], and weights by lineage, at the start of step s.
 
-    def __init__(self, ests: int, steps: int) -> None:
-        self.contexts = [[initial_context(rank) for rank in range(ests)]]
-        for step in range(steps):
-            contexts = self.contexts[-1]
-            self.contexts.append([next_context(rank, step, contexts[rank]) for rank in range(ests)])
+    The contexts of an epoch's first step are those behind the code before it; before: those it starts from.
+    """
+
+    def __init__(self, ests: int, steps: int, steps_per_epoch: int) -> None:
+        self.contexts: list[list[Context]] = []
+        self.before: dict[int, list[Context]] = {}
+        contexts = [initial_context(rank) for rank in range(ests)]
+        for step in range(steps + 1):
+            if step % steps_per_epoch == 0 and step < steps:
+                self.before[step] = contexts
+                contexts = [behind(parts, step, rank) for rank, parts in enumerate(contexts)]
+            self.contexts.append(contexts)
+            contexts = [next_context(rank, step, parts) for rank, parts in enumerate(contexts)]
         self._weights: dict[int, list[bytes]] = {}
 
     def weights(self, lineage: int, step: int) -> bytes:

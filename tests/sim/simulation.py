@@ -72,7 +72,7 @@ class _Run:
         self.script, self.settings = _draw(rng)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
-        fixed = FixedRuns(self.script.ests, self.script.steps)
+        fixed = FixedRuns(self.script.ests, self.script.steps, self.script.steps_per_epoch)
         self.checkers = Checkers(
             world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
         )

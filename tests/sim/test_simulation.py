@@ -65,7 +65,7 @@ def test_the_faults_really_happen() -> None:
         injected.update(outcome.injected)
     wanted = "worker_lost worker_left worker_draining worker_standby worker_evicted master_recovered"
     wanted += " history_rewound checkpoint_saved checkpoint_failed job_suspended job_resumed job_waiting"
-    wanted += " task_timed_out job_max_wait_exceeded prices_changed job_cost"
+    wanted += " interval_lost task_timed_out job_max_wait_exceeded prices_changed job_cost"
     assert not set(wanted.split()) - set(notes)
     assert refusals["ABORTED"] and refusals["UNAVAILABLE"]
     assert set(injected) == set(FAULTS)

@@ -23,7 +23,17 @@ from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Ended, Network, Stream
 from sim.process import Process
-from sim.reference import Context, contribution, initial_context, initial_weights, next_context, next_weights
+from sim.reference import (
+    DRAWS,
+    Context,
+    behind,
+    contribution,
+    initial_context,
+    initial_weights,
+    is_behind,
+    next_context,
+    next_weights,
+)
 from sim.world import StoredCheckpoint, StoredShard, World
 
 JOB = "job"
@@ -102,6 +112,11 @@ class WorkerModel:
         self.lineage, self.weights = pid, initial_weights(pid)
         self.pristine = True
         self.contexts: dict[int, Context] = {}
+        self.known: dict[int, Context] = {}
+        #: The code between epochs: the step that it precedes, the contexts that it runs with, who leads.
+        self.interval_step = 0
+        self.interval_contexts = {rank: initial_context(rank) for rank in range(script.ests)}
+        self.interval_leads = True
         self.reduced_parts: dict[int, bytes] | None = None
         self.reduced_step = -1
         self.hangs = self.raises = False
@@ -263,6 +278,8 @@ class WorkerModel:
                 return protocol.prepare(message.prepare)
             case "prepared":
                 return protocol.prepared(message.prepared)
+            case "interval_decided":
+                return protocol.interval_decided(message.interval_decided)
             case "go":
                 return protocol.go_ahead(message.go)
             case "load":
@@ -321,19 +338,24 @@ class WorkerModel:
 
     async def _script(self) -> None:
         script, protocol = self.script, self.protocol
-        await self._settle()
+        await self._settle(in_loop=False)
+        self.interval_leads = 0 in self.contexts
         while protocol.applied_step < script.steps:
             epoch = protocol.applied_step // script.steps_per_epoch
-            self._set_between(False)
             while self._in_epoch(epoch):
                 await self._settle()
+                self._set_between(False)
                 if self._in_epoch(epoch):
                     await self._run_step(protocol.applied_step)
+            through = protocol.applied_step == (epoch + 1) * script.steps_per_epoch
+            self.interval_step = protocol.applied_step if through else -1
+            self.interval_contexts = dict(self.contexts)
+            self.interval_leads = 0 in self.contexts
             self._set_between(True)
             await asyncio.sleep(script.user_seconds * self.world.rng.choice((0.01, 0.1, 1.0)))
             self._look_around()
         if protocol.changing:
-            await self._settle()
+            await self._settle(in_loop=False)
 
     def _in_epoch(self, epoch: int) -> bool:
         applied = self.protocol.applied_step
@@ -346,16 +368,56 @@ class WorkerModel:
 
     # ------------------------------------------------------------------ between two steps
 
-    async def _settle(self) -> None:
+    async def _settle(self, *, in_loop: bool = True) -> None:
         while True:
-            self._take_checkpoint()
+            if not self._interval_is_open:
+                self._take_checkpoint()
             request = await self._next_request()
             if request is None:
-                return
+                if not in_loop or not self._interval_is_open:
+                    return
+                await self._close_interval()
+                continue
+            if in_loop:
+                self._set_between(False)
             if isinstance(request, ring_pb2.Load):
                 await self._load(request)
             else:
                 await self._enter(request)
+
+    @property
+    def _interval_is_open(self) -> bool:
+        step = self.protocol.applied_step
+        begins = step % self.script.steps_per_epoch == 0 and step < self.script.steps
+        return begins and not all(is_behind(parts, step) for parts in self.contexts.values())
+
+    async def _close_interval(self) -> None:
+        """What the code between two epochs drew: told, and taken over as it is decided."""
+        protocol, step = self.protocol, self.protocol.applied_step
+        report = ring_pb2.IntervalReport(generation=protocol.generation, step=step)
+        if self.interval_step == step:
+            report.passed, report.as_leader, report.asked = True, self.interval_leads, step > 0
+            report.changes.add(name="rng/python", draws=DRAWS)
+            if self.interval_leads:
+                parts = behind(self.interval_contexts[0], step, 0)
+                changed = {key: parts[key] for key in ("rng/python", "item/@behind")}
+                report.contexts.append(context_to_proto(0, step, changed, delta=True))
+        self.tell(protocol.report_interval(report))
+        await self.wait_for(lambda: protocol.changing or not protocol.generation or protocol.interval)
+        if protocol.interval is not None:
+            if protocol.interval.refusal:
+                self.world.fail("no refusal", f"{self.name}: {protocol.interval.refusal}")
+            for message in protocol.interval.contexts:
+                self.known[message.virtual_rank] = context_from_proto(message)
+            self._take_up(self.known, protocol.interval)
+
+    def _take_up(self, known: dict[int, Context], decided: ring_pb2.IntervalDecided | None) -> None:
+        """The contexts as the master has them, and behind the code of which this is decided."""
+        self.known, self.contexts = known, dict(known)
+        for rank, parts in known.items():
+            if decided is not None and not is_behind(parts, decided.step):
+                draws = sum(change.draws for change in decided.changes)
+                self.contexts[rank] = behind(parts, decided.step, rank, draws)
 
     async def _next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
         protocol = self.protocol
@@ -410,7 +472,8 @@ class WorkerModel:
         if protocol.fenced != go.generation:
             return
         protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
-        self.contexts = {message.virtual_rank: context_from_proto(message) for message in go.contexts}
+        known = {message.virtual_rank: context_from_proto(message) for message in go.contexts}
+        self._take_up(known, go.interval if go.HasField("interval") else None)
         self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
 
     async def _form(self, go: ring_pb2.Go) -> None:
@@ -482,7 +545,7 @@ class WorkerModel:
             return
         before = self.contexts
         after = {rank: next_context(rank, step, parts) for rank, parts in before.items()}
-        self.tell(protocol.report(self._report(step, before, after), in_backward=early))
+        self.tell(protocol.report(self._report(step, self.known, after), in_backward=early))
         if early:
             if self.hangs:
                 self.world.log(f"{self.name} hangs in the last backward of step {step}")
@@ -511,7 +574,7 @@ class WorkerModel:
             return
         await asyncio.sleep(self.world.rng.choice((0.0, 0.001, 0.02)))
         self.weights, self.pristine = next_weights(self.weights, reduced), False
-        self.contexts = after
+        self.contexts = self.known = after
         self.checkers.applied(self.name, group.generation, self.lineage, step + 1, self.weights)
         self.tell(protocol.end_apply(step))
 
@@ -523,7 +586,7 @@ class WorkerModel:
         )
         place = step % self.script.steps_per_epoch
         for rank in sorted(after):
-            changed = {key: value for key, value in after[rank].items() if before[rank][key] != value}
+            changed = {key: value for key, value in after[rank].items() if before[rank].get(key) != value}
             report.contexts.append(context_to_proto(rank, step + 1, changed, delta=True))
             position = place * self.script.ests + rank
             task = report.tasks.add(virtual_rank=rank, samples=[position])

@@ -37,7 +37,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     if event.worker in steps.reports:
         return
     _check_report(turn, event, member)
-    if endings.goes_on(turn, event):
+    if endings.goes_on(turn, event.worker):
         return
     turn.touch()
     record = state.workers[event.worker]

@@ -71,6 +71,14 @@ def load_given_up(state: JobState) -> None:
             state.workers[leader].holds_state = False
 
 
+def void_all(state: JobState) -> None:
+    """What anybody holds cannot be gone on from: history will be rewound."""
+    for record in state.workers.values():
+        if record.holds_state:
+            _fence(state, record.worker, ANY_STEP)
+            record.holds_state = False
+
+
 def usable_step(state: JobState, record: WorkerRecord) -> int:
     """The step the job can resume at with this worker's weights, -1 if it cannot."""
     if record.holds_state and state.contexts.has(record.applied_step):

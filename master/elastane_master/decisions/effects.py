@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from elastane_master.decisions.events import Parts, StepTask
+from elastane_master.decisions.events import Change, Parts, StepTask
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -43,6 +43,16 @@ class Load(Message, frozen=True, tag=True):
     checkpoint_url: str
 
 
+class IntervalDecided(Message, frozen=True, tag=True):
+    """contexts: of ESTs of the addressee, known whole. refusal: the job ends, and why."""
+
+    generation: int
+    step: int
+    changes: dict[str, Change]
+    contexts: tuple[tuple[int, Parts], ...] = ()
+    refusal: str = ""
+
+
 class Go(Message, frozen=True, tag=True):
     generation: int
     resume_step: int
@@ -51,6 +61,7 @@ class Go(Message, frozen=True, tag=True):
     receivers: tuple[int, ...]
     contexts: tuple[tuple[int, Parts], ...]  # of the ESTs the addressee hosts
     ready_order: tuple[int, ...]
+    interval: IntervalDecided | None = None
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -104,7 +115,19 @@ class Send(Effect, frozen=True, tag=True):
     """Send `message` down the stream of `worker`; dropped if that stream is gone."""
 
     worker: str
-    message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd
+    message: (
+        Welcome
+        | Prepare
+        | Load
+        | Go
+        | Prepared
+        | IntervalDecided
+        | Checkpoint
+        | Drain
+        | Done
+        | Explain
+        | AllEnd
+    )
 
 
 class Close(Effect, frozen=True, tag=True):

@@ -2,7 +2,8 @@
 
     a member's script leaves its loop over epochs --> EndEarly; it waits
     all members have said so, after the same step --> AllEnd: the training has ended with that step
-    another one reports a further step            --> the job has failed; both are named
+    another one reports a further step, or stands --> the job has failed; both are named
+      before the first step of the next epoch
 
 A member that waits takes part in changes of the ring, and says EndEarly again in the next one. What it
 hands to a newcomer says that the training is over, so that nobody trains on in its place. From AllEnd on
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from elastane_master.decisions import claims, life, majority, ring
 from elastane_master.decisions.effects import AllEnd
-from elastane_master.decisions.events import EndEarlyReported, StepReported
+from elastane_master.decisions.events import EndEarlyReported
 from elastane_master.decisions.state import EarlyEnd
 from elastane_master.decisions.turn import Turn
 
@@ -34,7 +35,7 @@ def end_early(turn: Turn, event: EndEarlyReported) -> None:
     state.early_ends[event.worker] = EarlyEnd(event.step, event.epoch, event.place, event.state_digest)
     claims.proven(state, record, event.step)
     ring.commit_applied(turn)
-    for worker in steps.reports:
+    for worker in (*steps.reports, *steps.before_epoch(ring_state.generation)):
         _fail(turn, worker)
         return
     settle(turn)
@@ -64,11 +65,11 @@ def settle(turn: Turn) -> None:
         turn.send(worker, AllEnd(state.ring.generation, end.step))
 
 
-def goes_on(turn: Turn, event: StepReported) -> bool:
-    """Whether a member's report of a step fails the job: another one's script has ended before that step."""
-    if event.worker in turn.state.early_ends or not turn.state.early_ends:
+def goes_on(turn: Turn, worker: str) -> bool:
+    """Whether a member that reports fails the job by it: another one's script has ended before that step."""
+    if worker in turn.state.early_ends or not turn.state.early_ends:
         return False
-    _fail(turn, event.worker)
+    _fail(turn, worker)
     return True
 
 

@@ -16,6 +16,10 @@ Parts = dict[str, bytes]
 """An EST context, flat: "rng/python", "stream/0/rng/numpy", "loader", "item/NAME" -> raw bytes."""
 
 
+Change = int | bytes
+"""What became of a part of a context between two epochs: raw draws of a generator, or the part itself."""
+
+
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Base of all events."""
 
@@ -175,6 +179,22 @@ class AppliedReported(Event, frozen=True, tag=True):
     generation: int
     applied_step: int
     between_steps: bool = False
+
+
+class IntervalReported(Event, frozen=True, tag=True):
+    """A member is before the first step of an epoch (see IntervalReport in ring.proto)."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    passed: bool = False
+    as_leader: bool = False
+    asked: bool = False
+    changes: dict[str, Change] = {}
+    uncertain: str = ""
+    fault: str = ""
+    contexts: tuple[ContextDelta, ...] = ()
 
 
 class RingBrokenReported(Event, frozen=True, tag=True):
@@ -361,6 +381,7 @@ AnyEvent = (
     | LoadedReported
     | StepReported
     | AppliedReported
+    | IntervalReported
     | RingBrokenReported
     | SavedReported
     | LeavingReported

@@ -8,7 +8,8 @@ A stuck trainer is found by the lease of its tasks, but only where it alone can 
     the first step of a ring is not reported: forming the group needs all of them, so the one that was
     silent for longest is evicted, and the others get a new lease
 
-A member in user code between two steps holds no lease; idle_max_seconds bounds that.
+A member in user code between two steps holds no lease; idle_max_seconds bounds that. One that waits for
+others to come out of it is not to blame, however long that takes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from elastane_master.decisions import (
     checkpoints,
     datasets,
     fingerprints,
+    intervals,
     notices,
     quarantine,
     ring,
@@ -160,7 +162,7 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     if ring_state.stage != "running":
         return
-    records = state.active_members()
+    records = [record for record in state.active_members() if not intervals.waits(state, record.worker)]
     idle_seconds = state.settings.idle_max_seconds
     between = [record for record in records if record.between_since is not None]
     # One text for all of them: with thousands of members the texts would cost more than the deadlines.

@@ -19,6 +19,7 @@ from elastane_master.decisions import (
     datasets,
     endings,
     fingerprints,
+    intervals,
     leases,
     life,
     operators,
@@ -34,6 +35,7 @@ from elastane_master.decisions.events import (
     DatasetCreated,
     DatasetExtended,
     EndEarlyReported,
+    IntervalReported,
     JobSettings,
     LeavingReported,
     LoadedReported,
@@ -142,6 +144,7 @@ class JobMachine:
 _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     StepReported: boundary.report_step,
     AppliedReported: boundary.applied,
+    IntervalReported: intervals.reported,
     Tick: lambda turn, event: leases.tick(turn),
     ReadyReported: ring.ready,
     LoadedReported: ring.loaded,

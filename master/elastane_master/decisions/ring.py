@@ -17,7 +17,7 @@ from itertools import islice
 from elastane_master.decisions import checkpoints, claims, cost, fingerprints, life, quarantine
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
-from elastane_master.decisions.effects import Drain, Go, Load, Member, Prepare, Prepared
+from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, Member, Prepare, Prepared
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
@@ -315,6 +315,9 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
             to_step=event.step,
         )
     steps.rewind(event.step)
+    if event.checkpoint and state.signature and event.step % (state.signature.steps_per_epoch or 1) == 0:
+        # What the code before this step drew is in it; nobody who ran that code is needed any more.
+        steps.interval(event.step).changes = {}
     state.contexts.reset(event.step, [context.parts for context in event.contexts])
     if event.ready_order or event.step == 0:
         steps.ready_order = event.ready_order
@@ -364,7 +367,17 @@ def go_message(state: JobState, member: Member) -> Go:
         ring.receivers,
         state.contexts.ranks(ring.resume_step, member.start, member.end),
         state.steps.ready_order,
+        _interval(state),
     )
+
+
+def _interval(state: JobState) -> IntervalDecided | None:
+    """What is decided of the code before the step to resume at; ESTs known whole are so in the contexts."""
+    step = state.ring.resume_step
+    interval = state.steps.intervals.get(step)
+    if interval is None or interval.changes is None:
+        return None
+    return IntervalDecided(state.ring.generation, step, interval.changes)
 
 
 def prepared_message(state: JobState, worker: str) -> Prepared:

@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 
 from elastane_master.decisions.effects import Commit
-from elastane_master.decisions.events import Parts, StepTask
+from elastane_master.decisions.events import Change, Parts, StepTask
 
 
 class Report(msgspec.Struct):
@@ -39,6 +39,31 @@ class PreparedStep(msgspec.Struct):
     tasks: tuple[tuple[str, StepTask], ...]
 
 
+class IntervalReport(msgspec.Struct, frozen=True):
+    """What a worker says of the code between two epochs that it ran (see ring.proto)."""
+
+    changes: dict[str, Change] = {}
+    contexts: dict[int, Parts] = {}
+    as_leader: bool = False
+    asked: bool = False
+    uncertain: str = ""
+    fault: str = ""
+
+
+class Interval(msgspec.Struct):
+    """The script's code before the first step of an epoch (intervals.py).
+
+    reports: of those who ran it, by worker. here: the generation in which each worker last said that it is
+    before the step. changes: what is decided, None before. whole: ESTs whose contexts of the step are behind
+    the code.
+    """
+
+    reports: dict[str, IntervalReport] = {}
+    here: dict[str, int] = {}
+    changes: dict[str, Change] | None = None
+    whole: set[int] = set()
+
+
 class StepBook(msgspec.Struct, dict=True):
     """Where the steps stand.
 
@@ -46,7 +71,8 @@ class StepBook(msgspec.Struct, dict=True):
     before the first. prepared_at: when that was, or when the ring started. prepared_count: steps
     prepared in all. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
     prepared_steps: by step, until committed. hold: Prepared is held back until the checkpoint in flight is
-    saved, because the ring ends with it. ready_order: gradient-ready order of EST 0.
+    saved, because the ring ends with it. ready_order: gradient-ready order of EST 0. intervals: by the step
+    that they precede, until it is committed.
     """
 
     committed: int = 0
@@ -58,6 +84,17 @@ class StepBook(msgspec.Struct, dict=True):
     prepared_steps: dict[int, PreparedStep] = {}
     hold: bool = False
     ready_order: tuple[int, ...] = ()
+    intervals: dict[int, Interval] = {}
+
+    def interval(self, step: int) -> Interval:
+        """The code before `step`."""
+        return self.intervals.setdefault(step, Interval())
+
+    def before_epoch(self, generation: int) -> list[str]:
+        """Workers that stand before the current step of that ring, where it is the first of an epoch."""
+        interval = self.intervals.get(self.current)
+        here = interval.here if interval is not None else {}
+        return [worker for worker, told in here.items() if told == generation]
 
     @property
     def current(self) -> int:
@@ -120,10 +157,13 @@ class StepBook(msgspec.Struct, dict=True):
             step = self.prepared_steps.pop(self.committed)
             commits.append(Commit(self.committed, step.epoch, step.generation, step.tasks))
             self.committed += 1
+        for old in [step for step in self.intervals if step < self.committed]:
+            del self.intervals[old]
         return commits
 
     def rewind(self, step: int) -> None:
         """History goes on from `step`, whose contexts came with a checkpoint or the initial state."""
         self.committed = step
         self.prepared_steps = {}
+        self.intervals = {}
         self.drop_reports()

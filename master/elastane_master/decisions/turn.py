@@ -16,6 +16,7 @@ from elastane_master.decisions.effects import (
     Effect,
     Explain,
     Go,
+    IntervalDecided,
     Load,
     Note,
     Prepare,
@@ -51,7 +52,17 @@ class Turn:
     def send(
         self,
         worker: str,
-        message: Welcome | Prepare | Load | Go | Prepared | Checkpoint | Drain | Done | Explain | AllEnd,
+        message: Welcome
+        | Prepare
+        | Load
+        | Go
+        | Prepared
+        | IntervalDecided
+        | Checkpoint
+        | Drain
+        | Done
+        | Explain
+        | AllEnd,
     ) -> None:
         """Sends `message` to a worker, once the event is durable."""
         self.effects.append(Send(worker, message))

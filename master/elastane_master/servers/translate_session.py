@@ -146,6 +146,30 @@ def _step_report(message: ring_pb2.StepReport, worker: str, session: str) -> eve
     )
 
 
+def _interval_report(message: ring_pb2.IntervalReport, worker: str, session: str) -> events.AnyEvent:
+    changes: dict[str, events.Change] = {}
+    for change in message.changes:
+        kind = change.WhichOneof("change")
+        if kind is None or change.draws < 0:
+            raise Rejection(
+                "invalid_argument", f"{worker} reports a change of {shown(change.name)} that is none"
+            )
+        changes[change.name] = change.draws if kind == "draws" else change.state
+    return events.IntervalReported(
+        worker,
+        session,
+        message.generation,
+        message.step,
+        message.passed,
+        message.as_leader,
+        message.asked,
+        changes,
+        shown(message.uncertain),
+        shown(message.fault),
+        tuple(_delta(context) for context in message.contexts),
+    )
+
+
 def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
     return events.RingBrokenReported(worker, session, message.generation, message.step, shown(message.error))
 
@@ -207,6 +231,7 @@ _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
     "ready": _ready,
     "loaded": _loaded,
     "step_report": _step_report,
+    "interval_report": _interval_report,
     "ring_broken": _ring_broken,
     "saved": _saved,
     "leaving": _leaving,
@@ -252,6 +277,8 @@ def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.A
             response.go.CopyFrom(_go(message))
         case effects.Prepared():
             response.prepared.CopyFrom(_prepared(message))
+        case effects.IntervalDecided():
+            response.interval_decided.CopyFrom(_interval_decided(message))
         case effects.Checkpoint():
             response.checkpoint.CopyFrom(_checkpoint(message))
         case effects.Drain():
@@ -310,7 +337,7 @@ def _go(message: effects.Go) -> ring_pb2.Go:
 
 def go_without_members(message: effects.Go) -> ring_pb2.Go:
     """What of a Go is this worker's alone."""
-    return ring_pb2.Go(
+    go = ring_pb2.Go(
         generation=message.generation,
         resume_step=message.resume_step,
         donors=message.donors,
@@ -320,6 +347,24 @@ def go_without_members(message: effects.Go) -> ring_pb2.Go:
         ],
         extra=_extra(message.ready_order),
     )
+    if message.interval is not None:
+        go.interval.CopyFrom(_interval_decided(message.interval))
+    return go
+
+
+def _interval_decided(message: effects.IntervalDecided) -> ring_pb2.IntervalDecided:
+    decided = ring_pb2.IntervalDecided(
+        generation=message.generation,
+        step=message.step,
+        contexts=[contexts.context_to_proto(rank, message.step, parts) for rank, parts in message.contexts],
+        refusal=message.refusal,
+    )
+    for name, change in message.changes.items():
+        if isinstance(change, int):
+            decided.changes.add(name=name, draws=change)
+        else:
+            decided.changes.add(name=name, state=change)
+    return decided
 
 
 def _prepared(message: effects.Prepared) -> ring_pb2.Prepared:

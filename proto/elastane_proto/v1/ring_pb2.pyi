@@ -219,6 +219,38 @@ class Comparison(_message.Message):
     details: StateDetails
     def __init__(self, end_early: _Optional[_Union[EndEarly, _Mapping]] = ..., details: _Optional[_Union[StateDetails, _Mapping]] = ...) -> None: ...
 
+class PartChange(_message.Message):
+    __slots__ = ("name", "draws", "state")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    draws: int
+    state: bytes
+    def __init__(self, name: _Optional[str] = ..., draws: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
+
+class IntervalReport(_message.Message):
+    __slots__ = ("generation", "step", "passed", "as_leader", "asked", "changes", "uncertain", "fault", "contexts")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    AS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    passed: bool
+    as_leader: bool
+    asked: bool
+    changes: _containers.RepeatedCompositeFieldContainer[PartChange]
+    uncertain: str
+    fault: str
+    contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., passed: _Optional[bool] = ..., as_leader: _Optional[bool] = ..., asked: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., uncertain: _Optional[str] = ..., fault: _Optional[str] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ...) -> None: ...
+
 class RingBroken(_message.Message):
     __slots__ = ("generation", "step", "error")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -270,7 +302,7 @@ class Bye(_message.Message):
     def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
 
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "comparison")
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -280,6 +312,7 @@ class AttendRequest(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
@@ -290,8 +323,9 @@ class AttendRequest(_message.Message):
     saved: Saved
     leaving: Leaving
     bye: Bye
+    interval_report: IntervalReport
     comparison: Comparison
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version")
@@ -346,7 +380,7 @@ class Load(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -355,6 +389,7 @@ class Go(_message.Message):
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -363,7 +398,22 @@ class Go(_message.Message):
     contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
     extra: _common_pb2.ExtraState
     traceparent: str
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    interval: IntervalDecided
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ...) -> None: ...
+
+class IntervalDecided(_message.Message):
+    __slots__ = ("generation", "step", "changes", "contexts", "refusal")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    changes: _containers.RepeatedCompositeFieldContainer[PartChange]
+    contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
+    refusal: str
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
     __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint")
@@ -436,7 +486,7 @@ class Compare(_message.Message):
     def __init__(self, all_end: _Optional[_Union[AllEnd, _Mapping]] = ..., explain: _Optional[_Union[Explain, _Mapping]] = ...) -> None: ...
 
 class AttendResponse(_message.Message):
-    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "compare")
+    __slots__ = ("welcome", "prepare", "load", "go", "prepared", "drain", "checkpoint", "done", "interval_decided", "compare")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     PREPARE_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -445,6 +495,7 @@ class AttendResponse(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_DECIDED_FIELD_NUMBER: _ClassVar[int]
     COMPARE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     prepare: Prepare
@@ -454,8 +505,9 @@ class AttendResponse(_message.Message):
     drain: Drain
     checkpoint: Checkpoint
     done: Done
+    interval_decided: IntervalDecided
     compare: Compare
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts")

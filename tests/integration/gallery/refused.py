@@ -15,6 +15,7 @@ CASES = (
     "sparse", "compiled", "static-accumulation", "two-backwards", "unused", "dataset-generator",
     "stream", "late-draw", "late-buffer", "closure", "unfrozen", "clipped, not zeroed", "scheduler",
     "collective", "asked", "no_sync", "late group", "hidden scaler", "read ahead", "looked at",
+    "uneven-draw", "train-mode", "seed-and-rank",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("case", choices=CASES)
@@ -41,12 +42,15 @@ class Endless(IterableDataset):
             yield torch.randn(3, 8, 8), torch.randint(0, 5, ())
 
 
-job = elastane.init(seed=1)
+job = elastane.init(seed=None if case == "seed-and-rank" else 1)
+if case == "seed-and-rank":
+    mine = 1 + job.rank
+    torch.manual_seed(mine)
 data = {"dataset-generator": Drawing, "stream": Endless, "sparse": Texts}.get(case, Images)()
 net: nn.Module = nn.Sequential(nn.Embedding(40, 5, sparse=True)) if case == "sparse" else small_cnn()
 if case == "unused":
     net.register_parameter("never", nn.Parameter(torch.zeros(3)))
-if case == "late-buffer":
+if case in ("late-buffer", "train-mode"):
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.BatchNorm1d(5))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 if case == "unfrozen":
@@ -64,7 +68,11 @@ model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
 
 hidden = torch.amp.GradScaler("cpu", init_scale=8.0)
 batches = loader
-for _ in job.epochs(1):
+if case == "uneven-draw":
+    np.random.permutation(5)
+for epoch in job.epochs(2):
+    if case == "train-mode" and epoch:
+        net(torch.randn(4, 3, 8, 8))
     if case == "late group":
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     if case == "looked at":

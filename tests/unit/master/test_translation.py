@@ -132,6 +132,21 @@ MESSAGES = [
         },
         events.StepReported,
     ),
+    (
+        {
+            "interval_report": ring_pb2.IntervalReport(
+                generation=1,
+                step=3,
+                passed=True,
+                changes=[
+                    ring_pb2.PartChange(name="rng/python", draws=4),
+                    ring_pb2.PartChange(name="rng/numpy", state=b"s"),
+                ],
+                contexts=[a_context(0)],
+            )
+        },
+        events.IntervalReported,
+    ),
     ({"ring_broken": ring_pb2.RingBroken(generation=1, step=2, error="e")}, events.RingBrokenReported),
     ({"saved": ring_pb2.Saved(checkpoint="c", step=2, shard=1, bytes=9)}, events.SavedReported),
     ({"leaving": ring_pb2.Leaving(reason="spot", notice=duration(1.5))}, events.LeavingReported),

@@ -251,6 +251,8 @@ class Attendance:
                 return protocol.prepare(message.prepare)
             case "prepared":
                 return protocol.prepared(message.prepared)
+            case "interval_decided":
+                return protocol.interval_decided(message.interval_decided)
             case "go":
                 return protocol.go_ahead(message.go)
             case "load":

@@ -19,6 +19,7 @@ from elastane.context import EstContext
 from elastane.observe.figures import WorkerFigures
 from elastane.runtime import probes
 from elastane.runtime.attendance import Attendance
+from elastane.runtime.interval import Interval, IntervalError, closed, is_open
 from elastane.runtime.saving import CheckpointSaver, load_state
 from elastane.state.codec import Exported
 from elastane.state.handover import receive_state, send_state
@@ -34,7 +35,9 @@ class StepBoundary:
 
     initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
     step in flight; replaced: other weights and buffers are in place; entered: a ring is formed, with the
-    contexts of this worker's ESTs at the step it resumes at. figures: get what a change of the ring took.
+    contexts of this worker's ESTs at the step it resumes at, as the master has them and as they are behind
+    the code before it. interval: that code, as it ran here; begins_epoch: whether there is such code before a
+    step. figures: get what a change of the ring took.
     """
 
     def __init__(
@@ -49,7 +52,9 @@ class StepBoundary:
         *,
         drop_step: Callable[[], None],
         replaced: Callable[[], None],
-        entered: Callable[[dict[int, EstContext], int], None],
+        entered: Callable[[dict[int, EstContext], dict[int, EstContext], int], None],
+        interval: Interval,
+        begins_epoch: Callable[[int], bool],
         figures: WorkerFigures,
     ) -> None:
         self._worker_id = worker_id
@@ -63,6 +68,8 @@ class StepBoundary:
         self._drop_step = drop_step
         self._replaced = replaced
         self._entered = entered
+        self._interval = interval
+        self._begins_epoch = begins_epoch
         self._figures = figures
         self._contexts: dict[int, EstContext] = {}
         #: The weights are still those the script built.
@@ -74,21 +81,53 @@ class StepBoundary:
         received, self._received = self._received, None
         return received
 
-    def settle(self, contexts: dict[int, EstContext]) -> None:
+    def settle(self, contexts: dict[int, EstContext], *, in_loop: bool = True) -> None:
         """Return when this worker runs in a ring and nothing is asked of it before the next step.
 
-        contexts: of this worker's ESTs now, for a checkpoint.
+        contexts: of this worker's ESTs now, for a checkpoint. in_loop: the script's code before the step is
+        over. Raises IntervalError.
         """
         self._contexts = contexts
         while True:
-            self._take_checkpoint()
+            if not self._interval_is_open:
+                self._take_checkpoint()
             request = self._attendance.next_request()
             if request is None:
-                return
+                if not in_loop or not self._interval_is_open:
+                    return
+                self._close_interval()
+                continue
+            if in_loop:
+                self._attendance.set_between(False)
             if isinstance(request, ring_pb2.Load):
                 self._load(request)
             else:
                 self._enter(request)
+
+    @property
+    def _interval_is_open(self) -> bool:
+        """What the code before the next step drew is not in the contexts yet."""
+        step = self._protocol.applied_step
+        return self._begins_epoch(step) and is_open(self._contexts, step)
+
+    def _close_interval(self) -> None:
+        """Tell what was drawn here, and take over what is decided; returns too when the ring changes."""
+        protocol, step = self._protocol, self._protocol.applied_step
+        report = self._interval.report(protocol.generation, step)
+        self._attendance.tell(lambda: protocol.report_interval(report))
+        self._attendance.wait_for(
+            lambda: protocol.changing or not protocol.generation or protocol.interval is not None
+        )
+        decided = protocol.interval
+        if decided is None:
+            return
+        if decided.refusal:
+            raise IntervalError(decided.refusal, step=step)
+        known = self._contexts | {
+            message.virtual_rank: EstContext.from_proto(message) for message in decided.contexts
+        }
+        self._contexts = closed(known, decided)
+        self._entered(known, self._contexts, step)
 
     def _load(self, message: ring_pb2.Load) -> None:
         """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
@@ -129,9 +168,9 @@ class StepBoundary:
         self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
         if not self._attendance.entered(go):
             return
-        self._contexts = contexts
+        self._contexts = closed(contexts, go.interval) if go.HasField("interval") else contexts
         self._attendance.spans.entered(go.generation)
-        self._entered(contexts, go.resume_step)
+        self._entered(contexts, self._contexts, go.resume_step)
         figures = self._figures
         figures.generation, figures.step, figures.ests = go.generation, go.resume_step, len(contexts)
         figures.rings_formed += 1

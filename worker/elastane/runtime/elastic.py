@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ from elastane.data import current
 from elastane.data.source import BatchSource
 from elastane.errors import ElastaneError, StepError
 from elastane.runtime import distributed_calls, rehearsal
+from elastane.runtime.asked import how_asked
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
@@ -25,6 +27,8 @@ from elastane.runtime.prepared import (
     refuse_other_scalers,
 )
 from elastane.runtime.report import write_elastic_report
+from elastane.runtime.rng_watch import OutsideRank, RngWatch, refuse_rank_seed
+from elastane.runtime.sampler_epoch import watch_set_epoch
 from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
@@ -64,18 +68,51 @@ class ElasticJob(Job):
         rehearsal.install()
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
+        #: Before prepare only seeds made of the rank count, and those only where prepare does not seed.
+        self._watch = RngWatch(lambda place: None, lambda names, done: None)
+        if self._seed is None:
+            self._watch.start()
         self._task_attendance: TaskAttendance | None = None
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Virtual rank of the EST now running; 0 outside the loader loop."""
-        turn = self._trainer.turn if self._trainer is not None else None
-        return turn.rank if turn is not None else current.rank or 0
+        """Virtual rank of the EST now running; between epochs of the one whose generators are in place."""
+        trainer = self._trainer
+        if current.rank is not None:
+            return current.rank
+        if trainer is not None and trainer.turn is not None:
+            return trainer.turn.rank
+        if trainer is not None:
+            trainer.interval.asked("rank", sys._getframe(1))
+            in_turn = trainer.interval.turn
+            return OutsideRank(trainer.interval.rank) if in_turn is None else in_turn
+        if self._seed is None and (how := how_asked(sys._getframe(1))).seeds:
+            raise refuse_rank_seed(how.place)
+        return OutsideRank(0)
 
     @property
     def is_leader(self) -> bool:  # type: ignore[override]
-        """Whether this worker hosts EST 0 now."""
-        return self._trainer is not None and self._trainer.is_leader
+        """Whether this worker hosts EST 0 now; in `each_rank`, whether it is EST 0's turn."""
+        trainer = self._trainer
+        if trainer is None:
+            return False
+        trainer.interval.asked("is_leader", sys._getframe(1))
+        return trainer.is_leader and trainer.interval.turn in (None, 0)
+
+    def each_rank(self) -> Iterator[int]:
+        trainer = self._trainer
+        if trainer is None or trainer.turn is not None:
+            raise StepError(
+                "job.each_rank was called " + ("in the loader loop" if trainer else "before job.prepare"),
+                hint="it is for code between the epochs, which runs once in a worker of several ranks",
+            )
+        return trainer.interval.each_rank()
+
+    @contextlib.contextmanager
+    def isolated_rng(self) -> Iterator[None]:
+        interval = self._trainer.interval if self._trainer is not None else None
+        with super().isolated_rng(), interval.isolated() if interval else contextlib.nullcontext():
+            yield
 
     @property
     def step(self) -> int:  # type: ignore[override]
@@ -99,6 +136,7 @@ class ElasticJob(Job):
             raise StepError("prepare was called twice", hint="pass everything to one call")
         if self._task_attendance is not None:
             raise StepError("job.prepare was called after job.tasks", hint="a job trains or leases tasks")
+        self._watch.stop()
         try:
             prepared, chosen = Prepared(objects), TrainOptions.of(options)
             check_modules(prepared.model)
@@ -118,6 +156,7 @@ class ElasticJob(Job):
         except ElastaneError as error:
             sys.stderr.write(f"elastane: {error.line()}\n")
             raise SystemExit(error.exit_code) from error
+        trainer.sampler_epoch = watch_set_epoch(prepared.loader)
         refuse_other_scalers(prepared)
         intercept(prepared, ElasticCalls(trainer), zeroing=chosen.accumulation_steps > 1)
         refuse_new_groups(prepared)
@@ -166,7 +205,7 @@ class ElasticJob(Job):
         trackers.finish(trainer.applied_step, meanwhile=trainer.finish)
         if self._environment.report_dir:
             write_elastic_report(
-                self._environment, trainer.state, step=trainer.applied_step, is_leader=self.is_leader
+                self._environment, trainer.state, step=trainer.applied_step, is_leader=trainer.is_leader
             )
 
     def log(self, **values: Any) -> None:

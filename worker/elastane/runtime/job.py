@@ -181,6 +181,16 @@ class Job(abc.ABC):
         )
         return -(-batches // accumulation_steps)
 
+    def each_rank(self) -> Iterator[int]:
+        """Between epochs: run the body of the loop once for every rank, with that rank's random numbers.
+
+        `for rank in job.each_rank():` is for code whose draws are not the same in all ranks: they depend on
+        the rank, the data or the state (`random.shuffle`), or seed generators anew. `job.rank` is then `rank`
+        and generators and registered items are those of that rank. A worker that hosts several ranks runs the
+        body for each; a process of stock DDP for its own. Go through it whole: no `break`.
+        """
+        yield self.rank
+
     @contextlib.contextmanager
     def isolated_rng(self) -> Iterator[None]:
         """Random numbers drawn inside leave no trace: for evaluation in the middle of an epoch."""

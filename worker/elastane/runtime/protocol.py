@@ -50,6 +50,8 @@ class WorkerProtocol:
     go: ring_pb2.Go | None = None
     #: A planned change that came with Prepared: takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
+    #: The answer to this worker's IntervalReport.
+    interval: ring_pb2.IntervalDecided | None = None
     checkpoint: ring_pb2.Checkpoint | None = None
     drain: ring_pb2.Drain | None = None
     done: ring_pb2.Done | None = None
@@ -57,6 +59,7 @@ class WorkerProtocol:
     #: All members' scripts left their loop over epochs at the same step: the training has ended.
     all_ended: bool = False
     _report: ring_pb2.AttendRequest | None = None
+    _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
@@ -125,6 +128,12 @@ class WorkerProtocol:
             self.planned = message.then_prepare
         return Outcome()
 
+    def interval_decided(self, message: ring_pb2.IntervalDecided) -> Outcome:
+        """What the code between two epochs drew is known: the epoch may begin, or the job ends."""
+        if message.generation == self.generation and message.step == self.applied_step:
+            self.interval, self._interval_report = message, None
+        return Outcome()
+
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
         """(Re)connected. Still a member: say again what the master may not have heard."""
         if not message.resumed:
@@ -135,6 +144,8 @@ class WorkerProtocol:
                 outcome.send.append(self._loaded or self._ready())
             elif self._report is not None:
                 outcome.send.append(self._report)
+            elif self._interval_report is not None:
+                outcome.send.append(self._interval_report)
             elif self._ended is not None:
                 outcome.send.append(self._ended)
             if self._broken is not None:
@@ -147,8 +158,8 @@ class WorkerProtocol:
     def put_out(self) -> Outcome:
         """The master does not count on this worker any more: whatever ring it was in is over for it."""
         self.generation = 0
-        self.load = self.go = self.planned = self.checkpoint = None
-        self._report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.planned = self.checkpoint = self.interval = None
+        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
         self._saved.clear()
         self.prepared_until = 0
         return Outcome(abort=True)
@@ -163,7 +174,8 @@ class WorkerProtocol:
         self.prepared_until = step
         self.holds_state = True
         self.ready_order = ready_order
-        self.load = self.go = self._report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.interval = None
+        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
 
     def begin_replace(self, generation: int) -> bool:
         """Other weights are about to be put in place; False if `generation` is over."""
@@ -184,6 +196,14 @@ class WorkerProtocol:
         self.in_reported_backward = in_backward and not self.changing
         self._report = ring_pb2.AttendRequest(step_report=message)
         return Outcome(send=[self._report])
+
+    def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
+        """The code before the next step, an epoch's first, is over; repeated until it is answered."""
+        if self.changing or self.generation == 0:
+            return Outcome()
+        self.interval = None
+        self._interval_report = ring_pb2.AttendRequest(interval_report=message)
+        return Outcome(send=[self._interval_report])
 
     def end_backward(self) -> Outcome:
         """The last backward is over, or left. A change that came in it is answered now."""

@@ -39,9 +39,11 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.forward_watch import ForwardWatch
+from elastane.runtime.interval import BuffersChangedError, Interval
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
+from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
@@ -137,17 +139,22 @@ class Trainer:
             details=self._fingerprints.details,
         )
         self._protocol = self._attendance.protocol
+        initial = initial_contexts(self._generators, self._registry, self._num_ests, seed)
+        #: The script's code between two epochs, whenever no loader loop runs.
+        self.interval = Interval(self._generators, self._registry)
         self._boundary = StepBoundary(
             environment.worker_id,
             self._attendance,
             self._state,
             self._reducer,
             self._saver,
-            initial_contexts(self._generators, self._registry, self._num_ests, seed),
+            initial,
             device if device.type == "cuda" else torch.device("cpu"),
             drop_step=self._drop_step,
             replaced=self._replaced,
             entered=self._entered,
+            interval=self.interval,
+            begins_epoch=self._begins_epoch,
             figures=self._figures,
         )
         #: Whether steps are reported at the end of their last backward. Where backward passes leave
@@ -155,6 +162,8 @@ class Trainer:
         #: when it begins. On a GPU the host is ahead of the device anyway.
         self._reports_late: bool | None = None if device.type == "cpu" else True
         self._contexts: dict[int, EstContext] = {}
+        #: The same as the master has them, to which reports are deltas.
+        self._known: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
         self.turn: Turn | None = None
@@ -174,6 +183,9 @@ class Trainer:
         self._progress: ProgressLine | None = None
         #: The loader gives an epoch's mini-batches, or was left before their end.
         self._iterating = False
+        #: What the script tells its own sampler, if it gave one that can be told.
+        self.sampler_epoch: SamplerEpoch | None = None
+        self.interval.begin(0, initial, leads=True)
 
     # ------------------------------------------------------------------ what the job asks
 
@@ -219,7 +231,8 @@ class Trainer:
             self._progress = ProgressLine(parts)
         self._attendance.start()
         self._figure_report.start()
-        self._boundary.settle(self._contexts)
+        self._boundary.settle(self._contexts, in_loop=False)
+        self.interval.entered(leads=self.is_leader)
 
     def turns(self) -> Iterator[Any]:
         """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
@@ -240,9 +253,11 @@ class Trainer:
                 hint="go through it once in every epoch, and evaluate with a DataLoader of its own",
             )
         self._check_frozen()
+        self._check_buffers_between()
+        if self.sampler_epoch is not None:
+            self.sampler_epoch.check(self.epoch)
         self.watch.begin_loop(sys._getframe(1))
-        script_rng, script_items = self._generators.capture(), self._registry.capture()
-        self._attendance.set_between(False)
+        self.interval.end()
         self._iterating = True
         self._looped_epoch = self.epoch
         self._closed_epochs.begun = max(self._closed_epochs.begun, self.epoch + 1)
@@ -251,6 +266,7 @@ class Trainer:
             self._begin_progress()
             while self._in_epoch():
                 self._boundary.settle(self._contexts)
+                self._attendance.set_between(False)
                 if self._in_epoch():
                     yield from self._run_step(self._protocol.applied_step)
                     if self._progress is not None and self.is_leader:
@@ -265,8 +281,9 @@ class Trainer:
             raise
         finally:
             self.turn = None
-            self._generators.restore(script_rng)
-            self._registry.restore(script_items)
+            through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
+            step = self.applied_step if through else -1  # behind history that was rewound nothing is known
+            self.interval.begin(step, self._contexts, leads=self.is_leader)
             self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
@@ -296,7 +313,7 @@ class Trainer:
         self._closed_epochs.ended = True
         while not self._protocol.all_ended:
             if self._protocol.changing:
-                self._boundary.settle(self._contexts)
+                self._boundary.settle(self._contexts, in_loop=False)
             message = ring_pb2.EndEarly(
                 generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
             )
@@ -320,7 +337,7 @@ class Trainer:
     def finish(self) -> None:
         """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
         if self._protocol.changing:
-            self._boundary.settle(self._contexts)
+            self._boundary.settle(self._contexts, in_loop=False)
         self._attendance.exits.finished = True
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
@@ -529,7 +546,7 @@ class Trainer:
             generation=self._protocol.generation, step=turn.step, epoch=self.epoch, tasks=self._tasks
         )
         for rank, context in self._after.items():
-            report.contexts.append(context.to_proto(self._contexts[rank]))
+            report.contexts.append(context.to_proto(self._known[rank]))
         if turn.step == self._reducer.order_step and self.is_leader:
             report.extra.ready_order.extend(self._reducer.ready_order)
         state_digest, settings_digest = (
@@ -625,7 +642,7 @@ class Trainer:
                 virtual_rank=turn.rank,
             )
         self._check_buffers(turn)
-        self._contexts = self._after
+        self._contexts = self._known = self._after
         if self._module_buffers:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
@@ -658,20 +675,35 @@ class Trainer:
                     virtual_rank=turn.rank,
                 )
 
+    def _check_buffers_between(self) -> None:
+        """What stands in the module's buffers is what the next step starts from."""
+        for (name, _), buffer, kept in zip(
+            self._model.named_buffers(), self._module_buffers, self._rank0_buffers, strict=False
+        ):
+            if not bool(torch.isclose(buffer, kept, rtol=0, atol=0, equal_nan=True).all()):
+                raise BuffersChangedError(
+                    f"buffer {name} was written to between two epochs, before step {self.applied_step}",
+                    hint="call model.eval() before evaluating, and model.train() before the loop",
+                    buffer=name,
+                )
+
     def _drop_step(self) -> None:
         """Forget the step in flight: gradients, buffers, contexts after it."""
         self._reducer.drop()
         self._restore_buffers()
         self.turn = None
 
+    def _begins_epoch(self, step: int) -> bool:
+        return step % self._source.steps_per_epoch == 0 and step < self.total_steps
+
     def _replaced(self) -> None:
         """Other weights, buffers and hyperparameters are in place of those this worker had."""
         self._take_buffers()
         self.watch.replaced()
 
-    def _entered(self, contexts: dict[int, EstContext], step: int) -> None:
+    def _entered(self, known: dict[int, EstContext], contexts: dict[int, EstContext], step: int) -> None:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
-        self._contexts = contexts
+        self._known, self._contexts = known, contexts
         self.watch.look_closely()
         self._source.position(contexts, step)
         self._resume_step = step

@@ -1,0 +1,214 @@
+"""What the script's code between two epochs has drawn, decided from what all members say of it.
+
+Between two epochs a stock rank runs the script's code with generators of its own. A worker runs it once, with
+those of its first EST; its other ESTs draw the same number of values, or what the number is cannot be told
+and the job ends with the reason. Before the first step of an epoch every member reports what its generators
+have become, and nobody begins the step before this is decided:
+
+    workers that ran the code must agree on what became of ESTs other than EST 0
+    EST 0's context is what its host says it is; where that host is gone, EST 0 changed as the others did,
+    unless the script asked who leads: then EST 0's part is lost with it
+    contexts known whole (the code ran once for each EST) stay as they are
+
+A part that is lost with its worker, as EST 0's with a leader that dies in its evaluation, is run again by
+going back to the newest checkpoint: nobody holds a state that the job could go on from.
+
+What is decided is kept with the step's contexts: whoever starts the step again starts it from the same
+states. Reports of workers that are gone stand too, since the code they speak of has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from elastane_master.decisions import claims, life, ring
+from elastane_master.decisions.effects import IntervalDecided, Member
+from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.steps import IntervalReport
+from elastane_master.decisions.turn import Turn
+
+CURE = (
+    "`for rank in job.each_rank():` runs the code once for every rank and has stock DDP's bits, whatever is"
+    " drawn; `with job.isolated_rng():` keeps what is drawn inside away from the training"
+)
+
+
+class Unattributable(Exception):  # noqa: N818 - an outcome
+    """It cannot be told with certainty what stock ranks would have drawn."""
+
+
+class PartLost(Exception):  # noqa: N818 - an outcome
+    """What became of an EST is lost with the worker that ran it."""
+
+
+class Attribution(msgspec.Struct, frozen=True):
+    """changes: of every EST but those in `contexts`, which are known whole (deltas, by virtual rank)."""
+
+    changes: dict[str, Change]
+    contexts: dict[int, Parts]
+
+
+def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
+    """What became of each EST, from what workers that ran the code say. Raises Unattributable, PartLost."""
+    if not reports:
+        raise PartLost("every worker that ran it is gone")
+    for worker, report in reports.items():
+        if report.fault:
+            raise Unattributable(f"{report.fault} (in {worker})")
+    whole: dict[int, Parts] = {}
+    for report in reports.values():
+        whole |= report.contexts
+    led = any(report.as_leader for report in reports.values())
+    if not led and any(report.asked for report in reports.values()):
+        raise PartLost("the worker that led is gone, and with it what EST 0 alone did")
+    if any(rank for rank in whole):
+        lost = sorted(set(range(ests)) - set(whole))
+        if lost:
+            raise PartLost(f"the worker that ran it for EST {lost[0]} is gone")
+    return Attribution(_agreed(reports), whole)
+
+
+def _agreed(reports: Mapping[str, IntervalReport]) -> dict[str, Change]:
+    """What became of ESTs other than EST 0, which all who can tell say alike."""
+    sure = {worker: report for worker, report in reports.items() if not report.uncertain}
+    if not sure:
+        worker, report = next(iter(reports.items()))
+        raise Unattributable(f"{report.uncertain} (in {worker})")
+    first, *others = sure
+    for other in others:
+        for name in sorted({*sure[first].changes, *sure[other].changes}):
+            one, two = sure[first].changes.get(name, 0), sure[other].changes.get(name, 0)
+            if one != two:
+                raise Unattributable(
+                    f"{name.removeprefix('rng/')}: {_in_words(one)} in {first}, {_in_words(two)} in {other}: "
+                    "what is drawn depends on the rank, the data or the generator's state"
+                )
+    return dict(sure[first].changes)
+
+
+def _in_words(change: Change) -> str:
+    return f"{change} raw draws" if isinstance(change, int) else "another state"
+
+
+# ------------------------------------------------------------------ the decision
+
+
+def reported(turn: Turn, event: IntervalReported) -> None:
+    """A member is before the first step of an epoch; with the last one's report the step may begin."""
+    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    record = turn.attending(event.worker, event.session)
+    if record is None or state.phase != "running" or event.generation < ring_state.generation:
+        return
+    if event.generation > ring_state.generation or event.step > steps.current:
+        raise Rejection(
+            "stale",
+            f"{event.worker} is before step {event.step} of generation {event.generation},"
+            f" the ring at step {steps.current} of {ring_state.generation}",
+            hint="the worker speaks of a ring this master has not decided; join anew",
+            generation=ring_state.generation,
+        )
+    member = ring_state.member(event.worker)
+    if member is None or event.step < steps.current:
+        return
+    if ring_state.stage != "running":
+        if not ring_state.put_off:
+            ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
+        return
+    _check_ranks(event, state.settings.ests)
+    if endings.goes_on(turn, event.worker):
+        return
+    interval = steps.interval(event.step)
+    known = interval.here.get(event.worker) == event.generation
+    if interval.changes is not None:
+        if not known:
+            turn.touch()
+            interval.here[event.worker] = event.generation
+        turn.send(event.worker, decided_message(state, member))
+        return
+    if known:
+        return
+    turn.touch()
+    interval.here[event.worker] = event.generation
+    if event.passed:
+        contexts = {delta.virtual_rank: delta.parts for delta in event.contexts}
+        interval.reports[event.worker] = IntervalReport(
+            event.changes, contexts, event.as_leader, event.asked, event.uncertain, event.fault
+        )
+    decide_if_complete(turn)
+
+
+def decide_if_complete(turn: Turn) -> None:
+    """Every member has reported: what the code did is attributed, or the job ends."""
+    state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
+    interval = steps.intervals.get(steps.current)
+    if interval is None or interval.changes is not None or ring_state.stage != "running":
+        return
+    here, generation = interval.here, ring_state.generation
+    if state.lagging(lambda record: here.get(record.worker) != generation):
+        return
+    names = ring_state.names()
+    turn.touch()
+    step = steps.current
+    try:
+        attribution = attribute(interval.reports, state.settings.ests)
+    except PartLost as why:
+        reason = f"the code before step {step} must run again: {why}"
+        turn.note("interval_lost", reason, at_step=step)
+        claims.void_all(state)
+        ring.reform(turn, reason)
+        return
+    except Unattributable as why:
+        refusal = f"the code between epochs, before step {step}: {why}. {CURE}"
+        for worker in names:
+            turn.send(worker, IntervalDecided(ring_state.generation, step, {}, (), refusal))
+        life.end(turn, "failed", refusal)
+        return
+    interval.changes = attribution.changes
+    interval.reports = {}
+    interval.whole = set(attribution.contexts)
+    contexts = state.contexts.steps[step]
+    state.contexts.put(
+        step, [{**parts, **attribution.contexts.get(rank, {})} for rank, parts in enumerate(contexts)]
+    )
+    for worker in names:
+        member = ring_state.member(worker)
+        assert member is not None
+        turn.send(worker, decided_message(state, member))
+
+
+def waits(state: JobState, worker: str) -> bool:
+    """Whether a member has reported, and others are still at the code between the epochs."""
+    interval = state.steps.intervals.get(state.steps.current)
+    return (
+        interval is not None
+        and interval.changes is None
+        and interval.here.get(worker) == state.ring.generation
+    )
+
+
+def decided_message(state: JobState, member: Member) -> IntervalDecided:
+    """What became of the ESTs of one member."""
+    step = state.steps.current
+    interval = state.steps.intervals[step]
+    contexts = state.contexts.steps[step]
+    hosted = range(member.start, member.end)
+    whole = tuple((rank, contexts[rank]) for rank in hosted if rank in interval.whole)
+    return IntervalDecided(state.ring.generation, step, interval.changes or {}, whole)
+
+
+def _check_ranks(event: IntervalReported, ests: int) -> None:
+    ranks = [delta.virtual_rank for delta in event.contexts]
+    if (
+        ranks != sorted(set(ranks))
+        or any(rank >= ests for rank in ranks)
+        or not all(delta.delta for delta in event.contexts)
+    ):
+        raise Rejection(
+            "invalid_argument",
+            f"contexts of virtual ranks {ranks} in a report of the code between epochs",
+            hint="report deltas of the hosted ESTs once, in ascending order",
+            worker=event.worker,
+        )

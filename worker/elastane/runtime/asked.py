@@ -1,0 +1,183 @@
+"""How a script asks who leads: found in its source, where the attribute is read.
+
+`if job.is_leader:` says plainly what EST 0 does alone: the statements under it. A value that is kept in a
+variable, or given to a function, may decide anything later.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any, Final
+
+_GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
+#: Calls that print, or that split the data: they do not decide who draws.
+_HARMLESS: Final = frozenset({"print", "debug", "info", "warning", "error", "str", "format", "log", "write"})
+_SEEDS: Final = frozenset(
+    {
+        "seed",
+        "manual_seed",
+        "manual_seed_all",
+        "seed_all",
+        "seed_everything",
+        "set_seed",
+        "default_rng",
+        "RandomState",
+        "Random",
+        "SeedSequence",
+    }
+)
+_LEAVES: Final = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
+_OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if so plain.
+
+    kept: the answer may decide something later, too. harmless: it decides nothing of what is drawn. seeds: it
+    is given to a generator as its seed.
+    """
+
+    place: str
+    block: tuple[int, int] | None = None
+    kept: bool = True
+    harmless: bool = False
+    seeds: bool = False
+
+
+def how_asked(frame: FrameType) -> Asked:
+    """What becomes of the attribute that `frame` is reading."""
+    return _at(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+@cache
+def _at(code: CodeType, instruction: int, line: int) -> Asked:
+    text = linecache.getline(code.co_filename, line).strip()
+    place = f"{code.co_filename.rpartition('/')[2]}, line {line}" + (f": {text}" if text else "")
+    positions = list(code.co_positions())
+    path = _path(code.co_filename, positions[instruction // 2]) if instruction >= 0 else []
+    if not path:
+        return Asked(place)
+    statement = next((node for node in reversed(path) if isinstance(node, ast.stmt)), None)
+    if isinstance(statement, ast.If) and _decides(statement, path):
+        plain = not statement.orelse and not _leaves(statement) and not code.co_flags & _GENERATOR
+        block = (statement.lineno, statement.end_lineno or statement.lineno)
+        return Asked(place, block if plain else None, kept=False)
+    if isinstance(statement, ast.If) and any(node is statement.test for node in path):
+        return Asked(place, kept=False)
+    calls = {_name(node.func) for node in path if isinstance(node, ast.Call)}
+    if calls & _SEEDS:
+        return Asked(place, seeds=True)
+    if any(name in _HARMLESS or name.endswith("Sampler") for name in calls):
+        return Asked(place, kept=False, harmless=True)
+    return Asked(place)
+
+
+def _decides(statement: ast.If, path: list[ast.AST]) -> bool:
+    """Whether the attribute being true for EST 0 alone makes the block EST 0's alone."""
+    read, test = path[-1], statement.test
+    first = test.values[0] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
+    if isinstance(read, ast.Attribute) and read.attr == "rank":
+        return (
+            isinstance(first, ast.Compare)
+            and first.left is read
+            and len(first.ops) == 1
+            and isinstance(first.ops[0], ast.Eq)
+            and isinstance(first.comparators[0], ast.Constant)
+            and first.comparators[0].value == 0
+        ) or (isinstance(first, ast.UnaryOp) and isinstance(first.op, ast.Not) and first.operand is read)
+    return first is read
+
+
+def _leaves(statement: ast.If) -> bool:
+    """Whether what follows the block is not run behind it."""
+
+    def leaves(node: ast.AST, in_loop: bool) -> bool:
+        if isinstance(node, _OWN):
+            return False
+        if isinstance(node, _LEAVES) or (isinstance(node, ast.Break | ast.Continue) and not in_loop):
+            return True
+        in_loop = in_loop or isinstance(node, ast.For | ast.While)
+        return any(leaves(child, in_loop) for child in ast.iter_child_nodes(node))
+
+    return any(leaves(part, False) for part in statement.body)
+
+
+def _name(function: ast.AST) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _path(file: str, position: tuple[int | None, int | None, int | None, int | None]) -> list[ast.AST]:
+    """The nodes around the attribute at a position, from the module down; empty where it is not found."""
+    line, end_line, column, end_column = position
+    tree = _tree(file)
+    if tree is None or None in position:
+        return []
+    path: list[ast.AST] = []
+
+    def search(node: ast.AST) -> bool:
+        path.append(node)
+        at = getattr(node, "lineno", None), getattr(node, "end_lineno", None)
+        at_columns = getattr(node, "col_offset", None), getattr(node, "end_col_offset", None)
+        if isinstance(node, ast.Attribute) and (at, at_columns) == ((line, end_line), (column, end_column)):
+            return True
+        if any(search(child) for child in ast.iter_child_nodes(node)):
+            return True
+        path.pop()
+        return False
+
+    return path if search(tree) else []
+
+
+@cache
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+
+
+class BlockTrace:
+    """Calls `left` when `frame` leaves the lines of a block. False from `follow`: it cannot be told here.
+
+    A debugger or a measurement of coverage has the one trace function there is.
+    """
+
+    def __init__(self, left: Callable[[], None]) -> None:
+        self._left = left
+        self._frame: FrameType | None = None
+        self._lines = range(0)
+
+    def follow(self, frame: FrameType, block: tuple[int, int]) -> bool:
+        if sys.gettrace() is not None:
+            return False
+        self._frame, self._lines = frame, range(block[0], block[1] + 1)
+        frame.f_trace = self._in_frame
+        sys.settrace(_in_no_other_frame)
+        return True
+
+    def stop(self) -> None:
+        """The block is over, or given up."""
+        if self._frame is not None:
+            sys.settrace(None)
+            self._frame.f_trace = None
+            self._frame = None
+
+    def _in_frame(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "return" or (event == "line" and frame.f_lineno not in self._lines):
+            self.stop()
+            self._left()
+            return None
+        return self._in_frame
+
+
+def _in_no_other_frame(frame: FrameType, event: str, argument: Any) -> None:
+    """The global trace function: without one no frame is traced, and this one wants none."""

@@ -1,0 +1,318 @@
+"""The script's code between two epochs, as this process runs it: what it draws, and for which ESTs.
+
+A stock rank runs that code with generators of its own. Here it runs once, with the generators and registered
+items of the worker's first EST (EST 0 on the leader), which are then simply kept. The others drew as many raw
+values, each from its own state: `report` says how many, and what this worker knows of it that the number does
+not show. The master compares what all members say and decides (its intervals.py); `closed` then makes the
+contexts that the epoch starts from. Nothing is decided here.
+
+    begin (the loader loop is over) ── the script's code ── end (the next loop begins) ── report ── closed
+
+The code before the first epoch, from `prepare` on, runs with EST 0's generators in every worker.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+from elastane.context import EstContext
+from elastane.errors import EXIT_REFUSED, ElastaneError
+from elastane.registry import ITEM, Registry
+from elastane.rng import Generators, Parts
+from elastane.rng_draws import DRAWS_MAX, advance, draws_between
+from elastane.runtime.asked import Asked, BlockTrace, how_asked
+from elastane.runtime.rng_watch import RngWatch, refuse_rank_seed
+from elastane_proto.v1 import ring_pb2
+
+Change = int | bytes
+
+_BEHIND: Final = f"{ITEM}@interval"
+_STEP: Final = struct.Struct("<q")
+
+
+class IntervalError(ElastaneError):
+    """What the code between two epochs drew cannot be told of each EST with certainty."""
+
+    code = "ELA330"
+    exit_code = EXIT_REFUSED
+
+
+class BuffersChangedError(ElastaneError):
+    """A buffer was written to between two epochs: the training would go on without it."""
+
+    code = "ELA331"
+    exit_code = EXIT_REFUSED
+
+
+def is_open(contexts: Mapping[int, EstContext], step: int) -> bool:
+    """Whether these contexts of `step`, an epoch's first, are those before the code in front of it."""
+    return any(context.parts.get(_BEHIND) != _STEP.pack(step) for context in contexts.values())
+
+
+def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided) -> dict[int, EstContext]:
+    """The contexts behind the code, by what is decided of it; those that are behind it stay."""
+    changes: dict[str, Change] = {
+        change.name: change.draws if change.WhichOneof("change") == "draws" else change.state
+        for change in decided.changes
+    }
+    result = {}
+    for rank, context in contexts.items():
+        if context.parts.get(_BEHIND) != _STEP.pack(decided.step):
+            context = _behind(context, _changed(context.parts, changes), decided.step)
+        result[rank] = context
+    return result
+
+
+class Interval:
+    """Used by the thread that trains. `leads`: this worker hosts EST 0, or no ring has formed yet."""
+
+    def __init__(self, generators: Generators, registry: Registry) -> None:
+        self._generators = generators
+        self._registry = registry
+        self._watch = RngWatch(self._uneven, self._seeded)
+        self._trace = BlockTrace(self._block_left)
+        self._running = False
+        self._step = -1
+        self._contexts: dict[int, EstContext] = {}
+        self._first = 0
+        self._leads = False
+        #: States as last looked at, and as generators had them that were seeded since.
+        self._anchor: Parts = {}
+        self._fresh: Parts = {}
+        self._changes: dict[str, Change] = {}
+        #: ESTs whose parts are known whole: all that are hosted, once the code has run for each.
+        self._whole: dict[int, Parts] = {}
+        self._asked = False
+        self._doubt: Asked | None = None
+        #: An answer that the script has kept, for all intervals to come.
+        self._kept: Asked | None = None
+        self._uncertain = self._fault = ""
+        #: What is drawn now concerns no other EST.
+        self._aside = 0
+        #: The EST for which the script's code runs now.
+        self.rank = 0
+        #: The same while `each_rank` runs.
+        self.turn: int | None = None
+
+    # ------------------------------------------------------------------ from loop to loop
+
+    def begin(self, step: int, contexts: Mapping[int, EstContext], *, leads: bool) -> None:
+        """From here on the script's code before `step` runs, with the states of the first of these ESTs."""
+        self.end()
+        self._step, self._contexts, self._leads = step, dict(contexts), leads
+        self.rank = self._first = min(contexts)
+        self._changes, self._whole, self._fresh = {}, {}, {}
+        self._asked, self._doubt, self._uncertain, self._fault = False, self._kept, "", ""
+        self._aside = 0
+        parts = contexts[self._first].parts
+        self._generators.restore(parts)
+        self._registry.restore(parts)
+        self._anchor = self._states()
+        self._running = True
+        self._watch.start()
+
+    def entered(self, *, leads: bool) -> None:
+        """The first ring has formed: only one worker leads it."""
+        self._leads = leads
+
+    def end(self) -> None:
+        """The next loop begins, or the script ends: the states are what they are."""
+        if self._running:
+            self._trace.stop()
+            self._fold()
+            self._running = False
+            self._watch.stop()
+
+    def report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
+        """What this worker has to say of the code before `step`."""
+        report = ring_pb2.IntervalReport(generation=generation, step=step)
+        if step != self._step:
+            return report
+        report.passed, report.as_leader, report.asked = True, self._leads, self._asked
+        report.uncertain, report.fault = self._uncertain, self._fault
+        for name, change in sorted(self._changes.items()):
+            if isinstance(change, int):
+                report.changes.add(name=name, draws=change)
+            else:
+                report.changes.add(name=name, state=change)
+        whole = dict(self._whole)
+        if self._leads:
+            whole[0] = self._anchor
+        for rank, parts in sorted(whole.items()):
+            before = self._contexts[rank]
+            report.contexts.append(_behind(before, parts, step).to_proto(before))
+        return report
+
+    # ------------------------------------------------------------------ what the script does
+
+    def asked(self, name: str, frame: FrameType | None) -> None:
+        """The script reads `job.is_leader` or `job.rank` in `frame`."""
+        if frame is None or self._aside:
+            return
+        how = how_asked(frame)
+        if how.seeds and name == "rank":
+            raise refuse_rank_seed(how.place)
+        if how.harmless:
+            return
+        if how.kept and (self._leads or name == "rank"):
+            self._kept = self._kept or how
+        if not self._running:
+            return
+        self._asked = True
+        if how.block is None:
+            if self._leads or name == "rank":
+                self._fold()
+                self._doubt = self._doubt or how
+        elif self._leads:
+            self._fold()
+            if self._trace.follow(frame, how.block):
+                self._aside += 1
+            else:
+                self._doubt = self._doubt or how
+
+    @contextmanager
+    def isolated(self) -> Iterator[None]:
+        """What is drawn inside leaves no trace: the caller restores the states."""
+        fresh = dict(self._fresh)
+        self._aside += 1
+        try:
+            yield
+        finally:
+            self._aside -= 1
+            self._fresh = fresh
+
+    def each_rank(self) -> Iterator[int]:
+        """The ESTs, with the states of each in turn."""
+        self._fold()
+        if not self._whole:
+            self._whole = {
+                rank: _changed(context.parts, self._changes) for rank, context in self._contexts.items()
+            }
+        self._whole[self._first] = self._anchor
+        self._aside += 1
+        through = False
+        try:
+            for rank in sorted(self._whole):
+                self._put(self._whole[rank])
+                self.rank = self.turn = rank
+                yield rank
+                self._whole[rank] = self._states()
+            through = True
+        finally:
+            if not through:
+                self._faulty(f"the loop over job.each_rank() was left at rank {self.rank}")
+            self._aside -= 1
+            self.rank, self.turn = self._first, None
+            self._put(self._whole[self._first])
+            self._anchor, self._fresh = self._states(), {}
+
+    # ------------------------------------------------------------------ what is made of it
+
+    def _fold(self) -> None:
+        """Adds what was drawn since the last look to the changes of all ESTs."""
+        states = self._states()
+        changes = {
+            name: self._change(name, self._anchor[name], state)
+            for name, state in states.items()
+            if state != self._anchor[name] or name in self._fresh
+        }
+        changes = {name: change for name, change in changes.items() if change != 0}
+        self._anchor, self._fresh = states, {}
+        if not changes:
+            return
+        if self._doubt is not None and not self._uncertain:
+            self._uncertain = f"what is drawn depends on the answer that is asked for in {self._doubt.place}"
+        for name, change in changes.items():
+            before = self._changes.get(name, 0)
+            both = isinstance(change, int) and isinstance(before, int)
+            # Where all ESTs stand alike, they stand alike behind further draws.
+            self._changes[name] = before + change if both else states[name]  # type: ignore[operator]
+        for rank, parts in self._whole.items():
+            self._whole[rank] = states if rank == self._first else _changed(parts, changes)
+
+    def _change(self, name: str, before: bytes, after: bytes) -> Change:
+        fresh = self._fresh.get(name)
+        if fresh is not None and (
+            not name.startswith("rng/") or draws_between(name, fresh, after) is not None
+        ):
+            return after
+        if name.startswith(ITEM):
+            if len({context.parts[name] for context in self._contexts.values()}) > 1 or self._whole:
+                self._faulty(
+                    f"the registered item {name.removeprefix(ITEM)!r} was changed, and each rank has its own"
+                )
+            return after
+        draws = draws_between(name, before, after)
+        if draws is None:
+            self._faulty(
+                f"{name.removeprefix('rng/')}'s generator was given another state, keeps one of a pair of"
+                f" normal values, or drew more than {DRAWS_MAX:,} values"
+            )
+            return after
+        return draws
+
+    def _block_left(self) -> None:
+        """EST 0's own part is over: nothing of it concerns the others."""
+        self._aside -= 1
+        self._anchor, self._fresh = self._states(), {}
+        if 0 in self._whole:
+            self._whole[0] = self._anchor
+
+    def _uneven(self, place: str) -> None:
+        if not self._aside:
+            self._faulty(f"how many values are drawn depends on the generator's state in {place}")
+
+    def _seeded(self, names: tuple[str, ...], done: bool) -> None:
+        if self._aside:
+            return
+        if not done:
+            drawn = [
+                name
+                for name, state in self._generators.capture().items()
+                if state != self._fresh.get(name, self._anchor[name])
+                or (name not in self._fresh and name in self._changes)
+            ]
+            if drawn:
+                self._faulty(
+                    f"a generator is seeded after {drawn[0].removeprefix('rng/')} has drawn:"
+                    " the seed may have been drawn, too"
+                )
+            return
+        states = self._generators.capture()
+        self._fresh |= {name: states[name] for name in names if name in states}
+
+    def _faulty(self, why: str) -> None:
+        if self._doubt is not None and self._leads:
+            self._uncertain = self._uncertain or why  # it may be EST 0's own; the other workers know
+        else:
+            self._fault = self._fault or why
+
+    def _states(self) -> Parts:
+        return self._generators.capture() | self._registry.capture()
+
+    def _put(self, parts: Mapping[str, bytes]) -> None:
+        self._generators.restore(parts)
+        self._registry.restore(parts)
+
+
+def _changed(parts: Mapping[str, bytes], changes: Mapping[str, Change]) -> Parts:
+    """Generators and items after the changes, with those that have none."""
+    states = {name: part for name, part in parts.items() if name.startswith("rng/") or _is_item(name)}
+    for name, change in changes.items():
+        states[name] = advance(name, parts[name], change) if isinstance(change, int) else change
+    return states
+
+
+def _is_item(name: str) -> bool:
+    return name.startswith(ITEM) and not name.startswith(f"{ITEM}@")
+
+
+def _behind(context: EstContext, states: Mapping[str, bytes], step: int) -> EstContext:
+    """The same context with these states, behind the code before `step`."""
+    return EstContext(
+        context.virtual_rank, context.step, {**context.parts, **states, _BEHIND: _STEP.pack(step)}
+    )

@@ -1,0 +1,209 @@
+"""What states alone do not show of the code between epochs: draws until a value fits, and new seeds.
+
+`random.shuffle` draws again until a number is small enough. How often depends on the state, so the number of
+one EST's draws is not another's. And a generator that is seeded with the seed it has stands where it stood,
+while the other ESTs' would not. So such calls are watched while that code runs: methods of Python's generator
+in the object itself, whoever holds them; functions of NumPy and torch as attributes of their modules, which a
+script that has imported the function itself passes by.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+import torch
+
+from elastane.errors import EXIT_REFUSED, ElastaneError
+from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
+
+if HAS_NUMPY:
+    import numpy as np
+
+
+class RankSeedError(ElastaneError):
+    """A generator is seeded with the rank where one process stands for several ranks."""
+
+    code = "ELA332"
+    exit_code = EXIT_REFUSED
+
+
+class OutsideRank(int):
+    """`job.rank` outside the loader loop, and what is computed of it: no seed, others have others."""
+
+    def _derived(name: str) -> Any:  # type: ignore[misc]  # noqa: N805 - makes the methods below
+        def method(self: OutsideRank, other: Any) -> Any:
+            result = getattr(int, name)(self, other)
+            return OutsideRank(result) if isinstance(result, int) else result
+
+        return method
+
+    __add__, __radd__ = _derived("__add__"), _derived("__radd__")
+    __mul__, __rmul__ = _derived("__mul__"), _derived("__rmul__")
+    __sub__, __rsub__ = _derived("__sub__"), _derived("__rsub__")
+    __mod__, __xor__, __rxor__ = _derived("__mod__"), _derived("__xor__"), _derived("__rxor__")
+
+
+def refuse_rank_seed(place: str) -> SystemExit:
+    """What to raise for a seed made of the rank; it may come before anything looks at how the script ends."""
+    error = RankSeedError(
+        f"a seed is made of job.rank in {place}, where one process stands for several ranks",
+        hint="elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
+        "`for rank in job.each_rank():`",
+    )
+    sys.stderr.write(f"elastane: {error.line()}\n")
+    refusal = SystemExit(error.exit_code)
+    refusal.__cause__ = error
+    return refusal
+
+
+_NUMPY_UNEVEN: Final = (
+    "beta",
+    "binomial",
+    "bytes",
+    "chisquare",
+    "choice",
+    "dirichlet",
+    "f",
+    "gamma",
+    "geometric",
+    "hypergeometric",
+    "lognormal",
+    "logseries",
+    "multinomial",
+    "multivariate_normal",
+    "negative_binomial",
+    "noncentral_chisquare",
+    "noncentral_f",
+    "normal",
+    "permutation",
+    "poisson",
+    "randint",
+    "randn",
+    "random_integers",
+    "shuffle",
+    "standard_cauchy",
+    "standard_gamma",
+    "standard_normal",
+    "standard_t",
+    "vonmises",
+    "wald",
+    "zipf",
+)
+_TORCH_UNEVEN: Final = ("binomial", "poisson", "_sample_dirichlet", "_standard_gamma")
+_PYTHON_UNEVEN: Final = {
+    getattr(random.Random, name).__code__
+    for name in ("normalvariate", "gammavariate", "vonmisesvariate", "binomialvariate")
+    if hasattr(random.Random, name)
+}
+_TORCH: Final = (TORCH_CPU, TORCH_DEVICE)
+
+
+class RngWatch:
+    """uneven: told where a call draws a number of values that depends on the state. seeded: told of the
+    generators, by name, before they are seeded, and again once they are; a set state is no new seed.
+    """
+
+    def __init__(
+        self, uneven: Callable[[str], None], seeded: Callable[[tuple[str, ...], bool], None]
+    ) -> None:
+        self._uneven = uneven
+        self._seeded = seeded
+        self._replaced: list[tuple[Any, str, Any]] = []
+
+    def start(self) -> None:
+        """From now on calls are told of. A second call does nothing."""
+        if self._replaced:
+            return
+        python: Any = random._inst
+        # The class's own, which `sample`, `shuffle` and `randint` look up in the object at each call.
+        self._in_instance(python, "_randbelow", self._uneven_below(python._randbelow))
+        self._in_instance(python, "random", self._uneven_caller(python.random))
+        self._watch_seed(random, "seed", (PYTHON,))
+        for owner in (torch, torch.random):
+            self._watch_seed(owner, "manual_seed", _TORCH)
+        for name in _TORCH_UNEVEN:
+            self._watch_uneven(torch, name)
+        if HAS_NUMPY:
+            self._watch_seed(np.random, "seed", (NUMPY,))
+            self._watch_seed(np.random, "default_rng", ())
+            for name in _NUMPY_UNEVEN:
+                self._watch_uneven(np.random, name)
+
+    def stop(self) -> None:
+        """Everything is as it was."""
+        while self._replaced:
+            owner, name, original = self._replaced.pop()
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+    def _in_instance(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, _ABSENT))
+        setattr(owner, name, replacement)
+
+    def _in_module(self, owner: Any, name: str, replacement: Any) -> None:
+        self._replaced.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, replacement)
+
+    def _watch_uneven(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("generator") is None:
+                self._uneven(_place(sys._getframe(1)))
+            return original(*args, **kwargs)
+
+        self._in_module(owner, name, watched)
+
+    def _watch_seed(self, owner: Any, name: str, generators: tuple[str, ...]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(value, OutsideRank) for value in (*args, *kwargs.values())):
+                raise refuse_rank_seed(_place(sys._getframe(1)))
+            if generators:
+                self._seeded(generators, False)
+            result = original(*args, **kwargs)
+            if generators:
+                self._seeded(generators, True)
+            return result
+
+        self._in_module(owner, name, watched)
+
+    def _uneven_below(self, original: Callable[[int], int]) -> Callable[[int], int]:
+        def below(n: int) -> int:
+            self._uneven(_place(sys._getframe(1)))
+            return original(n)
+
+        return below
+
+    def _uneven_caller(self, original: Callable[[], float]) -> Callable[[], float]:
+        def drawn() -> float:
+            frame = sys._getframe(1)
+            if frame.f_code in _PYTHON_UNEVEN:
+                self._uneven(_place(frame))
+            return original()
+
+        return drawn
+
+
+_ABSENT: Final = object()
+
+
+def _place(frame: FrameType | None) -> str:
+    """The line of the script: the first outside the standard library's random."""
+    while frame is not None and frame.f_code.co_filename == random.__file__:
+        frame = frame.f_back
+    if frame is None:
+        return "an unknown line"
+    return f"{frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno}"

@@ -1,0 +1,68 @@
+"""Which epoch the script tells its sampler to be in.
+
+A stock sampler orders its epoch by the number that `set_epoch` was last given. Here the order of an epoch
+must be the same in a worker that came in the middle of it, so it follows from the epoch's own number, and
+`set_epoch` is called for the script. A script that gives another number means another order, and is told so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from torch.utils.data import DataLoader
+
+from elastane.errors import EXIT_REFUSED, ElastaneError
+
+_log = structlog.get_logger(__name__)
+
+
+class SamplerEpochError(ElastaneError):
+    """The script's sampler was told of another epoch than the one that is trained."""
+
+    code = "ELA333"
+    exit_code = EXIT_REFUSED
+
+
+class SamplerEpoch:
+    """told: what `set_epoch` of the script's sampler was last given; None: never."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.told: int | None = None
+        self._kind = type(sampler).__name__
+        self._shuffles = bool(getattr(sampler, "shuffle", True))
+        self._warned = False
+        original = sampler.set_epoch
+
+        def set_epoch(epoch: int) -> Any:
+            self.told = int(epoch)
+            return original(epoch)
+
+        sampler.set_epoch = set_epoch
+
+    def check(self, epoch: int) -> None:
+        """Called as the loop of `epoch` begins. Raises SamplerEpochError."""
+        if not self._shuffles:
+            return
+        if self.told is not None and self.told != epoch:
+            raise SamplerEpochError(
+                f"{self._kind}.set_epoch was last given {self.told}, and this is epoch {epoch}",
+                hint="write `sampler.set_epoch(epoch)` in every epoch, with the number that job.epochs gives;"
+                " for another order give the sampler another seed",
+                told=self.told,
+                epoch=epoch,
+            )
+        if self.told is None and epoch > 0 and not self._warned:
+            self._warned = True
+            _log.warning(
+                f"{self._kind}.set_epoch is never called: stock DDP would repeat the first epoch's order,"
+                " here every epoch has its own; write `sampler.set_epoch(epoch)` in the original, too"
+            )
+
+
+def watch_set_epoch(loader: DataLoader[Any]) -> SamplerEpoch | None:
+    """Of the sampler or batch sampler that the script gave; None where it has no `set_epoch`."""
+    for sampler in (loader.batch_sampler, loader.sampler):
+        if callable(getattr(sampler, "set_epoch", None)):
+            return SamplerEpoch(sampler)
+    return None

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from elastane_master.decisions import claims, life, ring
+from elastane_master.decisions import claims, endings, life, ring
 from elastane_master.decisions.effects import IntervalDecided, Member
 from elastane_master.decisions.events import Change, IntervalReported, Parts, Rejection
 from elastane_master.decisions.state import JobState

@@ -1,6 +1,6 @@
 """A worker that drifts away from the others where ELASTANE_TEST_DRIFTS is set to how.
 
-flip: a bit of a weight, after step 5. rate: the learning rate, by a variable of its own, after the first epoch.
+flip: a bit of a weight, after step 5. rate: the learning rate, by itself, after the first epoch.
 stop: it leaves the loop over epochs after the first one, alone.
 """
 
@@ -18,7 +18,7 @@ net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 loader = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=2)
 model, optimizer, loader = job.prepare(net, optimizer, loader)
-for epoch in job.epochs(2):
+for _ in job.epochs(2):
     for (inputs,) in loader:
         optimizer.zero_grad()
         model(inputs).square().sum().backward()

@@ -8,6 +8,8 @@ import torch
 
 from elastane.errors import StepError
 from elastane.runtime.carried import CarriedValues
+from elastane.runtime.trainer import Trainer
+from elastane.runtime.turn import EpochsClosed, Turn
 from elastane.state.codec import StateNotCarriedError, decode, encode
 from elastane.state.optimizer_state import StateError
 
@@ -55,3 +57,40 @@ def test_a_value_that_the_state_has_already_is_not_set_again() -> None:
     carried.writes = lambda name: False
     state.bad += 1
     assert state.bad == 2
+
+
+def trainer_between_epochs(*, epoch: int, looped: int, begun: int, count: int) -> Trainer:
+    """Of a trainer what says whose code outside the loader loop the state has."""
+    trainer = Trainer.__new__(Trainer)
+    trainer.turn, trainer.epoch, trainer._looped_epoch = None, epoch, looped
+    trainer._closed_epochs = EpochsClosed()
+    trainer._closed_epochs.load_state_dict({"begun": begun, "count": count, "ended": False})
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("where", "sets"),
+    [
+        ({"epoch": 3, "looped": 2, "begun": 3, "count": 3}, True),  # before the loop of epoch 3
+        ({"epoch": 3, "looped": -1, "begun": 4, "count": 3}, False),  # there, in a newcomer
+        ({"epoch": 3, "looped": 3, "begun": 4, "count": 3}, True),  # behind the loop of epoch 3
+        ({"epoch": 3, "looped": 3, "begun": 5, "count": 4}, False),  # there, with the state of one further on
+    ],
+)
+def test_code_that_the_state_has_already_sets_nothing_again(where: dict[str, int], sets: bool) -> None:
+    assert trainer_between_epochs(**where)._writes_carried("best") is sets
+
+
+def test_a_value_is_set_once_the_step_is_applied() -> None:
+    trainer = trainer_between_epochs(epoch=0, looped=0, begun=1, count=0)
+    trainer.turn = Turn(7, rank=1, slot=0, ends=True)
+    with pytest.raises(StepError, match=r"value best was set in step 7 before the step was applied"):
+        trainer._writes_carried("best")
+    trainer.turn.applied = True
+    assert trainer._writes_carried("best")
+
+
+def test_checkpoints_of_older_versions_have_the_count_only() -> None:
+    closed = EpochsClosed()
+    closed.load_state_dict({"count": 2})
+    assert (closed.begun, closed.count, closed.ended) == (2, 2, False)

@@ -249,6 +249,10 @@ def test_a_line_of_the_script_goes_before_our_own_fault() -> None:
     cause = likely_cause(wrong_sum, findings=found)
     assert (cause.text, cause.hint, cause.ours) == ("t.py:3: a after the step", "mend it", False)
     assert likely_cause(wrong_sum, findings=found[:1]).ours, "a break out of epochs changes no weight"
+    of_loss = [finding("loop variable"), finding("module state")]
+    assert likely_cause(wrong_sum, findings=of_loss).ours, "gradients were equal"
+    assert not likely_cause(Difference(3, "gradient"), findings=of_loss).ours
+    assert likely_cause(Difference(3, "gradient"), findings=of_loss).text.endswith("a loop variable")
     by_itself = likely_cause(Difference(0, "batch"), by_itself=True, findings=found)
     assert by_itself.kind == "data pipeline"
     assert likely_cause(None, findings=found).kind == "the script"

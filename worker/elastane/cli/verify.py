@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
-import click
 import typer
 from rich.markup import escape
 
@@ -145,7 +144,7 @@ def verify(
     from elastane.verify.run import run_verify
 
     if ests is None and not reference:
-        raise click.UsageError("Missing option '--ests'; or give --reference")
+        raise typer.BadParameter("Missing option: give it, or --reference", param_hint="--ests")
     if not module and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
     if keep is not None and keep.exists():

@@ -59,6 +59,8 @@ _GENERAL: Final = (
     "after the last step",
     "seeds",
 )
+#: Where local gradients were equal: what decides the loss would have shown in them.
+_AFTER_GRADIENTS: Final = ("weights", "optimizer")
 #: Kinds whose notes are worth a word when something did differ.
 _TELLING: Final = ("seeds", "between epochs", "loop body")
 
@@ -93,12 +95,20 @@ def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
     """The finding that can explain a difference in `what`, the likeliest first; None if there is none."""
     kinds = _EXPLAINS.get(what, tuple(kind for kinds in _EXPLAINS.values() for kind in kinds))
     decisive = [f for f in findings if f.severity in (Severity.REFUSED, Severity.DIFFERS)]
+    if what in _AFTER_GRADIENTS:
+        decisive = [f for f in decisive if not _decides_the_loss(f)]
     notes = [f for f in findings if f.severity is Severity.NOTE and f.kind in _TELLING]
     for group in (decisive, notes):
         fitting = sorted((f for f in group if f.kind in kinds), key=lambda f: kinds.index(f.kind))
         if fitting:
             return _in_script(fitting[0])
     return _in_script(decisive[0]) if decisive else None
+
+
+def _decides_the_loss(finding: Finding) -> bool:
+    """A loop variable that decides a setting is refused; one that decides the loss, differs."""
+    loop = finding.kind == "loop variable" and finding.severity is Severity.DIFFERS
+    return loop or finding.kind == "module state"
 
 
 def _in_script(finding: Finding) -> Cause:

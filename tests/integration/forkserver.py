@@ -288,7 +288,7 @@ def leave(code: int) -> NoReturn:
 
 
 def main(adapt: Callable[[], None] = lambda: None) -> None:
-    """Serve on the socket that the command line names. adapt: called before the first fork, with all imported."""
+    """Serve on the socket that the command line names. adapt: called before any fork, with all imported."""
     import gc
     import importlib
 

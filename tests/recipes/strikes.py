@@ -69,7 +69,7 @@ class Strikes:
                 os.kill(pid, signal.SIGKILL)
                 visitor.close()
                 self.struck.append(point)
-                self._away += 1
+                self._away += pid in self._joined  # else the place is one that is waited for already
                 self._joined.discard(pid)
                 continue
             if point == _JOINS:

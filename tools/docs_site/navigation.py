@@ -28,6 +28,7 @@ GROUPS: Final = (
         "How to",
         (
             "howto/verify",
+            "howto/converting",
             "howto/checkpoints",
             "howto/scale",
             "howto/drain",

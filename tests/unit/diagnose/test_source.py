@@ -269,14 +269,6 @@ BROKEN = [
         id="no_sync",
     ),
     pytest.param(
-        {"last": "save(model.module.state_dict())"},
-        "model.module",
-        "distributed",
-        "refused",
-        "model.module",
-        id="module",
-    ),
-    pytest.param(
         {"last": "dist.barrier()"},
         "dist.barrier",
         "distributed",
@@ -525,7 +517,11 @@ def test_what_is_no_script_of_ours_or_no_python_says_nothing(tmp_path: Path) -> 
 
 SOUND = [
     *sorted((ROOT / "examples").glob("*.py")),
-    *(p for p in sorted((ROOT / "tests/integration/gallery").glob("*.py")) if p.name != "refused.py"),
+    *(
+        path
+        for path in sorted((ROOT / "tests/integration/gallery").glob("*.py"))
+        if path.name not in ("refused.py", "turns.py")  # their arguments choose what is wrong
+    ),
 ]
 
 

@@ -198,7 +198,9 @@ def test_what_the_sentinel_asks_reaches_the_worker() -> None:
     assert AttendEncoder().encode(go, events.JobSettings(ests=2)) == attend_response(
         go, events.JobSettings(ests=2)
     ).SerializeToString(deterministic=True)
-    load = attend_response(effects.Load(2, "file:///x", (effects.Doubt(8, 1),)), events.JobSettings(ests=2))
+    load = attend_response(
+        effects.Load(2, "file:///x", doubts=(effects.Doubt(8, 1),)), events.JobSettings(ests=2)
+    )
     assert [(doubt.step_max, doubt.generation_max) for doubt in load.load.doubts] == [(8, 1)]
 
 
@@ -274,7 +276,7 @@ def test_what_the_master_compares_has_its_wire_form(
 
 
 def test_every_message_to_a_worker_is_covered() -> None:
-    covered = {type(message).__name__.lower() for message in TO_WORKER} | {"compare"}
+    covered = {type(message).__name__.lower() for message in TO_WORKER} | {"compare", "interval_decided"}
     assert covered == {field.name for field in ring_pb2.AttendResponse.DESCRIPTOR.oneofs[0].fields}
 
 

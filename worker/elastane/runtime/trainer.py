@@ -39,7 +39,7 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.forward_watch import ForwardWatch
-from elastane.runtime.interval import BuffersChangedError, Interval
+from elastane.runtime.interval import BuffersChangedError, Interval, reported_against
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
@@ -164,7 +164,7 @@ class Trainer:
         #: when it begins. On a GPU the host is ahead of the device anyway.
         self._reports_late: bool | None = None if device.type == "cpu" else True
         self._contexts: dict[int, EstContext] = {}
-        #: The same as the master has them, to which reports are deltas.
+        #: What reports of the present step are deltas to: the same as the master has them.
         self._known: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
@@ -716,7 +716,7 @@ class Trainer:
 
     def _entered(self, known: dict[int, EstContext], contexts: dict[int, EstContext], step: int) -> None:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
-        self._known, self._contexts = known, contexts
+        self._known, self._contexts = reported_against(known, step), contexts
         self.watch.look_closely()
         self._source.position(contexts, step)
         self._resume_step = step

@@ -136,6 +136,23 @@ def test_calls_that_count_once_a_step_are_intercepted(parts):
     assert "update_parameters" not in averaged.state_dict()
 
 
+def test_a_step_that_a_scheduler_watches_still_says_whose_it_is(parts):
+    model, optimizer, loader = parts
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    owners = []
+
+    class Calls(Recorder):
+        def optimizer_step(self, original, *args):
+            owners.append(original.__self__)
+            return original(*args)
+
+    intercept(Prepared([model, optimizer, loader]), Calls(), zeroing=False)
+    optimizer.step()
+    assert owners == [optimizer]
+    assert optimizer.step._wrapped_by_lr_sched
+    assert optimizer._opt_called
+
+
 @pytest.mark.parametrize(
     "options",
     [

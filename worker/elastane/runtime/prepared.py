@@ -247,7 +247,20 @@ class _Controlled:
 
 def _in_instance(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
     """An instance attribute, so that the object keeps its class and the script its reference."""
-    setattr(owner, name, _Controlled(getattr(owner, name), replacement))
+    setattr(owner, name, _Controlled(_method(owner, name), replacement))
+
+
+def _method(owner: Any, name: str) -> Callable[..., Any]:
+    """The method, bound. A scheduler puts a plain function in the place of its optimizer's `step`."""
+    found: Callable[..., Any] = getattr(owner, name)
+    if hasattr(found, "__self__"):
+        return found
+
+    @functools.wraps(found)
+    def method(_: Any, *args: Any, **kwargs: Any) -> Any:
+        return found(*args, **kwargs)
+
+    return types.MethodType(method, owner)
 
 
 def _in_class(owner: Any, name: str, replacement: Callable[..., Any]) -> None:

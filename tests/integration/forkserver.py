@@ -22,6 +22,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -245,6 +246,7 @@ def _become(request: dict[str, Any], descriptors: array.array[int] | list[int], 
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    tempfile.tempdir = None  # the server's own may be gone: it is that of the first run
 
 
 def _seed_anew() -> None:

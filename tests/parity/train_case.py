@@ -1,6 +1,8 @@
 """The one script of all cases: reads what it trains, and how, from its argument (see `cases`)."""
 
 import contextlib
+import copy
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ from parts import SmallTransformer
 from parity.cases import Case
 
 case = Case.parse(sys.argv[1])
+habits = case.habits
 STEPS_OF_A_STREAM = 5 * case.accumulation
 LENGTH = 12
 
@@ -56,6 +59,19 @@ class Samples(Dataset):
         if case.registered:
             image = image + 0.1 * torch.from_numpy(self.rng.normal(size=8).astype("float32"))
         return image * float(np.random.uniform(0.9, 1.1)) + 0.01 * random.random(), self.labels[index]
+
+
+class HeldOut(Dataset):
+    """Ten of the samples, with noise that takes as many random numbers in all ranks."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if case.model in ("transformer", "bag"):
+            return torch.where(torch.rand(LENGTH + 1) < 0.1, 3, samples.tokens[index]), samples.labels[index]
+        noise = torch.rand(3, 8, 8) + random.random() + float(np.random.rand())
+        return samples.inputs[index] + 0.1 * noise, samples.labels[index]
 
 
 class Stream(IterableDataset):
@@ -190,7 +206,10 @@ def build_loader(samples: Samples) -> DataLoader:
             "distributed": lambda: DistributedSampler(samples, job.num_ests, 0, seed=5, drop_last=True),
             "weighted": lambda: WeightedRandomSampler(weights, case.size),
             "replacement": lambda: RandomSampler(
-                samples, replacement=True, num_samples=case.size - 2, generator=own
+                samples,
+                replacement=True,
+                num_samples=case.size + (-2 if habits.draws_own is None else habits.draws_own),
+                generator=own if habits.draws_own is None else None,
             ),
             "random": lambda: RandomSampler(samples, generator=own),
         }[case.sampler]()
@@ -223,6 +242,41 @@ def loss_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tor
     return nn.functional.cross_entropy(model(inputs).float(), labels)
 
 
+def scores_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    """Without noise: for validation and teachers."""
+    if case.model == "transformer":
+        return model(inputs[:, :-1]).float()
+    if case.model == "bag":
+        return model(inputs).float()
+    inputs = inputs.to(dtype)
+    return (model(inputs, 2) if case.model == "branching" else model(inputs)).float()
+
+
+def validate(model: nn.Module) -> None:
+    """Goes through the samples held out; only the random numbers and the time are felt."""
+    model.train(habits.left_on)
+    with torch.no_grad():
+        for inputs, _ in validation:
+            scores_of(model, inputs)
+    model.train()
+
+
+def metric() -> float:
+    """The same in all ranks: no random numbers in it, nor buffers that are each rank's own."""
+    with torch.no_grad():
+        if case.model == "cnn":
+            return float(sum(parameter.double().abs().mean() for parameter in net.parameters()))
+        net.eval()
+        inputs = samples.tokens if case.model in ("transformer", "bag") else samples.inputs
+        found = float(scores_of(net, inputs[:10]).square().mean())
+        net.train()
+        return found
+
+
+def seed_all_alike(seed: int) -> None:
+    random.seed(seed), np.random.seed(seed), torch.manual_seed(seed)
+
+
 job = elastane.init(seed=case.seed)
 if case.seed is None:
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
@@ -244,7 +298,10 @@ scaler = (
     else None
 )
 average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if case.average else None
-extras = [one for one in (*each_step, *each_epoch, scaler, average) if one is not None]
+copied = copy.deepcopy(net).requires_grad_(False).eval() if habits.copied != "none" else None
+rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
+validation = DataLoader(HeldOut(), 4, shuffle=True, num_workers=habits.validation_workers)
+extras = [one for one in (*each_step, *each_epoch, scaler, average, copied) if one is not None]
 model, loader, *_ = job.prepare(
     net,
     build_loader(samples),
@@ -264,10 +321,28 @@ def zero() -> None:
         optimizer.zero_grad(set_to_none=not case.in_place_zeros)
 
 
-for _ in job.epochs(case.epochs):
+if habits.seeded == "prepare":
+    seed_all_alike(91)
+if habits.draws_early:
+    np.random.rand(3), torch.rand(5), random.random()
+state = job.carry(best=math.inf, bad=0, found=(), weights=None)
+
+for epoch in job.epochs(case.epochs, max_steps=habits.steps_max or None):
+    if habits.seeded == "epoch":
+        seed_all_alike(epoch)
     for inputs, labels in loader:
+        if habits.rate_by_step:
+            for optimizer, first in zip(optimizers, rates, strict=True):
+                for group, rate in zip(optimizer.param_groups, first, strict=True):
+                    group["lr"] = rate / (1 + 0.1 * job.step + state.bad)
         with torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext():
             loss = loss_of(model, inputs, labels)
+            if habits.second_forward:
+                loss = loss + 0.1 * scores_of(model, inputs.flip(0)).square().mean()
+            if copied is not None and habits.copied == "teacher":
+                with torch.no_grad():
+                    target = scores_of(copied, inputs).mean()
+                loss = loss * (1 + 0.1 * torch.tanh(target))
         job.log(loss=loss)
         if not case.zero_after_step:
             zero()
@@ -292,5 +367,41 @@ for _ in job.epochs(case.epochs):
             zero()
         if average is not None and job.stepped:
             average.update_parameters(net)
+        if habits.clamped and job.stepped:
+            with torch.no_grad():
+                for parameter in net.parameters():
+                    parameter.clamp_(-0.2, 0.2)
+        if copied is not None and job.stepped:
+            with torch.no_grad():
+                for mean, new in zip(copied.parameters(), net.parameters(), strict=True):
+                    mean.lerp_(new, 0.2)
+        if habits.evaluated and job.step % 3 == 1:
+            with job.isolated_rng():
+                validate(model)
     for scheduler in each_epoch:
         scheduler.step()
+    if habits.validation in ("all", "both"):
+        validate(net)
+    if job.is_leader and habits.validation in ("leader", "both"):
+        validate(net)
+        random.shuffle(list(range(9)))
+    if habits.draws_each_rank:
+        for rank in job.each_rank():
+            np.random.permutation(20 + rank), torch.randn(1 + rank), random.randrange(40)
+            if case.registered:
+                noise.normal(size=2)
+    if habits.carried:
+        found = metric()
+        state.found = (*state.found, found)
+        if found < 0.95 * state.best:
+            state.best = found
+            state.weights = {name: value.clone() for name, value in model.module.state_dict().items()}
+        else:
+            state.bad += 1
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] *= 1 / (1 + min(1.0, found))
+            if habits.rolled_back and state.weights is not None:
+                model.module.load_state_dict(state.weights)
+            if habits.patience and state.bad >= habits.patience:
+                break

@@ -131,6 +131,29 @@ def test_branches_that_options_settle_are_taken_or_not() -> None:
         assert bool(carried_values(tree, loop, ROLES, names)) is taken, test
 
 
+def test_what_is_switched_off_by_none_is_not_changed_in_place() -> None:
+    source = textwrap.dedent(
+        """\
+        for x in loader:
+            loss = f(x)
+            (amp.scale(loss) if amp else loss).backward()
+            if {0}:
+                {0}.update(loss)
+            if {0}: loss = {0}.mean()
+        """
+    ).format
+    for name, value, carried in (
+        ("amp", {"amp": None}, []),
+        ("amp", {"amp": {"of": "the script's own"}}, ["amp"]),
+        ("amp", {}, ["amp"]),
+        ("run.amp", {"run": argparse.Namespace(amp=None), "amp": None}, []),
+    ):
+        tree = ast.parse("amp = run = None\n" + source(name))
+        loop = loop_at(tree, 2)
+        assert loop is not None
+        assert [one.name for one in carried_values(tree, loop, ROLES, value)] == carried, (name, value)
+
+
 def test_every_turn_is_every_k_th_turn_where_k_is_one() -> None:
     source = "for i, x in enumerate(loader):\n    loss.backward()\n    if i % k == 0: opt.step()"
     for k in (1, 2):

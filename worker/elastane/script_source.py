@@ -42,6 +42,7 @@ _STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameter
 _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
 _CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 _PLAIN: Final = (int, float, str, bytes, type(None), tuple, list, set, frozenset, dict)
+_FIXED: Final = (int, float, str, bytes, type(None), tuple, frozenset)
 _COMPARES: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -98,7 +99,7 @@ def carried_values(
     nothing. names: values that names have as the loop begins; branches that the script's options settle are
     not gone into where they are not taken.
     """
-    inside = _assigned(loop.body, roles) | _stored(loop.target)
+    inside = _assigned(loop.body, roles, names) | _stored(loop.target)
     body = _Body(roles, {name: value for name, value in names.items() if name not in inside}, inside)
     before = _bound_before(tree, loop)
     values: _Values = {
@@ -381,8 +382,13 @@ def _counter(loop: Loop) -> str | None:
     return first.id if counts and isinstance(first, ast.Name) else None
 
 
-def _assigned(statements: Iterable[ast.stmt], roles: Container[str]) -> set[str]:
-    """Names and attributes that the statements give a value or change in place."""
+def _assigned(
+    statements: Iterable[ast.stmt], roles: Container[str], names: Mapping[str, object]
+) -> set[str]:
+    """Names and attributes that the statements give a value or change in place.
+
+    names: values that names have. `if scaler: scaler.update()` changes nothing where scaler is None.
+    """
     found = set()
     for node in _walk_scope(statements):
         name = None
@@ -393,12 +399,22 @@ def _assigned(statements: Iterable[ast.stmt], roles: Container[str]) -> set[str]
         elif isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
                 word = node.func.attr
-                name = _innermost(node.func.value) if word in _MUTATORS or _in_place(word) else None
+                owner = _innermost_node(node.func.value)
+                mutates = (word in _MUTATORS or _in_place(word)) and not _is_fixed(owner, names)
+                name = _dotted(owner) if mutates else None
             elif isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
                 name = _dotted(node.args[0])
         if name is not None and not _controlled(name, roles):
             found.add(name)
     return found
+
+
+def _is_fixed(node: ast.expr, names: Mapping[str, object]) -> bool:
+    """Whether what the expression stands for is known, and no method can change it in place."""
+    try:
+        return isinstance(_value(node, names, ()), _FIXED)
+    except (_UnsettledError, TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _stored(node: ast.AST) -> set[str]:

@@ -55,7 +55,7 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
                 variable=name,
             )
         elif carried.kind == "steps":
-            by = "every k-th turn, counted by" if carried.counts else "some turns, decided by"
+            by = "every k-th turn, counted by" if carried.counts else "in some turns, decided by"
             notes.add(
                 Severity.REFUSED,
                 "loop body",

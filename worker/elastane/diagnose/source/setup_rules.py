@@ -91,20 +91,7 @@ def _same_function(script: Script, one: ast.AST, other: ast.AST) -> bool:
 
 def _distributed(script: Script, notes: Notes) -> None:
     told: set[str] = set()
-    models = script.models
     for node in ast.walk(script.tree):
-        unwraps = isinstance(node, ast.Attribute) and node.attr == "module" and name_of(node.value) in models
-        if isinstance(node, ast.Attribute) and unwraps and "module" not in told:
-            told.add("module")
-            owner = name_of(node.value)
-            notes.add(
-                Severity.REFUSED,
-                "distributed",
-                node,
-                f"{owner}.module: the prepared model is no DDP wrapper",
-                f"{owner} is the module itself: leave .module out",
-                variable=owner,
-            )
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Attribute) and node.func.attr == "no_sync":

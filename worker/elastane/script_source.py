@@ -382,9 +382,7 @@ def _counter(loop: Loop) -> str | None:
     return first.id if counts and isinstance(first, ast.Name) else None
 
 
-def _assigned(
-    statements: Iterable[ast.stmt], roles: Container[str], names: Mapping[str, object]
-) -> set[str]:
+def _assigned(statements: Iterable[ast.stmt], roles: Container[str], names: Mapping[str, object]) -> set[str]:
     """Names and attributes that the statements give a value or change in place.
 
     names: values that names have. `if scaler: scaler.update()` changes nothing where scaler is None.

@@ -12,12 +12,14 @@ from typing import Final
 
 from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.errors import EXIT_BEGIN_ANEW, EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane.hosts.remote import CANNOT_START, is_local
 from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
 from elastane.hosts.slots import Slot
 
-_SAYS_NOTHING_OF_ITS_HOST: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE})
+_SAYS_NOTHING_OF_ITS_HOST: Final = frozenset(
+    {0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_BEGIN_ANEW}
+)
 _SIGNALS_END: Final = 192
 
 

@@ -12,6 +12,7 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     1, as it cannot run       everything stops: a syntax error, or a module that is not installed. Where hosts
                               come and go, another one may have the module: as below
     1, or a signal            restarted within the budget
+    84 (begins anew)          restarted within the budget; it is no fault of the script
     any, its place is gone    away; another worker takes its part elsewhere, if there is room
 """
 
@@ -34,7 +35,7 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
 )
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.errors import EXIT_BEGIN_ANEW, EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
@@ -397,7 +398,7 @@ class SupervisorPolicy:
 
     def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
         how = _cause(status)
-        if status.returncode > 0 and status.returncode != EXIT_DRAINED:
+        if status.returncode > 0 and status.returncode not in (EXIT_DRAINED, EXIT_BEGIN_ANEW):
             slot.raises += 1
             slot.state = SlotState.DEAD
             limit = RAISES_WITHOUT_STEP_MAX if self._view.steps else RAISES_BEFORE_JOIN_MAX

@@ -27,6 +27,7 @@ from elastane.agent.policy import (
     Terminate,
 )
 from elastane.agent.process import ExitStatus
+from elastane.errors import EXIT_BEGIN_ANEW
 
 RUNNING = JobView("running", workers_max=4, step=5, steps=100)
 KILLED = ExitStatus(-signal.SIGKILL)
@@ -119,6 +120,15 @@ def test_a_script_that_always_raises_is_given_up_before_the_budget_is(view: JobV
     actions = policy.worker_exited(now, "w1", RAISED)
     assert "the script failed in every worker without a step between" in said(actions)
     assert finished(actions) == CODE_FAILED
+
+
+def test_a_worker_that_must_begin_anew_has_not_raised() -> None:
+    policy = started(workers=1)
+    for number in range(5):
+        now = 100.0 * number
+        actions = policy.worker_exited(now, "w0", ExitStatus(EXIT_BEGIN_ANEW))
+        assert finished(actions) is None and "has to begin anew" in said(actions)
+        assert spawned(policy.tick(now + 60.0)) == ["w0"]
 
 
 def test_a_step_between_makes_raising_forgivable() -> None:

@@ -499,6 +499,8 @@ class SupervisorPolicy:
 
 def _cause(status: ExitStatus) -> str:
     """How a worker died, in words: a preemption is named, so that nobody looks for a bug."""
+    if status.returncode == EXIT_BEGIN_ANEW:
+        return "has to begin anew: the job goes back to where only a fresh process can begin"
     if status.returncode == EXIT_DRAINED:
         return "left on a preemption notice"
     name = status.signal_name

@@ -3,6 +3,7 @@
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n
 # make test-browser    the dashboard in a real Chromium (Debian: chromium); make screenshots: its pictures in docs/images
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
 # make sim-mutants    known bugs, planted one at a time: in how many seeds the simulation finds each
@@ -35,7 +36,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test gallery test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
     fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -69,6 +70,11 @@ screenshots: $(VENV)/.installed
 # SEED=n gives the same order of faults and victims again, FAULTS=a,b only these.
 chaos: $(VENV)/.installed
 	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
+
+# Each recipe beside its own original, which torchrun starts; a table at the end.
+gallery: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m recipes.beside $(if $(ONLY),--only "$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) \
+	    $(if $(KILLS),--kills $(KILLS))
 
 # Taken up where it was when run again; SEED=n runs one case alone.
 fuzz-parity: $(VENV)/.installed

@@ -87,6 +87,9 @@ def attend_requests(generation: int, step: int) -> list[ring_pb2.AttendRequest]:
                 generation=generation, applied_step=step, phase=ring_pb2.TRAINER_PHASE_STEP
             )
         ),
+        ring_pb2.AttendRequest(
+            check_report=ring_pb2.CheckReport(generation=generation, step=step, digest=b"digest")
+        ),
         ring_pb2.AttendRequest(ring_broken=ring_pb2.RingBroken(generation=generation, step=step, error="e")),
         ring_pb2.AttendRequest(saved=saved),
         ring_pb2.AttendRequest(leaving=ring_pb2.Leaving(reason="spot")),

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from elastane.agent.process import ChildProcess
 from elastane.determinism import Level, process_environment
+from integration import forkserver
 from integration.forkserver import FIXED, ForkServer, start_forked
 
 #: Of the workers of a job with no other options than the pages have.
@@ -27,13 +28,19 @@ _SOCKET, _LOCK = "FORKED_CLI_SOCKET", "FORKED_CLI_LOCK"
 
 
 @contextlib.contextmanager
-def shared_server(folder: Path, environment: Mapping[str, str]) -> Iterator[tuple[dict[str, str], int]]:
-    """What commands have besides `environment` to use the server, and the descriptor that they inherit."""
-    server = ForkServer({**environment, **FIXED_VARIABLES})
+def shared_server(
+    folder: Path, environment: Mapping[str, str], script: str = forkserver.__file__
+) -> Iterator[tuple[dict[str, str], ForkServer]]:
+    """What commands have besides `environment` to use the server, and the server, whose socket they inherit.
+
+    script: what the server runs. This process may use it as well, at the same time.
+    """
+    server = ForkServer({**environment, **FIXED_VARIABLES}, script)
     lock = folder / "fork-server.lock"
     lock.touch()
+    server._lock = _LockBetweenProcesses(lock)
     with contextlib.closing(server):
-        yield {_SOCKET: str(server.fileno()), _LOCK: str(lock)}, server.fileno()
+        yield {_SOCKET: str(server.fileno()), _LOCK: str(lock)}, server
 
 
 class _LockBetweenProcesses:

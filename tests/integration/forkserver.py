@@ -289,7 +289,8 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _main() -> None:
+def main(adapt: Callable[[], None] = lambda: None) -> None:
+    """Serve on the socket that the command line names. adapt: called before any fork, with all imported."""
     import gc
     import importlib
 
@@ -297,6 +298,7 @@ def _main() -> None:
         importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("sklearn.datasets")
+    adapt()
     gc.freeze()  # or the first collection in a child would copy the memory
     request = serve(socket.socket(fileno=int(sys.argv[1])))
     _seed_anew()
@@ -304,4 +306,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

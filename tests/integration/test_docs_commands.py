@@ -68,12 +68,12 @@ def run(script: str, folder: Path) -> str:
         tool.chmod(0o755)
     clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
     clean |= {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with shared_server(folder, clean) as (variables, descriptor):
+    with shared_server(folder, clean) as (variables, server):
         done = subprocess.run(
             ["bash", "-e", "-c", 'trap "kill \\$agent \\$master 2>/dev/null || true; wait" EXIT\n' + script],
             cwd=folder,
             env=clean | variables,
-            pass_fds=[descriptor],
+            pass_fds=[server.fileno()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -14,6 +14,7 @@ from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient, RequestRefusedError
 from elastane.task_stream import TaskStream
 from elastane_proto.v1 import job_pb2, shard_pb2, shard_pb2_grpc
+from spoken_version import TellsVersion
 
 TASKS = 40
 
@@ -136,7 +137,7 @@ class SilentAtFirst(shard_pb2_grpc.ShardServiceServicer):
 
 
 def test_a_stream_without_answers_is_left_and_its_requests_are_repeated() -> None:
-    server = grpc.server(ThreadPoolExecutor(4))
+    server = grpc.server(ThreadPoolExecutor(4), interceptors=[TellsVersion()])
     servicer = SilentAtFirst()
     shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -169,7 +170,7 @@ def _left_after(seconds: float) -> list[threading.Thread]:
 
 
 def test_a_master_without_streams_is_asked_call_by_call() -> None:
-    server = grpc.server(ThreadPoolExecutor(2))
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[TellsVersion()])
     servicer = CallsOnly()
     shard_pb2_grpc.add_ShardServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -9,7 +9,8 @@ prepared            Prepared only when all N contexts of that step and generatio
                     applied without it
 contexts exist      a Go carries the contexts of its resume step, all of them
 history             committed steps follow each other; only a rewinding that was announced goes back
-nothing lost        history is not rewound while an attending process holds it
+nothing lost        history is not rewound while an attending process holds it; who was away when a checkpoint
+                    was loaded holds a run that is over, although its bits are the same
 no write lost       what a caller was told is in the store, and at the end the history is whole
 exactly once        each sample counts once in the committed history
 one owner           an attempt of a task has one holder; what came back is given out first, as it was
@@ -28,7 +29,7 @@ import grpc
 
 from elastane.audit import audit
 from elastane_master import records
-from elastane_master.decisions.effects import Commit, TaskCommit
+from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
@@ -70,7 +71,8 @@ class Sent:
 class Checkers:
     """standing: generation of the commit of each step that counts. next_step: the first that has none.
 
-    prepared_until: steps below it were prepared in the history that stands.
+    prepared_until: steps below it were prepared in the history that stands. loaded_generation: the newest in
+    which a checkpoint was loaded: history goes on from there, whoever held more of the run before.
     """
 
     world: World
@@ -87,11 +89,15 @@ class Checkers:
     #: The code before this step ran, and what it did is lost: it is no step to go on from.
     lost_before: int = -1
     applied_generation: int = 0
+    loaded_generation: int = 0
     notes: dict[str, int] = field(default_factory=dict)
     refusals: dict[str, int] = field(default_factory=dict)
     _sent: dict[Stream, Sent] = field(default_factory=dict)
     _ready: dict[tuple[str, int], tuple[int, bool]] = field(default_factory=dict)
+    _forgotten_rings: set[int] = field(default_factory=set)
+    _formed: set[int] = field(default_factory=set)
     _reached: dict[str, int] = field(default_factory=dict)
+    _trained_in: dict[str, int] = field(default_factory=dict)
     _lost: dict[bytes, deque[bytes]] = field(default_factory=dict)
     _holders: dict[tuple[int, int, int], str] = field(default_factory=dict)
     _newest_lease: dict[tuple[int, int], tuple[int, float]] = field(default_factory=dict)
@@ -104,6 +110,7 @@ class Checkers:
         if weights != self.fixed.weights(lineage, step):
             self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
         self._reached[worker] = step
+        self._trained_in[worker] = generation
         ring = self.rings[generation]
         if ring.lineage not in (None, lineage):
             self._broken(
@@ -177,6 +184,10 @@ class Checkers:
         if known is None:
             if len(owners) != self.ests:
                 self._broken("one ring", f"ring {generation} has {len(owners)} virtual ranks")
+            known = self.rings[generation] = Ring(owners)
+        elif known.owners != owners and generation in self._forgotten_rings:
+            self._forgotten_rings.discard(generation)
+            del self.rings[generation]  # it comes after those that are there
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners:
             self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")
@@ -255,6 +266,8 @@ class Checkers:
                 and ready is not None
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
+                and self._trained_in.get(worker.name, 0) >= self.loaded_generation
+                and worker.protocol.history_generation in self._formed  # else its beginning is forgotten
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
                 and worker.protocol.applied_step != self.lost_before
             ):
@@ -301,10 +314,16 @@ class Checkers:
                 self.lost_before = int(note.facts["at_step"])
             elif note.kind in ("checkpoint_loaded", "history_rewound"):
                 self.lost_before = -1
+            if note.kind == "ring_formed":
+                self._formed.add(note.generation)
+            if note.kind == "checkpoint_loaded":
+                self.loaded_generation = note.generation
             if note.kind == "history_rewound":
-                self.next_step = self.prepared_until = int(note.facts["to_step"])
-                kept = {step: commit for step, commit in self.standing.items() if step < self.next_step}
-                self.standing = kept
+                self._rewound(note)
+
+    def _rewound(self, note: Note) -> None:
+        self.next_step = self.prepared_until = int(note.facts["to_step"])
+        self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
     def _is_applied_by_all(self, step: int) -> bool:
         """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it.
@@ -334,6 +353,36 @@ class Checkers:
     def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
         """The store's host lost power: these entries of a stream are gone, and must come again, in order."""
         self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
+
+    def forgotten(self, server: StoreServer) -> int:
+        """The end of the store is gone, with all masters: what is left of the history is what there is.
+
+        The number of a ring that nobody remembers may be given to another. Returns the newest that the store
+        knows.
+        """
+        self._lost.clear()
+        self.next_step, self.loaded_generation, self.standing = 0, 0, {}
+        notes = [records.decode_note(payload) for _, payload in server.entries(EVENTS)]
+        # At one time a commit comes first: a checkpoint proves it, then history goes back.
+        told = [(one.now, 0, one.commit) for one in self._stored(server)]
+        told += [(one.now, 1, one.note) for one in notes]
+        for _, _, one in sorted(told, key=lambda item: item[:2]):
+            if isinstance(one, Commit):
+                self.standing[one.step] = one
+                self.next_step = one.step + 1
+            elif isinstance(one, Note) and one.kind == "history_rewound":
+                self._rewound(one)
+            elif isinstance(one, Note) and one.kind == "checkpoint_loaded":
+                self.loaded_generation = one.generation
+        self.prepared_until = self.next_step
+        self._formed = {one.note.generation for one in notes if one.note.kind == "ring_formed"}
+        known = max((one.note.generation for one in notes), default=0)
+        self._forgotten_rings = {generation for generation in self.rings if generation > known}
+        return known
+
+    @staticmethod
+    def _stored(server: StoreServer) -> list[records.StoredCommit]:
+        return [records.decode_commit(payload) for _, payload in server.entries(HISTORY)]
 
     def _check_commit(self, commit: Commit) -> None:
         if commit.step != self.next_step:
@@ -392,7 +441,7 @@ class Checkers:
             self._broken("exactly once", f"{len(self.tasks_done)} dynamic tasks of {tasks} are done")
         if sorted(self.standing) != list(range(self.steps)):
             self._broken("history", f"the standing history has the steps {sorted(self.standing)}")
-        stored = [records.decode_commit(payload) for _, payload in server.entries(HISTORY)]
+        stored = self._stored(server)
         entries = [entry for commit in stored for entry in audit_entries(commit, "")]
         result = audit(entries)
         if not result.ok:

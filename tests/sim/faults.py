@@ -13,7 +13,7 @@ from sim.master_model import MasterModel
 from sim.network import Network
 from sim.policies import Policies
 from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
-from sim.worker_model import Script, WorkerModel
+from sim.worker_model import GroupKey, Script, WorkerModel
 from sim.world import World
 
 FENCE = KEYS.fence.encode()
@@ -76,7 +76,7 @@ class Cluster:
     faults_until: float
     faults_per_second: float
     policies: Policies
-    groups: dict[int, Group] = field(default_factory=dict)
+    groups: dict[GroupKey, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
     buried: list[WorkerModel] = field(default_factory=list)
@@ -355,6 +355,15 @@ class Cluster:
         if self._store_is_whole and is_old:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
             self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)
+
+    def forgot(self) -> None:
+        """Masters are gone, and so is the end of the store: nobody is held to what was acknowledged there."""
+        self._healed_at = 0
+        known = self.checkers.forgotten(self.server)
+        for key in [key for key in self.groups if key[0] > known]:
+            del self.groups[key]
+        if self.operator.scaled is not None:
+            self.operator.scale(*self.operator.scaled)
 
     def _refuse(self) -> None:
         self.world.log("STORE refuses")

@@ -294,8 +294,8 @@ MUTANTS = (
     Mutant(
         "history is given up before everybody was asked",
         f"{DECISIONS}.ring",
-        "    if members or any(claims.usable_step(state, record) >= 0 for record in state.active_members()):",
-        "    if True:",
+        "    if members or (has_state and not state.steps.catching_up):\n",
+        "    if True:\n",
     ),
     Mutant(
         "a ring goes ahead although a member was lost while it loaded",
@@ -314,6 +314,12 @@ MUTANTS = (
         f"{DECISIONS}.sessions",
         "if claims.is_fenced(state, event.worker, event.applied_step):\n        return False",
         "return True",
+    ),
+    Mutant(
+        "a checkpoint that the history does not lead up to is loaded",
+        f"{DECISIONS}.forgotten",
+        "    return state.steps.whole_until if begun else None\n",
+        "    return None\n",
     ),
     Mutant(
         "a step is applied without Prepared",

@@ -23,6 +23,9 @@ from elastane_proto.v1 import job_pb2
 from sim.callers import EPOCHS, TASKS, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
+from sim.forgetting import Power
+from sim.forgetting import draw as draw_cuts
+from sim.forgetting import plan as plan_cuts
 from sim.network import Network
 from sim.policies import PolicyChecker
 from sim.policies import draw as draw_policies
@@ -55,6 +58,14 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
         return _Run(seed, rng, world).outcome(trace_lines)
 
 
+def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
+    """A run without dynamic tasks in which nothing goes wrong but these cuts."""
+    rng = random.Random(seed)
+    world = World(rng)
+    with _seeded(world):
+        return _Run(seed, rng, world, cuts=cuts).outcome(TRACE_LINES)
+
+
 def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
     """The snapshot, and the batches after it, that a run of this seed has in its store amid its faults."""
     rng = random.Random(seed)
@@ -66,9 +77,15 @@ def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
 
 class _Run:
     def __init__(
-        self, seed: int, rng: random.Random, world: World, options: LogOptions | None = None
+        self,
+        seed: int,
+        rng: random.Random,
+        world: World,
+        options: LogOptions | None = None,
+        cuts: tuple[Power, ...] | None = None,
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
+        self.cuts = cuts
         self.script, self.settings = _draw(rng)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
@@ -89,13 +106,13 @@ class _Run:
             self.policies.needed(self.settings),
             options or drawn,
             world.now + FAULTS_SECONDS,
-            rng.choice((0.3, 1.0, 4.0)),
+            rng.choice((0.3, 1.0, 4.0)) if cuts is None else 1e-9,
             self.policies,
         )
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [
             TaskClient(world, network, self.checkers, self.cluster.serving, f"t{number}")
-            for number in range(rng.choice((0, 0, 1, 3)))
+            for number in range(rng.choice((0, 0, 1, 3)) if cuts is None else 0)
         ]
 
     def outcome(self, trace_lines: int | None) -> Outcome:
@@ -130,6 +147,8 @@ class _Run:
         cluster.begin(self.rng.randint(1, self.script.ests + 1))
         for client in self.clients:
             client.start()
+        if not self.clients:
+            plan_cuts(cluster, draw_cuts(self.seed) if self.cuts is None else self.cuts)
 
     def _run(self) -> None:
         world, cluster = self.world, self.cluster

@@ -8,6 +8,7 @@ the client's patience: then it may still arrive behind its repetition.
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,6 +28,9 @@ FSYNC_SECONDS = 1.0
 LOST_SECONDS_MAX = 2 * FSYNC_SECONDS
 """What a power cut can cost, as with `appendfsync everysec`."""
 
+REMEMBERED_WRITES = 64
+"""How many of its newest writes the end of the file can lose."""
+
 EntryId = tuple[int, int]
 
 
@@ -42,6 +46,7 @@ class StoreServer:
     """The server process and its disk.
 
     appended: told (key, payload) of each stream entry. lost: told (key, payloads) of those that are gone.
+    is_begun: its file may be cut short from then on.
     """
 
     def __init__(self, world: World, network: Network) -> None:
@@ -56,6 +61,8 @@ class StoreServer:
         self.lost: Callable[[bytes, list[bytes]], None] = lambda key, payloads: None
         self._since_sync = 0
         self._synced_at = self._wrote_at = 0.0
+        self.is_begun: Callable[[], bool] = lambda: False
+        self._before: deque[dict[bytes, Any]] = deque(maxlen=REMEMBERED_WRITES)
 
     # ------------------------------------------------------------------ faults
 
@@ -76,6 +83,15 @@ class StoreServer:
             self._since_sync = 0
         self.world.after(down_seconds, self._restart)
 
+    def cut(self, writes: int, down_seconds: float) -> None:
+        """SIGKILL, and its file loses its newest writes, but not the first commit and those before it."""
+        self.world.log(f"STORE crashes for {down_seconds:.2f} s, its file loses {writes} writes")
+        self.is_up = False
+        for _ in range(min(writes, len(self._before))):
+            self.data = self._before.pop()
+        self.sync()
+        self.world.after(down_seconds, self._restart)
+
     def _restart(self) -> None:
         self.is_up = True
         self.world.log("STORE is back")
@@ -93,6 +109,8 @@ class StoreServer:
             raise ConnectionError("connection reset")
         if writes and self.world.now - self._synced_at >= FSYNC_SECONDS:
             self.sync()
+        if writes and self.is_begun():
+            self._before.append({key: _copied(value) for key, value in self.data.items()})
         result = operation(self)
         if writes:
             self._since_sync += 1
@@ -176,6 +194,13 @@ class StoreServer:
         lowest, before = _entry_id(threshold), len(stream.entries)
         stream.entries = [entry for entry in stream.entries if entry[0] >= lowest]
         return before - len(stream.entries)
+
+
+def _copied(value: Any) -> Any:
+    """A value of the store, so that it can be changed: entries of streams never are."""
+    if isinstance(value, StreamData):
+        return StreamData(value.last, value.entries.copy())
+    return copy.copy(value)
 
 
 class PinnedScriptModel:

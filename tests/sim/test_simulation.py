@@ -10,18 +10,21 @@ from collections import Counter
 import pytest
 
 from sim.faults import FAULTS
+from sim.forgetting import FORGETTING, Power
 from sim.mutants import MUTANTS, TESTS, hunt_in_process
-from sim.simulation import simulate
+from sim.simulation import simulate, simulate_cuts
 
 SEEDS = 300
 BATCH = 50
 HUNTED_SEEDS_MAX = 40
+CUTS = 24
 ONCE_FAILED = {
     "a stopping master decided on requests": 55,
     "commits that the store lost were not written again": 3,
+    "a run of a step that a load made void was taken for the job's by a checker": 675,
 }
-"""Seeds that found a fault of the product, as long as the draws of the simulation stay as they are; what
-finds the same fault again after that is its planted bug."""
+"""Seeds that found a fault of the product or of a checker, as long as the draws of the simulation stay as
+they are; what finds the same fault again after that is its planted bug."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -33,6 +36,19 @@ def test_jobs_finish_with_the_bits_of_the_fixed_run(first: int) -> None:
 @pytest.mark.parametrize("name", ONCE_FAILED)
 def test_what_failed_once(name: str) -> None:
     simulate(ONCE_FAILED[name])
+
+
+def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
+    """Where all members are there nothing is done again. Where one died with the store, its part is."""
+    notes: Counter[str] = Counter()
+    for writes in range(CUTS):
+        at_seconds = 1.0 + writes % 7 / 2
+        for dies in (0, 1):
+            outcome = simulate_cuts(writes, (Power(at_seconds, writes, 0.3, dies),))
+            notes.update(outcome.checkers.notes.keys())
+            if not dies:
+                assert not {"history_rewound", "history_forgotten"} & set(outcome.checkers.notes), writes
+    assert notes["history_restored"] > CUTS / 3 and notes["history_forgotten"] > 2
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
@@ -68,7 +84,7 @@ def test_the_faults_really_happen() -> None:
     wanted += " interval_lost task_timed_out job_max_wait_exceeded prices_changed job_cost"
     assert not set(wanted.split()) - set(notes)
     assert refusals["ABORTED"] and refusals["UNAVAILABLE"]
-    assert set(injected) == set(FAULTS)
+    assert set(injected) == {*FAULTS, FORGETTING}
 
 
 def test_every_planted_bug_still_applies() -> None:

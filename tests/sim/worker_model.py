@@ -36,6 +36,8 @@ from sim.reference import (
 )
 from sim.world import StoredCheckpoint, StoredShard, World
 
+GroupKey = tuple[int, tuple[str, ...]]
+"""A ring's number and members: where the number was forgotten, it may be given to others."""
 JOB = "job"
 HANG_SECONDS = 8.0
 NOTICE_SECONDS = 30.0
@@ -95,7 +97,7 @@ class WorkerModel:
         network: Network,
         checkers: Checkers,
         script: Script,
-        groups: dict[int, Group],
+        groups: dict[GroupKey, Group],
         masters: Callable[[], list[MasterModel]],
         name: str,
         pid: int,
@@ -240,6 +242,7 @@ class WorkerModel:
             generation=protocol.fenced,
             applied_step=protocol.applied_step,
             holds_state=protocol.holds_state,
+            history_generation=protocol.history_generation,
             version="1",
         )
         stream.write(ring_pb2.AttendRequest(hello=hello).SerializeToString())
@@ -442,6 +445,14 @@ class WorkerModel:
             return
         await asyncio.sleep(self.world.rng.uniform(0.01, 0.2))
         found = sorted(self.world.checkpoints, key=lambda checkpoint: -checkpoint.step)
+        if message.HasField("step_max"):
+            for one in found:
+                # One that the history does not lead up to stops the worker until an operator has removed it.
+                one.corrupt = one.corrupt or (
+                    one.step > message.step_max
+                    and all(other.corrupt or other.step > message.step_max for other in found)
+                )
+            found = [one for one in found if one.step <= message.step_max or one.corrupt]
         usable = next((checkpoint for checkpoint in found if not checkpoint.corrupt), None)
         loaded = ring_pb2.Loaded(generation=message.generation)
         if usable is None:
@@ -482,7 +493,8 @@ class WorkerModel:
         if protocol.fenced != go.generation:
             raise GroupFailed("it is over")
         self.cancelled = False
-        group = self.groups.setdefault(go.generation, Group(self.world, go, self.script.ests))
+        key = go.generation, tuple(member.worker_id for member in go.members)
+        group = self.groups.setdefault(key, Group(self.world, go, self.script.ests))
         self.group = group
         group.enter(self)
         await self._while_wanted(group, lambda: group.formed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastane.runtime.protocol import Outcome, WorkerProtocol
+from elastane.runtime.protocol import KEPT_BYTES_MAX, Outcome, WorkerProtocol
 from elastane_proto.v1 import ring_pb2
 
 
@@ -47,6 +47,78 @@ def test_prepared_of_another_generation_does_not_count() -> None:
     protocol = in_ring(generation=3)
     protocol.prepared(ring_pb2.Prepared(generation=2, step=0))
     assert not protocol.may_apply(0)
+
+
+def reported(protocol: WorkerProtocol, step: int, text: str = "") -> None:
+    """A step done and applied."""
+    report = ring_pb2.StepReport(generation=protocol.generation, step=step)
+    report.tasks.add(virtual_rank=0).metrics[text] = 1.0
+    protocol.report(report)
+    protocol.prepared(ring_pb2.Prepared(generation=protocol.generation, step=step))
+    assert protocol.begin_apply(step)
+    protocol.end_apply(step)
+
+
+def entered(protocol: WorkerProtocol, generation: int, step: int, history: int) -> None:
+    protocol.prepare(ring_pb2.Prepare(generation=generation))
+    protocol.go_ahead(ring_pb2.Go(generation=generation, resume_step=step, history_generation=history))
+    protocol.entered(generation, step, [])
+
+
+def said_again(protocol: WorkerProtocol, step: int, *, resumed: bool = False) -> list[tuple[int, int]]:
+    """Generations and steps of the reports that a master gets which does not know `step`."""
+    outcome = protocol.welcome(ring_pb2.Welcome(generation=9, resumed=resumed, reports_from=step))
+    reports = [request.step_report for request in outcome.send if request.HasField("step_report")]
+    return [(report.generation, report.step) for report in reports]
+
+
+def test_reports_that_the_master_does_not_know_are_said_again_those_of_older_rings_too() -> None:
+    protocol = WorkerProtocol()
+    entered(protocol, 1, 0, history=1)
+    for step in range(3):
+        reported(protocol, step)
+    entered(protocol, 2, 3, history=1)
+    reported(protocol, 3)
+    protocol.report(ring_pb2.StepReport(generation=2, step=4))
+    assert said_again(protocol, 4, resumed=True) == [(2, 4)]
+    assert said_again(protocol, 9, resumed=True) == [(2, 4)], "the one in flight, whatever is asked for"
+    assert said_again(protocol, 2) == [(1, 2), (2, 3), (2, 4)]
+    assert protocol.welcome(ring_pb2.Welcome(generation=9)).send == [], "an older master does not ask"
+
+
+def test_reports_come_before_the_ready_that_is_said_again() -> None:
+    protocol = WorkerProtocol()
+    entered(protocol, 1, 0, history=1)
+    reported(protocol, 0)
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    welcome = ring_pb2.Welcome(generation=2, resumed=True, reports_from=0)
+    assert kinds(protocol.welcome(welcome)) == ["step_report", "ready"]
+
+
+def test_reports_of_steps_that_are_done_again_and_of_another_history_are_void() -> None:
+    protocol = WorkerProtocol()
+    entered(protocol, 1, 0, history=1)
+    for step in range(3):
+        reported(protocol, step)
+    entered(protocol, 2, 2, history=1)
+    assert said_again(protocol, 0) == [(1, 0), (1, 1)]
+    entered(protocol, 3, 2, history=3)
+    assert said_again(protocol, 0) == [] and protocol.history_generation == 3
+    entered(protocol, 4, 2, history=3)
+    reported(protocol, 2)
+    protocol.prepare(ring_pb2.Prepare(generation=5))
+    protocol.loaded(ring_pb2.Loaded(generation=5, step=0))
+    assert said_again(protocol, 0) == [] and protocol.history_generation == 5
+
+
+def test_of_the_reports_so_many_bytes_are_kept() -> None:
+    protocol = WorkerProtocol()
+    entered(protocol, 1, 0, history=1)
+    for step in range(40):
+        reported(protocol, step, text="x" * 2**20)
+    kept = said_again(protocol, 0)
+    assert kept[-1] == (1, 39) and kept == [(1, step) for step in range(40 - len(kept), 40)]
+    assert KEPT_BYTES_MAX / 2**20 - 2 < len(kept) < KEPT_BYTES_MAX / 2**20
 
 
 def test_planned_change_waits_for_the_step() -> None:
@@ -197,3 +269,27 @@ def test_a_change_that_came_before_the_report_is_answered_once() -> None:
     assert len(protocol.prepare(ring_pb2.Prepare(generation=2)).send) == 1
     protocol.report(ring_pb2.StepReport(generation=1, step=4), in_backward=True)
     assert protocol.end_backward() == Outcome()
+
+
+def test_what_the_sentinel_asks_is_kept_for_its_step_and_the_answer_is_said_again() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, check=ring_pb2.Check(step=1)))
+    assert protocol.check is not None and protocol.check.step == 1
+    assert kinds(protocol.check_report(ring_pb2.CheckReport(generation=1, step=1))) == ["check_report"]
+    protocol.report(ring_pb2.StepReport(generation=1, step=1))
+    again = protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))
+    assert kinds(again) == ["step_report", "check_report"]
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=1))
+    assert protocol.begin_apply(1)
+    protocol.end_apply(1)
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=1, resumed=True))) == []
+
+
+def test_what_was_asked_in_a_ring_that_is_over_is_forgotten() -> None:
+    protocol = in_ring()
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=0, check=ring_pb2.Check(step=1)))
+    protocol.check_report(ring_pb2.CheckReport(generation=1, step=1))
+    protocol.prepare(ring_pb2.Prepare(generation=2))
+    protocol.entered(2, 1, [])
+    assert protocol.check is None
+    assert kinds(protocol.welcome(ring_pb2.Welcome(generation=2, resumed=True))) == []

@@ -28,10 +28,12 @@ GROUPS: Final = (
         "How to",
         (
             "howto/verify",
+            "howto/converting",
             "howto/checkpoints",
             "howto/scale",
             "howto/drain",
             "howto/spot",
+            "howto/sentinel",
             "howto/tasks",
             "howto/masters",
             "howto/tokens",

@@ -20,8 +20,8 @@ from typing import Final
 EXIT_SCRIPT_RAISED: Final = 1
 EXIT_REFUSED: Final = 82
 EXIT_MASTER_UNREACHABLE: Final = 83
-EXIT_BEGIN_ANEW: Final = 84
-"""History goes back to where only a process that has not trained yet can begin: nothing is wrong with it."""
+#: History went back behind what the process has trained: it is to be started anew.
+EXIT_START_ANEW: Final = 84
 
 
 _POINTER: Final = re.compile(r"^ *\[ELA\d{3}\] elastane errors ELA\d{3}: .*$")

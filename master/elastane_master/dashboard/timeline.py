@@ -31,6 +31,7 @@ _MARKS: Final = {
     "worker_left": "leave",
     "worker_draining": "drain",
     "history_rewound": "replay",
+    "history_forgotten": "replay",
     "checkpoint_saved": "checkpoint",
     "master_recovered": "master",
     "master_started": "master",

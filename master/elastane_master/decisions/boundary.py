@@ -8,7 +8,17 @@ back meanwhile, so that nothing is applied that is not in it.
 
 from __future__ import annotations
 
-from elastane_master.decisions import checkpoints, claims, cost, endings, fingerprints, life, ring
+from elastane_master.decisions import (
+    checkpoints,
+    claims,
+    cost,
+    endings,
+    fingerprints,
+    forgotten,
+    life,
+    ring,
+    sentinel,
+)
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import (
@@ -25,7 +35,15 @@ def report_step(turn: Turn, event: StepReported) -> None:
     """A member has done its ESTs of a step; the last one's report prepares it."""
     state, steps = turn.state, turn.state.steps
     if _reports_forgotten_ring(turn, event):
-        ring.reform(turn, f"{event.worker} trains in a ring whose Go the store has forgotten")
+        why = f"{event.worker} trains in a ring whose Go the store has forgotten"
+        forgotten.begin(turn, why, event.worker)
+        forgotten.bring(turn, event)
+        ring.reform(turn, why)
+        return
+    if steps.catching_up:
+        if turn.attending(event.worker, event.session) is not None:
+            forgotten.bring(turn, event)
+            ring.proceed(turn)
         return
     member = _reporting_member(turn, event)
     if member is None:
@@ -60,7 +78,12 @@ def report_step(turn: Turn, event: StepReported) -> None:
 def prepare_if_complete(turn: Turn) -> None:
     """All N contexts are in and nothing holds it back: the members may apply the step."""
     state, book = turn.state, turn.state.steps
-    if book.hold or state.ring.stage != "running" or book.reported_ranks() < state.settings.ests:
+    if (
+        book.hold
+        or sentinel.holds(state)
+        or state.ring.stage != "running"
+        or book.reported_ranks() < state.settings.ests
+    ):
         return
     if fingerprints.hold_back(turn):
         return
@@ -71,6 +94,7 @@ def prepare_if_complete(turn: Turn) -> None:
     state.ring.stalled_since, state.ring.breaks = None, 0
     before = state.ring.names()
     if not _change_planned(turn):
+        sentinel.step_begins(state, book.current)
         turn.queues.step_begins(state.ring.members, book.prepared + 1, turn.now)
     for worker in before:
         if worker in state.workers:
@@ -225,6 +249,7 @@ def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
         ring_state.stage in ("preparing", "loading")
         and event.generation == ring_state.generation
         and not ring_state.put_off
+        and not turn.state.steps.catching_up
         and turn.attending(event.worker, event.session) is not None
         and ring_state.member(event.worker) is not None
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from elastane_master.decisions import cost
+from elastane_master.decisions import cost, sentinel
 from elastane_master.decisions.effects import Checkpoint, ManifestEntry
 from elastane_master.decisions.events import Rejection, SavedReported
 
@@ -113,7 +113,7 @@ def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
         flight.step,
         flight.workers.index(worker),
         len(flight.workers),
-        state.settings.checkpoint_keep,
+        sentinel.checkpoints_kept(state),
     )
 
 
@@ -198,7 +198,7 @@ def _send_manifest(turn: Turn, flight: CheckpointInFlight) -> None:
             flight.step,
             0,
             len(flight.workers),
-            settings.checkpoint_keep,
+            sentinel.checkpoints_kept(turn.state),
             tuple(flight.files[shard] for shard in sorted(flight.files)),
         ),
     )
@@ -209,7 +209,7 @@ def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
     saved = SavedCheckpoint(
         flight.checkpoint, flight.step, settings.checkpoint_url, turn.now, flight.requests
     )
-    book.saved = (*book.saved, saved)[-settings.checkpoint_keep :]
+    book.saved = (*book.saved, saved)[-sentinel.checkpoints_kept(turn.state) :]
     book.saved_step = flight.step
     book.in_flight = None
     size = sum(entry.bytes for entry in flight.files.values())

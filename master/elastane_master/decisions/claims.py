@@ -3,11 +3,12 @@
 A worker says "I hold the state after s steps". That is worth something only if it speaks of the
 history that stands. History is begun or rewound when a leader has Loaded; `history_generation` is
 the generation in which that happened last. A Hello of an earlier generation speaks of a history
-that is over. A worker that attended through the rewinding still has the old weights until the
-ring hands it the new ones, and its next Ready may name them: that one claim is remembered
-in `fenced_claims` and not believed until the worker shows, by a step, that it has the state. A
-leader whose Load was given up may have loaded all the same, and nobody knows which step: no claim of
-its is believed until then.
+that is over, and so does one that names another history: an older one, whose later rings the store may
+have forgotten and numbered anew, or one whose beginning it has forgotten. A worker that attended
+through the rewinding still has the old weights until the ring hands it the new ones, and its next Ready
+may name them: that one claim is remembered in `fenced_claims` and not believed until the worker shows,
+by a step, that it has the state. A leader whose Load was given up may have loaded all the same, and
+nobody knows which step: no claim of its is believed until then.
 
 A believed claim is usable when the contexts of that step are there.
 """
@@ -26,10 +27,18 @@ def believe_hello(state: JobState, event: WorkerJoined) -> bool:
     """Whether a joining worker holds the job's state; a claim that is not believed is remembered."""
     if not event.holds_state:
         return False
+    if event.history_generation not in (0, state.history_generation):
+        _fence(state, event.worker, ANY_STEP)
+        return False
     if event.generation < state.history_generation:
         _fence(state, event.worker, event.applied_step)
         return False
     return not is_fenced(state, event.worker, event.applied_step)
+
+
+def is_foreign(state: JobState, event: WorkerJoined) -> bool:
+    """Whether a worker's weights are of a history that the store has forgotten."""
+    return event.holds_state and event.history_generation > state.history_generation
 
 
 def is_fenced(state: JobState, worker: str, applied_step: int) -> bool:
@@ -60,6 +69,21 @@ def rewind(state: JobState, leader: str) -> None:
         if record.worker != leader and record.holds_state:
             _fence(state, record.worker, record.applied_step)
             record.holds_state = False
+
+
+def go_back(state: JobState) -> None:
+    """History goes on from what is whole of it; who holds later steps holds another history."""
+    state.history_generation = state.ring.generation
+    for record in state.workers.values():
+        if record.holds_state and record.applied_step > state.steps.whole_until:
+            _fence(state, record.worker, record.applied_step)
+            record.holds_state = False
+
+
+def void(state: JobState) -> None:
+    """Nobody's weights are the job's any more, and no process that has trained may go on."""
+    rewind(state, "")
+    state.sentinel.anew_generation = state.ring.generation
 
 
 def load_given_up(state: JobState) -> None:

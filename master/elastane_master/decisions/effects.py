@@ -30,6 +30,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 class Welcome(Message, frozen=True, tag=True):
     generation: int
     resumed: bool
+    reports_from: int | None = None
 
 
 class Prepare(Message, frozen=True, tag=True):
@@ -38,9 +39,26 @@ class Prepare(Message, frozen=True, tag=True):
     reason: str
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """Checkpoints that may be spoiled: of later steps than step_max, of generations up to generation_max."""
+
+    step_max: int
+    generation_max: int
+
+
+class CheckOrder(msgspec.Struct, frozen=True):
+    """Say what gradients you have for this EST in this step; parts: its context, where you do not host it."""
+
+    step: int
+    rank: int
+    parts: Parts | None
+
+
 class Load(Message, frozen=True, tag=True):
     generation: int
     checkpoint_url: str
+    step_max: int | None = None
+    doubts: tuple[Doubt, ...] = ()
 
 
 class IntervalDecided(Message, frozen=True, tag=True):
@@ -62,6 +80,8 @@ class Go(Message, frozen=True, tag=True):
     contexts: tuple[tuple[int, Parts], ...]  # of the ESTs the addressee hosts
     ready_order: tuple[int, ...]
     interval: IntervalDecided | None = None
+    history_generation: int = 0
+    check: CheckOrder | None = None
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):
@@ -87,6 +107,7 @@ class Prepared(Message, frozen=True, tag=True):
     ready_order: tuple[int, ...] = ()
     then_prepare: Prepare | None = None
     then_checkpoint: Checkpoint | None = None
+    check: CheckOrder | None = None  # of the next step
 
 
 class Drain(Message, frozen=True, tag=True):

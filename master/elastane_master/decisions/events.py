@@ -42,7 +42,8 @@ Recovery = Literal["elastic", "fixed"]
 class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What fixes a job (see job.proto). `ests`, `seed`, `determinism` decide the result and never change.
 
-    max_wait_seconds: 0: for ever. Prices: per worker and hour, in millionths of the currency; 0: unknown.
+    max_wait_seconds: 0: for ever. sentinel_steps: 0: never. Prices: per worker and hour, in millionths of the
+    currency; 0: unknown.
     """
 
     ests: int
@@ -68,6 +69,7 @@ class JobSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     on_demand_price_micros: PriceMicros = 0
     #: Workers compare all of their state within so many steps; 0: never. Jobs stored before that compare too.
     fingerprint_steps: int = FINGERPRINT_STEPS
+    sentinel_steps: int = 0
 
 
 class TensorSpec(msgspec.Struct, frozen=True):
@@ -116,7 +118,10 @@ class StepTask(msgspec.Struct, frozen=True):
 
 
 class WorkerJoined(Event, frozen=True, tag=True):
-    """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect."""
+    """Hello. `generation`/`applied_step`/`holds_state` count on a reconnect.
+
+    history_generation: of which history its weights are (claims.py); 0: not known.
+    """
 
     worker: str
     session: str  # unique per stream: a message of an older stream of the same worker is ignored
@@ -129,6 +134,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     applied_step: int = 0
     holds_state: bool = False
     capacity: Capacity = "spot"
+    history_generation: int = 0
 
 
 class StreamLost(Event, frozen=True, tag=True):
@@ -179,6 +185,17 @@ class AppliedReported(Event, frozen=True, tag=True):
     generation: int
     applied_step: int
     between_steps: bool = False
+
+
+class CheckReported(Event, frozen=True, tag=True):
+    """What a worker has for an EST whose step is checked; digest: in hexadecimal."""
+
+    worker: str
+    session: str
+    generation: int
+    step: int
+    rank: int
+    digest: str
 
 
 class IntervalReported(Event, frozen=True, tag=True):
@@ -383,6 +400,7 @@ AnyEvent = (
     | StepReported
     | AppliedReported
     | IntervalReported
+    | CheckReported
     | RingBrokenReported
     | SavedReported
     | LeavingReported

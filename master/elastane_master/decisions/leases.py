@@ -20,10 +20,12 @@ from elastane_master.decisions import (
     checkpoints,
     datasets,
     fingerprints,
+    forgotten,
     intervals,
     notices,
     quarantine,
     ring,
+    sentinel,
     sessions,
     waiting,
 )
@@ -55,6 +57,8 @@ def tick(turn: Turn) -> None:
                 ring.form_if_due(turn)
         elif ring_state.stage == "running":
             _running(turn)
+        elif forgotten.expire(turn):
+            ring.proceed(turn)
         else:
             _changing(turn)
         _leavers(turn)
@@ -87,6 +91,7 @@ def next_deadline(turn: Turn) -> float | None:
             deadlines.append(state.join_due)
         elif ring_state.stage == "preparing":
             deadlines.append(ring_state.since + ready_seconds(turn))
+            deadlines.append(state.steps.catch_up_until)
         elif ring_state.stage == "loading":
             deadlines.append(ring_state.since + state.settings.idle_max_seconds)
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -172,7 +177,12 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
     if state.all_committed:
         return
     step = steps.current
-    inside = [r for r in records if r.between_since is None and r.worker not in steps.reports]
+    inside = [
+        record
+        for record in records
+        if record.between_since is None
+        and (record.worker not in steps.reports or sentinel.owes(state, record.worker))
+    ]
     if step == ring_state.resume_step:
         if not between:
             lease_seconds = _first_step_seconds(turn)

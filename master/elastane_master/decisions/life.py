@@ -39,6 +39,7 @@ def check_settings(settings: JobSettings) -> None:
         "checkpoint_keep": 1,
         "torch_threads": 1,
         "checkpoint_interval_steps": 0,
+        "sentinel_steps": 0,
         "join_window_seconds": 0,
         "return_grace_seconds": 0,
         "max_wait_seconds": 0,
@@ -138,8 +139,24 @@ def suspend(turn: Turn, reason: str) -> None:
 def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
     """Stops training and sends every worker away until Resume. phase: one of HALTED."""
     state, ring = turn.state, turn.state.ring
+    state.suspending = False
+    dissolve(turn, reason)
+    set_phase(turn, phase, reason, **facts)
+    tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
+    for record in state.workers.values():
+        if record.role == "tasks":
+            turn.send(record.worker, Done(phase, reason))
+        elif not record.drain_sent:
+            record.draining, record.drain_reason = True, reason
+            turn.send(record.worker, Prepare(ring.generation, (), reason))
+
+
+def dissolve(turn: Turn, reason: str) -> None:
+    """There is no ring any more, and what it was doing is dropped; the caller tells its members."""
+    state, ring = turn.state, turn.state.ring
+    turn.touch()
     cost.dropped(state, turn.now)
-    state.suspending, state.join_due = False, None
+    state.join_due = None
     checkpoints.give_up(turn, reason, again=True)
     claims.load_given_up(state)
     ring.generation += 1
@@ -149,14 +166,6 @@ def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
     state.early_ends, state.drift = {}, None
     state.steps.drop_reports()
     turn.queues.ring_stopped()
-    set_phase(turn, phase, reason, **facts)
-    tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
-    for record in state.workers.values():
-        if record.role == "tasks":
-            turn.send(record.worker, Done(phase, reason))
-        elif not record.drain_sent:
-            record.draining, record.drain_reason = True, reason
-            turn.send(record.worker, Prepare(ring.generation, (), reason))
 
 
 def conclude_if_finished(turn: Turn) -> bool:

@@ -25,6 +25,7 @@ from elastane_master.decisions import (
     operators,
     ring,
     sessions,
+    verdicts,
     waiting,
 )
 from elastane_master.decisions.effects import Decision, Note
@@ -32,6 +33,7 @@ from elastane_master.decisions.events import (
     AnyEvent,
     AppliedReported,
     ByeReported,
+    CheckReported,
     DatasetCreated,
     DatasetExtended,
     EndEarlyReported,
@@ -147,6 +149,7 @@ _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     IntervalReported: intervals.reported,
     Tick: lambda turn, event: leases.tick(turn),
     ReadyReported: ring.ready,
+    CheckReported: verdicts.reported,
     LoadedReported: ring.loaded,
     RingBrokenReported: ring.broken,
     SavedReported: boundary.saved,

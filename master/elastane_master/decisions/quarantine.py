@@ -6,10 +6,13 @@ first ones are free, they are what spot machines do; from then on each doubles t
 stands by when it comes back.
 
 It is held back only from a ring that can do without it: where too few others are there, or where it alone
-holds the job's state, it is let in at once (`held`, asked by ring.next_members).
+holds the job's state, it is let in at once (`held`, asked by ring.next_members). One that the sentinel has
+found to compute wrongly is never let in again.
 """
 
 from __future__ import annotations
+
+import math
 
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
@@ -41,7 +44,11 @@ def delay_seconds(deaths: int) -> float:
 
 
 def receive(turn: Turn, record: WorkerRecord) -> None:
-    """A ring worker has joined: holds it back if it died too often."""
+    """A ring worker has joined: holds it back if it died too often, or was found to compute wrongly."""
+    lied_in = turn.state.sentinel.liars.get(record.worker)
+    if lied_in is not None:
+        put_out(turn, record, lied_in)
+        return
     deaths = [at for at in turn.state.deaths.get(record.worker, ()) if turn.now - at < WINDOW_SECONDS]
     delay = delay_seconds(len(deaths))
     if not delay:
@@ -59,8 +66,21 @@ def receive(turn: Turn, record: WorkerRecord) -> None:
     )
 
 
+def put_out(turn: Turn, record: WorkerRecord, step: int) -> None:
+    """A worker that computes wrongly stands by for good; a repaired machine comes back under another id."""
+    turn.touch()
+    record.held_until = math.inf
+    record.reason = f"computed other gradients than two other workers in step {step}: stands by for good"
+    turn.note("worker_quarantined", f"{record.worker} {record.reason}", record.worker, at_step=step)
+
+
+def for_good(record: WorkerRecord) -> bool:
+    """Whether a worker stands by for good: a ring that cannot be without it is not formed."""
+    return record.held_until == math.inf
+
+
 def held(state: JobState) -> frozenset[str]:
-    """Workers that stand by because they died too often."""
+    """Workers that stand by because they died too often, or compute wrongly."""
     return frozenset(record.worker for record in state.workers.values() if record.held_until is not None)
 
 
@@ -74,7 +94,11 @@ def lift(state: JobState, members: tuple[str, ...]) -> None:
 def next_deadline(state: JobState) -> float | None:
     """When the first of them has waited long enough."""
     return min(
-        (record.held_until for record in state.workers.values() if record.held_until is not None),
+        (
+            record.held_until
+            for record in state.workers.values()
+            if record.held_until is not None and not for_good(record)
+        ),
         default=None,
     )
 

@@ -14,7 +14,16 @@ from __future__ import annotations
 
 from itertools import islice
 
-from elastane_master.decisions import checkpoints, claims, cost, fingerprints, life, quarantine
+from elastane_master.decisions import (
+    checkpoints,
+    claims,
+    cost,
+    fingerprints,
+    forgotten,
+    life,
+    quarantine,
+    sentinel,
+)
 from elastane_master.decisions.assignment import Candidate, choose_members
 from elastane_master.decisions.contexts import require_ranks
 from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, Member, Prepare, Prepared
@@ -48,6 +57,7 @@ def next_members(
         )
         for record in state.ring_workers()
         if not record.drain_sent and not (without_newcomers and record.worker not in order)
+        if not quarantine.for_good(record)
     ]
     held = quarantine.held(state)
     free = [candidate for candidate in everybody if candidate.worker not in held]
@@ -203,7 +213,7 @@ def _is_full(state: JobState, members: tuple[Member, ...]) -> bool:
 def wait(turn: Turn) -> None:
     """No ring can be formed: says how many workers are missing."""
     state = turn.state
-    there = sum(1 for record in state.ring_workers() if not record.draining)
+    there = sum(1 for record in state.ring_workers() if not (record.draining or quarantine.for_good(record)))
     wanted, fixed = state.workers_needed, state.settings.recovery == "fixed"
     if there >= wanted:
         reason = f"{there} of {wanted} workers are there; joins are being gathered"
@@ -244,7 +254,8 @@ def unready(state: JobState) -> list[WorkerRecord]:
     """Whose Ready is missing: members', and, before history is given up, everybody's who was asked."""
     generation = state.ring.generation
     members = [record for record in state.active_members() if record.ready_generation != generation]
-    if members or any(claims.usable_step(state, record) >= 0 for record in state.active_members()):
+    has_state = any(claims.usable_step(state, record) >= 0 for record in state.active_members())
+    if members or (has_state and not state.steps.catching_up):
         return members
     return [
         record
@@ -266,12 +277,17 @@ def proceed(turn: Turn) -> None:
         return
     if not all_ready(state):
         return
+    forgotten.restore(turn)
+    if forgotten.waits(turn):
+        return
     best = max(claims.usable_step(state, record) for record in state.active_members())
     if best >= 0:
+        forgotten.give_up(turn)
         _go(turn, best)
     elif next_members(state, planned=ring.planned) != ring.members:
         reform(turn, "no member holds the state, but a worker outside the ring does")
     else:
+        forgotten.give_up(turn)
         ring.stage, ring.since = "loading", turn.now
         turn.touch()
         turn.send(ring.members[0].worker, load_message(state))
@@ -279,7 +295,12 @@ def proceed(turn: Turn) -> None:
 
 def load_message(state: JobState) -> Load:
     """Load of the current generation, for the leader."""
-    return Load(state.ring.generation, state.settings.checkpoint_url)
+    return Load(
+        state.ring.generation,
+        state.settings.checkpoint_url,
+        forgotten.loadable_until(state),
+        state.sentinel.doubts,
+    )
 
 
 def loaded(turn: Turn, event: LoadedReported) -> None:
@@ -298,13 +319,24 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
             hint="is checkpoint_url the folder of another job?",
             step=event.step,
         )
+    step_max = forgotten.loadable_until(state)
+    if step_max is not None and event.step > step_max:
+        raise Rejection(
+            "invalid_argument",
+            f"loaded step {event.step}, and the history knows the steps before {step_max} only",
+            hint="load a checkpoint of an earlier step: one that is newer would leave a hole in the history",
+            step=event.step,
+            step_max=step_max,
+        )
     turn.touch()
     checkpoints.loaded(turn, event.checkpoint, event.step, event.rejected)
     source = event.checkpoint or "the script's initial state"
     if event.checkpoint:
         # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
         commit_below(turn, event.step)
-        turn.note("checkpoint_loaded", f"training goes on from {source}", event.worker, at_step=event.step)
+        begins = "" if step_max is not None else f"; the history of this job begins with step {event.step}"
+        why = f"training goes on from {source}{begins}"
+        turn.note("checkpoint_loaded", why, event.worker, at_step=event.step)
     if event.step < steps.committed:
         turn.note(
             "history_rewound",
@@ -368,6 +400,8 @@ def go_message(state: JobState, member: Member) -> Go:
         state.contexts.ranks(ring.resume_step, member.start, member.end),
         state.steps.ready_order,
         _interval(state),
+        state.history_generation,
+        sentinel.order_for(state, member, ring.resume_step),
     )
 
 
@@ -391,6 +425,7 @@ def prepared_message(state: JobState, worker: str) -> Prepared:
         steps.ready_order if steps.prepared <= 1 else (),
         prepare_message(state, worker) if changing else None,
         None if changing else checkpoints.message_for(state, worker, steps.prepared + 1),
+        None if changing else sentinel.order_for(state, ring.member(worker), steps.prepared + 1),
     )
 
 
@@ -466,6 +501,10 @@ def _go(turn: Turn, resume_step: int) -> None:
         if record.trainer_at is None:
             record.trainer_at = turn.now
     state.steps.start(resume_step, turn.now)
+    sentinel.ring_goes(state)
+    if sentinel.undecidable(state):
+        pause_undecided(turn)
+        return
     turn.queues.ring_started(ring.members, resume_step, turn.now)
     for record in records:
         if record.between_since is not None:
@@ -480,6 +519,28 @@ def _go(turn: Turn, resume_step: int) -> None:
     for member in ring.members:
         turn.send(member.worker, go_message(state, member))
     commit_applied(turn)
+    dismiss(turn)
+
+
+def pause_undecided(turn: Turn) -> None:
+    """Workers differ in what they compute, and nobody is there to decide who is right."""
+    state = turn.state
+    check = state.sentinel.check
+    assert check is not None
+    suspects = tuple(sorted(check.votes))
+    step = sentinel.doubt(state, suspects)
+    names = f"{', '.join(suspects[:-1])} and {suspects[-1]}"
+    if len(suspects) < sentinel.VOTERS_MAX:
+        why = "no third worker is there to decide which of them is right"
+    else:
+        why = "no two of them agree: does the script's arithmetic repeat? `elastane doctor` says"
+    reason = (
+        f"{names} have different gradients for EST {check.rank} in step {check.step}, and {why};"
+        f" what was done from step {step} on is in doubt"
+    )
+    turn.note("sentinel_undecided", reason, at_step=check.step, virtual_rank=check.rank, doubtful_from=step)
+    life.halt(turn, "suspended", reason)
+    claims.void(state)
     dismiss(turn)
 
 

@@ -14,6 +14,7 @@ from elastane_master.decisions import (
     cost,
     datasets,
     fingerprints,
+    forgotten,
     life,
     quarantine,
     ring,
@@ -29,13 +30,15 @@ from elastane_master.decisions.events import (
     WorkerJoined,
 )
 from elastane_master.decisions.signatures import completed, require_equal, require_level
-from elastane_master.decisions.state import HALTED, OVER, WorkerRecord
+from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 NOTICE_MARGIN_SECONDS = 1.0
 """So much before the end of its notice, a tenth of it at most, a worker is not waited for any more."""
+RESTART = "restart"
+"""Phase of a Done that ends a process which is to be started anew."""
+ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000
-"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
 
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
@@ -50,14 +53,19 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     record = state.workers.get(event.worker)
     if record is not None and record.session == event.session:
         return
+    if event.role == "ring" and 0 < event.generation < state.sentinel.anew_generation:
+        turn.send(event.worker, Welcome(state.ring.generation, False))
+        turn.send(event.worker, Done(RESTART, ANEW))
+        return
     if event.role == "ring":
         _check_signature(turn, event)
-    behind = _take_over_generation(turn, event)
+    forgotten.notice(turn, event)
     turn.touch()
     if record is not None and record.awaited and _is_same(record, event):
-        _returned(turn, record, event)
-        _form_anew(turn, behind)
-        return
+        if not claims.is_foreign(state, event):
+            _returned(turn, record, event)
+            return
+        record.holds_state = False
     was_needed = False
     was_awaited = record is not None and record.awaited
     if record is not None:
@@ -72,7 +80,8 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _settle(turn)
     if event.role == "ring":
         _admit(turn, event.worker)
-    _form_anew(turn, behind)
+    if state.ring.put_off and state.ring.stage != "none" and not state.awaited():
+        ring.reform(turn, state.ring.put_off)
 
 
 def stream_lost(turn: Turn, event: StreamLost) -> None:
@@ -127,6 +136,9 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
     state = turn.state
     if claims.is_fenced(state, event.worker, event.applied_step):
         return False
+    forgotten.restore(turn)
+    if event.applied_step > state.steps.whole_until:
+        return False  # others may still bring what the store lost of its last steps
     if was_member and state.ring.stage == "running":
         return event.applied_step <= state.steps.prepared + 1
     return record.holds_state and (was_member or event.applied_step >= state.total_steps > 0)
@@ -256,34 +268,9 @@ def _check_signature(turn: Turn, event: WorkerJoined) -> None:
     state.signature = event.signature
 
 
-def _take_over_generation(turn: Turn, event: WorkerJoined) -> str:
-    """The worker knows of a newer ring than the store: that one has forgotten what had been acknowledged.
-
-    Its number must not be given to another ring, nor may what is said in it be taken for the store's ring.
-    Returns the reason for forming the ring anew, or nothing.
-    """
-    ring_state = turn.state.ring
-    known = ring_state.generation
-    if event.role != "ring" or event.generation <= known:
-        return ""
-    if event.generation > known + GENERATIONS_AHEAD_MAX:
-        raise Rejection(
-            "invalid_argument",
-            f"{event.worker} speaks of generation {event.generation}, the ring is at {known}",
-            hint="is it a worker of another job of that name?",
-            generation=known,
-        )
-    why = f"{event.worker} knows of generation {event.generation}, the store only of {known}"
-    turn.touch()
-    turn.note("store_behind", f"{why}: the store has lost what was acknowledged", event.worker)
-    ring_state.generation = event.generation + 1
-    return why
-
-
-def _form_anew(turn: Turn, reason: str) -> None:
-    """The ring's number was taken over, so nobody trains in it any more; nothing without a reason."""
-    if reason and turn.state.ring.stage != "none":
-        ring.reform(turn, reason)
+def _reports_from(state: JobState, event: WorkerJoined) -> int | None:
+    """From which step on a worker's reports are not known, or may not be."""
+    return state.steps.whole_until if event.role == "ring" else None
 
 
 def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
@@ -300,7 +287,7 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
     state, ring_state = turn.state, turn.state.ring
     record.session, record.awaited = event.session, False
     resumed = record.role == "ring"
-    turn.send(record.worker, Welcome(ring_state.generation, resumed))
+    turn.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
     turn.note("worker_joined", f"{record.worker} returned to the restarted master", record.worker)
     running = ring_state.stage == "running" and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
@@ -331,7 +318,7 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
         capacity=event.capacity,
     )
     cost.joined(state, state.workers[event.worker], turn.now)
-    turn.send(event.worker, Welcome(state.ring.generation, False))
+    turn.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))
     what = "to lease tasks" if event.role == "tasks" else "to train"
     turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
     if event.role == "ring":

@@ -18,6 +18,7 @@ from elastane_master.decisions.cost import CostBook
 from elastane_master.decisions.datasets import DatasetBook
 from elastane_master.decisions.effects import Member
 from elastane_master.decisions.events import Capacity, JobSettings, Signature, StateDetail
+from elastane_master.decisions.sentinel import SentinelBook
 from elastane_master.decisions.steps import StepBook
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
@@ -36,7 +37,8 @@ class WorkerRecord(msgspec.Struct):
     (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
     trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
     went into user code between two steps; None inside a step. held_until: it died too often and stands by
-    until then (quarantine.py). leave_by: shortly before its node is taken away, where that is known.
+    until then, for good where that is infinite (quarantine.py). leave_by: shortly before its node is taken
+    away, where that is known.
     """
 
     worker: str
@@ -144,7 +146,7 @@ class JobState(msgspec.Struct):
     failed_generation: script errors in a row at one step. requests: operators' request ids that took
     effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when too few workers are there, where that is
-    bounded; wait_until: then those there are released (waiting.py).
+    bounded; wait_until: then those there are released (waiting.py). sentinel: see sentinel.py.
     """
 
     name: str
@@ -181,6 +183,7 @@ class JobState(msgspec.Struct):
     cost: CostBook = msgspec.field(default_factory=CostBook)
     waiting_since: float | None = None
     wait_until: float | None = None
+    sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
 
     @property
     def workers_needed(self) -> int:

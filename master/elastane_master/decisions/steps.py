@@ -17,7 +17,7 @@ from typing import cast
 import msgspec
 
 from elastane_master.decisions.effects import Commit
-from elastane_master.decisions.events import Change, Parts, StepTask
+from elastane_master.decisions.events import Change, ContextDelta, Parts, StepTask
 
 
 class Report(msgspec.Struct):
@@ -65,6 +65,16 @@ class Interval(msgspec.Struct):
     whole: set[int] = set()
 
 
+class Brought(msgspec.Struct, frozen=True):
+    """A member's part of a step that the store has lost, as its report was (forgotten.py)."""
+
+    worker: str
+    generation: int
+    epoch: int
+    contexts: tuple[ContextDelta, ...]
+    tasks: tuple[StepTask, ...]
+
+
 class StepBook(msgspec.Struct, dict=True):
     """Where the steps stand.
 
@@ -73,7 +83,7 @@ class StepBook(msgspec.Struct, dict=True):
     prepared in all. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
     prepared_steps: by step, until committed. hold: Prepared is held back until the checkpoint in flight is
     saved, because the ring ends with it. ready_order: gradient-ready order of EST 0. intervals: by the step
-    that they precede, until it is committed.
+    that they precede, until it is committed. brought, catching_up, catch_up_until: see forgotten.py.
     """
 
     committed: int = 0
@@ -86,6 +96,17 @@ class StepBook(msgspec.Struct, dict=True):
     hold: bool = False
     ready_order: tuple[int, ...] = ()
     intervals: dict[int, Interval] = {}
+    brought: dict[int, list[Brought]] = {}
+    catching_up: bool = False
+    catch_up_until: float | None = None
+
+    @property
+    def whole_until(self) -> int:
+        """The first step of which nothing is known: all before it are committed, or prepared."""
+        step = self.committed
+        while step in self.prepared_steps:
+            step += 1
+        return step
 
     def interval(self, step: int) -> Interval:
         """The code before `step`."""
@@ -108,6 +129,7 @@ class StepBook(msgspec.Struct, dict=True):
         self.prepared_at = now
         self.hold = False
         self.reports = {}
+        self._caught_up()
 
     def drop_reports(self) -> None:
         """The ring changes: what was not prepared is done again."""
@@ -168,3 +190,7 @@ class StepBook(msgspec.Struct, dict=True):
         self.prepared_steps = {}
         self.intervals = {}
         self.drop_reports()
+        self._caught_up()
+
+    def _caught_up(self) -> None:
+        self.brought, self.catching_up, self.catch_up_until = {}, False, None

@@ -10,7 +10,7 @@ ran nobody could join, so after a restart workers have the return grace at least
 
 from __future__ import annotations
 
-from elastane_master.decisions import life, ring
+from elastane_master.decisions import life, quarantine, ring
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 
@@ -65,7 +65,11 @@ def expire(turn: Turn) -> None:
 
 def workers_there(state: JobState) -> int:
     """How many workers attend and stay; those that lease tasks only count too: they do the job's work."""
-    return sum(1 for record in state.workers.values() if not (record.awaited or record.draining))
+    return sum(
+        1
+        for record in state.workers.values()
+        if not (record.awaited or record.draining or quarantine.for_good(record))
+    )
 
 
 def _too_few(state: JobState) -> bool:

@@ -80,6 +80,7 @@ def job_settings(message: job_pb2.JobSettings) -> JobSettings:
             if message.HasField("fingerprint_steps")
             else _DEFAULTS.fingerprint_steps
         ),
+        sentinel_steps=message.sentinel_steps,
     )
 
 
@@ -136,6 +137,7 @@ def settings_message(settings: JobSettings) -> job_pb2.JobSettings:
         spot_price_micros=settings.spot_price_micros,
         on_demand_price_micros=settings.on_demand_price_micros,
         fingerprint_steps=settings.fingerprint_steps,
+        sentinel_steps=settings.sentinel_steps,
     )
 
 

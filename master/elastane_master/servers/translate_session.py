@@ -33,6 +33,7 @@ _BYES: dict[int, Literal["finished", "drained", "failed"]] = {
     ring_pb2.BYE_REASON_DRAINED: "drained",
     ring_pb2.BYE_REASON_FAILED: "failed",
 }
+_DIGEST_BYTES_MAX = 64
 _HEARTBEATS_PER_TIMEOUT = 3
 _HEARTBEAT_SECONDS = 1.0
 _HEARTBEATS_PER_SECOND_MAX = 1000
@@ -60,6 +61,7 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         applied_step=message.applied_step,
         holds_state=message.holds_state,
         capacity=_capacity(message.capacity),
+        history_generation=message.history_generation,
     )
 
 
@@ -171,6 +173,19 @@ def _interval_report(message: ring_pb2.IntervalReport, worker: str, session: str
     )
 
 
+def _check_report(message: ring_pb2.CheckReport, worker: str, session: str) -> events.AnyEvent:
+    if not 0 < len(message.digest) <= _DIGEST_BYTES_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{worker} sent a digest of {len(message.digest)} bytes",
+            hint=f"a digest has 1 to {_DIGEST_BYTES_MAX} bytes",
+            field="digest",
+        )
+    return events.CheckReported(
+        worker, session, message.generation, message.step, message.virtual_rank, message.digest.hex()
+    )
+
+
 def _ring_broken(message: ring_pb2.RingBroken, worker: str, session: str) -> events.AnyEvent:
     return events.RingBrokenReported(worker, session, message.generation, message.step, shown(message.error))
 
@@ -233,6 +248,7 @@ _EVENTS: dict[str, Callable[[Any, str, str], events.AnyEvent]] = {
     "loaded": _loaded,
     "step_report": _step_report,
     "interval_report": _interval_report,
+    "check_report": _check_report,
     "ring_broken": _ring_broken,
     "saved": _saved,
     "leaving": _leaving,
@@ -274,6 +290,10 @@ def attend_response(message: WorkerMessage, settings: JobSettings) -> ring_pb2.A
         case effects.Load():
             response.load.generation = message.generation
             response.load.checkpoint_url = message.checkpoint_url
+            if message.step_max is not None:
+                response.load.step_max = message.step_max
+            for doubt in message.doubts:
+                response.load.doubts.add(step_max=doubt.step_max, generation_max=doubt.generation_max)
         case effects.Go():
             response.go.CopyFrom(_go(message))
         case effects.Prepared():
@@ -321,6 +341,7 @@ def _welcome(message: effects.Welcome, settings: JobSettings) -> ring_pb2.Welcom
         heartbeat_interval=duration(interval),
         audit_samples=settings.audit_samples,
         version=str(versions.PROTOCOL),
+        reports_from=message.reports_from,
     )
 
 
@@ -347,6 +368,8 @@ def go_without_members(message: effects.Go) -> ring_pb2.Go:
             contexts.context_to_proto(rank, message.resume_step, parts) for rank, parts in message.contexts
         ],
         extra=_extra(message.ready_order),
+        history_generation=message.history_generation,
+        check=_check(message.check),
     )
     if message.interval is not None:
         go.interval.CopyFrom(_interval_decided(message.interval))
@@ -376,7 +399,18 @@ def _prepared(message: effects.Prepared) -> ring_pb2.Prepared:
         prepared.then_prepare.CopyFrom(_prepare(message.then_prepare))
     if message.then_checkpoint is not None:
         prepared.then_checkpoint.CopyFrom(_checkpoint(message.then_checkpoint))
+    if (check := _check(message.check)) is not None:
+        prepared.check.CopyFrom(check)
     return prepared
+
+
+def _check(order: effects.CheckOrder | None) -> ring_pb2.Check | None:
+    if order is None:
+        return None
+    check = ring_pb2.Check(step=order.step, virtual_rank=order.rank)
+    if order.parts is not None:
+        check.context.CopyFrom(contexts.context_to_proto(order.rank, order.step, order.parts))
+    return check
 
 
 def _checkpoint(message: effects.Checkpoint) -> ring_pb2.Checkpoint:

@@ -75,7 +75,7 @@ class ScriptSignature(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity")
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Hello(_message.Message):
     HOLDS_STATE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     role: WorkerRole
@@ -100,7 +101,8 @@ class Hello(_message.Message):
     holds_state: bool
     version: str
     capacity: _common_pb2.CapacityType
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ...) -> None: ...
+    history_generation: int
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase")
@@ -303,8 +305,20 @@ class Bye(_message.Message):
     state_digest: int
     def __init__(self, reason: _Optional[_Union[ByeReason, str]] = ..., message: _Optional[str] = ..., applied_step: _Optional[int] = ..., state_digest: _Optional[int] = ...) -> None: ...
 
+class CheckReport(_message.Message):
+    __slots__ = ("generation", "step", "virtual_rank", "digest")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    step: int
+    virtual_rank: int
+    digest: bytes
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., digest: _Optional[bytes] = ...) -> None: ...
+
 class AttendRequest(_message.Message):
-    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison")
+    __slots__ = ("hello", "heartbeat", "ready", "loaded", "step_report", "ring_broken", "saved", "leaving", "bye", "interval_report", "comparison", "check_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
@@ -316,6 +330,7 @@ class AttendRequest(_message.Message):
     BYE_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_REPORT_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
+    CHECK_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     ready: Ready
@@ -327,10 +342,11 @@ class AttendRequest(_message.Message):
     bye: Bye
     interval_report: IntervalReport
     comparison: Comparison
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ...) -> None: ...
+    check_report: CheckReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., loaded: _Optional[_Union[Loaded, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., ring_broken: _Optional[_Union[RingBroken, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., interval_report: _Optional[_Union[IntervalReport, _Mapping]] = ..., comparison: _Optional[_Union[Comparison, _Mapping]] = ..., check_report: _Optional[_Union[CheckReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version")
+    __slots__ = ("generation", "resumed", "ests", "seed", "checkpoint_url", "checkpoint_keep", "heartbeat_interval", "audit_samples", "version", "reports_from")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     ESTS_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +356,7 @@ class Welcome(_message.Message):
     HEARTBEAT_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     AUDIT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    REPORTS_FROM_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resumed: bool
     ests: int
@@ -349,7 +366,8 @@ class Welcome(_message.Message):
     heartbeat_interval: _duration_pb2.Duration
     audit_samples: bool
     version: str
-    def __init__(self, generation: _Optional[int] = ..., resumed: _Optional[bool] = ..., ests: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audit_samples: _Optional[bool] = ..., version: _Optional[str] = ...) -> None: ...
+    reports_from: int
+    def __init__(self, generation: _Optional[int] = ..., resumed: _Optional[bool] = ..., ests: _Optional[int] = ..., seed: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., checkpoint_keep: _Optional[int] = ..., heartbeat_interval: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., audit_samples: _Optional[bool] = ..., version: _Optional[str] = ..., reports_from: _Optional[int] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker_id", "ests", "store_address")
@@ -373,16 +391,38 @@ class Prepare(_message.Message):
     traceparent: str
     def __init__(self, generation: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class Doubt(_message.Message):
+    __slots__ = ("step_max", "generation_max")
+    STEP_MAX_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_MAX_FIELD_NUMBER: _ClassVar[int]
+    step_max: int
+    generation_max: int
+    def __init__(self, step_max: _Optional[int] = ..., generation_max: _Optional[int] = ...) -> None: ...
+
 class Load(_message.Message):
-    __slots__ = ("generation", "checkpoint_url")
+    __slots__ = ("generation", "checkpoint_url", "step_max", "doubts")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    STEP_MAX_FIELD_NUMBER: _ClassVar[int]
+    DOUBTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     checkpoint_url: str
-    def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ...) -> None: ...
+    step_max: int
+    doubts: _containers.RepeatedCompositeFieldContainer[Doubt]
+    def __init__(self, generation: _Optional[int] = ..., checkpoint_url: _Optional[str] = ..., step_max: _Optional[int] = ..., doubts: _Optional[_Iterable[_Union[Doubt, _Mapping]]] = ...) -> None: ...
+
+class Check(_message.Message):
+    __slots__ = ("step", "virtual_rank", "context")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    virtual_rank: int
+    context: _common_pb2.EstContext
+    def __init__(self, step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., context: _Optional[_Union[_common_pb2.EstContext, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -392,6 +432,8 @@ class Go(_message.Message):
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -401,7 +443,9 @@ class Go(_message.Message):
     extra: _common_pb2.ExtraState
     traceparent: str
     interval: IntervalDecided
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ...) -> None: ...
+    history_generation: int
+    check: Check
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
 
 class IntervalDecided(_message.Message):
     __slots__ = ("generation", "step", "changes", "contexts", "refusal")
@@ -418,18 +462,20 @@ class IntervalDecided(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., refusal: _Optional[str] = ...) -> None: ...
 
 class Prepared(_message.Message):
-    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint")
+    __slots__ = ("generation", "step", "extra", "then_prepare", "then_checkpoint", "check")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     EXTRA_FIELD_NUMBER: _ClassVar[int]
     THEN_PREPARE_FIELD_NUMBER: _ClassVar[int]
     THEN_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     extra: _common_pb2.ExtraState
     then_prepare: Prepare
     then_checkpoint: Checkpoint
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    check: Check
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., then_prepare: _Optional[_Union[Prepare, _Mapping]] = ..., then_checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)

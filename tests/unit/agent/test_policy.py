@@ -27,7 +27,7 @@ from elastane.agent.policy import (
     Terminate,
 )
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_BEGIN_ANEW
+from elastane.errors import EXIT_START_ANEW
 
 RUNNING = JobView("running", workers_max=4, step=5, steps=100)
 KILLED = ExitStatus(-signal.SIGKILL)
@@ -120,15 +120,6 @@ def test_a_script_that_always_raises_is_given_up_before_the_budget_is(view: JobV
     actions = policy.worker_exited(now, "w1", RAISED)
     assert "the script failed in every worker without a step between" in said(actions)
     assert finished(actions) == CODE_FAILED
-
-
-def test_a_worker_that_must_begin_anew_has_not_raised() -> None:
-    policy = started(workers=1)
-    for number in range(5):
-        now = 100.0 * number
-        actions = policy.worker_exited(now, "w0", ExitStatus(EXIT_BEGIN_ANEW))
-        assert finished(actions) is None and "has to begin anew" in said(actions)
-        assert spawned(policy.tick(now + 60.0)) == ["w0"]
 
 
 def test_a_step_between_makes_raising_forgivable() -> None:
@@ -339,3 +330,13 @@ def test_of_two_notices_the_sooner_counts_whichever_came_last() -> None:
     assert policy.next_due() == 26.0
     policy.noticed(12.0, 300.0, "of the cloud again")
     assert policy.next_due() == 26.0 and Kill("w0") in policy.tick(26.0)
+
+
+def test_a_worker_that_is_to_start_anew_does_so_at_once_and_for_no_budget() -> None:
+    policy = started(workers=2, restarts_max=1)
+    for number in range(5):
+        for worker in ("w0", "w1"):
+            actions = policy.worker_exited(float(number), worker, ExitStatus(EXIT_START_ANEW))
+            assert spawned(actions) == [worker]
+            assert "history went back" in said(actions)
+    assert finished(policy.worker_exited(9.0, "w0", KILLED)) is None  # the one restart is still there

@@ -25,6 +25,7 @@ from elastane_proto.v1 import (
     shard_pb2,
     shard_pb2_grpc,
 )
+from spoken_version import TellsVersion
 
 
 def refuse(
@@ -284,7 +285,7 @@ def _progress(*, done: int, todo: int, doing: int, complete: bool = False) -> sh
 @contextmanager
 def serving(master: FakeMaster, address: str = "127.0.0.1:0") -> Iterator[str]:
     """The master on a port of this machine; gives its address."""
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=16))
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), interceptors=[TellsVersion()])
     job_pb2_grpc.add_JobServiceServicer_to_server(master, server)
     ring_pb2_grpc.add_RingServiceServicer_to_server(master, server)
     shard_pb2_grpc.add_ShardServiceServicer_to_server(master, server)

@@ -12,6 +12,7 @@ from torch import nn
 
 from elastane.collective import slots
 from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.reducer import Reducer
 from elastane.collective.transport import RingAborted, RingTransport
 from elastane.errors import StepError, UnsupportedError
@@ -105,6 +106,51 @@ def test_a_step_that_is_not_confirmed_is_not_summed(make):
     assert isinstance(reducer.failure, RingAborted)
     assert str(reducer.failure) == "a draw"
     assert torch.allclose(module.weight.grad, torch.full((2, 4), 2.0))  # the last EST's own, scaled
+
+
+def _run(reducer, module, batches, *, guest=None, digests=None):
+    """A step of ESTs with these batches; guest: batch of another worker's EST, first."""
+    turns = [(0, batch, False) for batch in ([guest] if guest is not None else [])]
+    turns += [(slot, batch, True) for slot, batch in enumerate(batches)]
+    for slot, batch, own in turns:
+        digest = GradientDigest()
+        reducer.begin_turn(
+            slot, own and slot == len(batches) - 1, record_order=False, guest=not own, digest=digest
+        )
+        module.zero_grad()
+        module(batch).sum().backward()
+        if digests is not None:
+            digests.append(digest.value())
+
+
+@pytest.mark.parametrize("kind", [_TwoTypes, lambda: nn.Linear(4, 2)])
+def test_another_workers_est_leaves_no_trace_and_its_digest_is_its_hosts(make, kind):
+    module = kind()
+    reducer = make(module)
+    batches = [torch.randn(2, 4) for _ in range(3)]
+    plain, digests = [], []
+    _run(reducer, module, batches, digests=digests)
+    plain = [param.grad.clone() for param in module.parameters()]
+    for rank, batch in enumerate(batches):
+        reducer.end_step()
+        seen = []
+        _run(reducer, module, batches, guest=batch, digests=seen)
+        assert seen == [digests[rank], *digests]
+        assert all(map(torch.equal, plain, [param.grad for param in module.parameters()]))
+    reducer.end_step()
+    _run(reducer, module, batches, guest=torch.nextafter(batches[0], batches[1]), digests=(seen := []))
+    assert seen[0] not in digests
+
+
+def test_a_parameter_that_only_another_workers_est_uses_keeps_its_gradient(make):
+    module = nn.ModuleDict({"used": nn.Linear(4, 2), "spare": nn.Linear(4, 2)})
+    reducer = make(module, find_unused_parameters=True)
+    for slot, last, name in ((0, False, "spare"), (0, False, "used"), (1, False, "used"), (2, True, "used")):
+        reducer.begin_turn(slot, last, record_order=False, guest=name == "spare")
+        module[name](torch.ones(2, 4)).sum().backward()
+        module.zero_grad() if not last else None
+    assert module["spare"].weight.grad is None
+    assert torch.allclose(module["used"].weight.grad, torch.full((2, 4), 2.0))
 
 
 @pytest.mark.parametrize("early", [True, False])

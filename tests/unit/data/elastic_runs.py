@@ -92,16 +92,24 @@ class Worker:
         return contexts
 
     def run(
-        self, contexts: Mapping[int, EstContext], steps: int, records: dict[int, Record], infos: list[Any]
+        self,
+        contexts: Mapping[int, EstContext],
+        steps: int,
+        records: dict[int, Record],
+        infos: list[Any],
+        guests: Mapping[int, EstContext] | None = None,
     ) -> list[dict[int, EstContext]]:
-        """So many steps; the contexts after each."""
+        """So many steps; the contexts after each. guests: of an EST at the start of each step, run beside."""
         generators, after = Generators(), []
         present = dict(contexts)
         for _ in range(steps):
             step = next(iter(present.values())).step
             if step % self.source.steps_per_epoch == 0:
                 self.setup.before_epoch(step // self.source.steps_per_epoch)
-            for rank, context in present.items():
+            taken = [guests[step]] if guests else []
+            for context in taken:
+                self.source.take_in(context, step)
+            for rank, context in [*((guest.virtual_rank, guest) for guest in taken), *present.items()]:
                 generators.exchange(context.rng)
                 self.registry.exchange(context.parts)
                 record = records.setdefault(rank, Record())
@@ -113,7 +121,10 @@ class Worker:
                     parts.update(self.source.finish(rank))
                     record.states.append(_states(self.setup, self.registry))
                     infos.append((step, rank, info))
-                present[rank] = context.next(parts, generators.capture(), self.registry.capture())
+                if context in taken:
+                    self.source.forget(rank)
+                else:
+                    present[rank] = context.next(parts, generators.capture(), self.registry.capture())
             after.append(dict(present))
         return after
 
@@ -150,20 +161,24 @@ def check_elastic(
 def _go_on(
     build: Build, worker: Worker, stored: list[dict[int, EstContext]], step: int, stock: list[Record]
 ) -> None:
-    """From `step` on: the worker itself keeps the first EST, a newcomer takes the others."""
+    """From `step` on: the worker itself keeps the first EST, a newcomer takes the others.
+
+    As for the sentinel, the worker runs the last EST beside its own, from its context at each step's start.
+    """
     source = worker.source
     ests, epochs = source.num_ests, len(stored) // source.steps_per_epoch
     newcomer = Worker(build, ests, source.accumulation_steps)
     try:
         first = through_the_wire([stored[step][0]])
         others = through_the_wire([stored[step][rank] for rank in range(1, ests)])
-        for member, contexts in ((worker, first), (newcomer, others)):
+        guests = {at: contexts[ests - 1] for at, contexts in enumerate(stored)}
+        for member, contexts, beside in ((worker, first, guests), (newcomer, others, None)):
             epoch = step // source.steps_per_epoch
             member.setup.before_epoch(epoch)
             seed_all(3)  # whatever the process has drawn meanwhile
             member.source.position(contexts, step)
             records: dict[int, Record] = {}
-            member.run(contexts, len(stored) - 1 - step, records, [])
+            member.run(contexts, len(stored) - 1 - step, records, [], beside)
             done = epoch * source.batches_per_epoch
             done += step % source.steps_per_epoch * source.accumulation_steps
             for rank, record in records.items():

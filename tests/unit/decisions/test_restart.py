@@ -33,7 +33,7 @@ def test_all_return_and_the_generation_stays() -> None:
     restarted(job)
     assert {record.awaited for record in job.state.workers.values()} == {True}
     come_back(job, "a", 1, 3)
-    assert job.take(effects.Welcome)["a"] == effects.Welcome(1, True)
+    assert job.take(effects.Welcome)["a"] == effects.Welcome(1, True, reports_from=3)
     come_back(job, "b", 1, 2)
     sent = [message for worker, message in job.sent if worker == "b"]
     assert isinstance(sent[0], effects.Welcome) and sent[0].resumed
@@ -259,10 +259,10 @@ def test_report_of_a_forgotten_ring_is_not_taken_for_one_of_the_stored_ring() ->
     job.all_ready(2)
     forgetful(job, stored)
     come_back(job, "a", 2, 2)
-    session = job.session("a")
-    tasks = (events.StepTask(0, 4, 6),)
-    decision = job.do(events.StepReported("a", session, 2, 2, 0, job.deltas(3, 0, 2), tasks))
-    assert not decision.durable, "generation 2 is nobody's any more"
+    tasks = (events.StepTask(0, 4, 6), events.StepTask(1, 4, 6))
+    job.do(events.StepReported("a", job.session("a"), 2, 2, 0, job.deltas(3, 0, 2), tasks))
+    assert not job.state.steps.reports, "generation 2 is nobody's any more"
+    assert [part.worker for part in job.state.steps.brought[2]] == ["a"]
 
 
 @pytest.mark.parametrize("stage", ["preparing", "loading"])

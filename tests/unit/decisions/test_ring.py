@@ -352,6 +352,30 @@ def test_claims_of_a_history_that_is_over_are_not_believed() -> None:
     assert job.state.ring.stage == "loading", "a's weights are of the first history"
 
 
+def test_a_run_of_a_step_that_a_load_made_void_is_not_believed_although_nothing_committed_was_undone() -> (
+    None
+):
+    job = running("a", "b", checkpoint_url="file:///c")
+    job.steps(0, 4)
+    assert job.state.steps.committed == 3, "step 3 is prepared, and nobody was heard to have applied it"
+    job.lose("a")
+    job.lose("b")
+    job.join("c")
+    job.gather()
+    job.ready("c")
+    job.loaded("c", 3, "step-3")
+    assert not job.noted("history_rewound")
+    job.step(3)
+    job.applied("c", 4)
+    job.lose("c")
+    job.take()
+    job.rejoin("a", 1, 4)
+    job.gather()
+    assert job.state.contexts.has(4), "the contexts are there: it is the worker that is not believed"
+    job.ready("a", 4, holds=True)
+    assert set(job.take(effects.Load)) == {"a"}
+
+
 def test_a_receiver_that_still_claims_its_old_weights_is_not_believed() -> None:
     job = running("a")
     job.steps(0, 2)

@@ -12,13 +12,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from elastane.diagnose.generators import (
-    display_name,
     find_generators,
-    is_script_file,
     locate,
     roots_of,
     state_reader,
 )
+from elastane.script_source.places import display_name, is_script_file
 
 of_module = np.random.default_rng(1)
 

@@ -12,7 +12,7 @@ import torch
 from elastane.context import EstContext
 from elastane.registry import Registry
 from elastane.rng import NUMPY, PYTHON, TORCH_CPU, Generators, seed_all
-from elastane.runtime.interval import Interval, closed, is_open
+from elastane.runtime.interval import Interval, closed, is_open, reported_against
 from elastane_proto.v1 import ring_pb2
 
 RANKS = 3
@@ -248,3 +248,17 @@ def test_functions_are_as_they_were_when_the_code_is_over(worker: Worker) -> Non
 
 def test_states_are_named_alike() -> None:
     assert set(Generators().capture()) == {PYTHON, NUMPY, TORCH_CPU}
+
+
+def test_after_the_code_a_context_that_the_master_has_whole_is_reported_whole(worker: Worker) -> None:
+    """What the code drew and the step did not is in the report: the store may lose what it was."""
+    worker.begin()
+    torch.rand(3)
+    behind = worker.behind()
+    before = worker.contexts[1]
+    known = {0: behind[0], 1: before}
+    base = reported_against(known, 4)
+    after = behind[0].next({}, {})
+    assert after.delta(base[0]) == after.parts
+    assert base[1] is before
+    assert reported_against(known, 5) == known

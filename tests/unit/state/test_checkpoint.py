@@ -101,6 +101,16 @@ def test_nothing_there(url: str) -> None:
     assert load_newest(url) is None and list_checkpoints(url) == []
 
 
+def test_one_that_the_history_does_not_lead_up_to_is_passed_over_and_named(url: str) -> None:
+    save(url, 5)
+    save(url, 9)
+    loaded = load_newest(url, step_max=8)
+    assert loaded is not None and loaded.step == 5
+    assert loaded.rejected == (f"{checkpoint_name(9, 1)}: the job's history leads up to step 8 only",)
+    with pytest.raises(NoUsableCheckpointError, match="leads up to step 4 only"):
+        load_newest(url, step_max=4)
+
+
 def test_without_a_manifest_there_is_no_checkpoint(url: str) -> None:
     save(url, 5)
     save(url, 6, manifest=False)
@@ -249,6 +259,19 @@ def test_the_one_just_written_is_never_removed(url: str, keep: int) -> None:
     save(url, 100, generation=5)
     save(url, 50, generation=9, keep=keep)  # history went back because 100 was unusable
     assert names(url) == [checkpoint_name(50, 9), checkpoint_name(100, 5)]
+
+
+def test_what_is_in_doubt_is_set_aside_for_good(url: str) -> None:
+    for step, generation in ((2, 1), (4, 1), (6, 2), (4, 3)):
+        save(url, step, generation=generation)
+    loaded = load_newest(url, doubts=[(2, 2)])
+    assert loaded is not None and loaded.name == checkpoint_name(4, 3)
+    assert names(url) == [checkpoint_name(2, 1), checkpoint_name(4, 1), checkpoint_name(4, 3)]
+    loaded = load_newest(url, doubts=[(2, 2), (1, 3)])
+    assert loaded is None  # not an error: the initial state is not in doubt
+    assert names(url) == []
+    save(url, 8, generation=4, keep=1)  # and it is removed as what is incomplete is
+    assert len(list_checkpoints(url)) == 1
 
 
 def test_generations_sort_as_numbers(url: str) -> None:

@@ -43,7 +43,7 @@ from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.agent.settings import AgentSettings
 from elastane.agent.worker_command import local_start, remote_start, worker_variables
 from elastane.client import ClientClosedError, MasterClient
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.hosts.discovery import Discovery
 from elastane.hosts.remote import out_of_reach
 from elastane.observe.agent_side import AgentMetrics
@@ -437,7 +437,7 @@ class Agent:
         counts = self._metrics.counts
         if self._placement is not None:
             status = self._placement.status(worker, status)
-        counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED))
+        counts.exited(status.returncode, (EXIT_DRAINED, EXIT_RECLAIMED, EXIT_START_ANEW))
         if self._placement is not None and (fault := self._placement.ended(now, worker, status)):
             counts.spot_notices += fault.first_notice
             places = self._placement.wanted(now)

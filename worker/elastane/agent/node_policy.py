@@ -7,11 +7,11 @@ from typing import Final
 from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.agent.policy import Announce, Finish, Kill, Say, Terminate
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_BEGIN_ANEW, EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_SCRIPT_RAISED
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_SCRIPT_RAISED, EXIT_START_ANEW
 
 Action = Announce | Terminate | Kill | Say | Finish
 
-_TOLD_ON: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_BEGIN_ANEW})
+_TOLD_ON: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_START_ANEW})
 
 
 class NodePolicy:

@@ -12,13 +12,13 @@ from typing import Final
 
 from elastane.agent.exit_codes import EXIT_DRAINED, EXIT_RECLAIMED
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_BEGIN_ANEW, EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 from elastane.hosts.remote import CANNOT_START, is_local
 from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS, HostRests
 from elastane.hosts.slots import Slot
 
 _SAYS_NOTHING_OF_ITS_HOST: Final = frozenset(
-    {0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_BEGIN_ANEW}
+    {0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE, EXIT_START_ANEW}
 )
 _SIGNALS_END: Final = 192
 
@@ -88,7 +88,7 @@ class Placement:
     def ended(self, now: float, worker: str, status: ExitStatus) -> HostFault | None:
         """What the end of a worker says of its host; None: nothing, it is the policy's affair."""
         host, code = self._slots[worker].host, status.returncode
-        if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED):
+        if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED, EXIT_START_ANEW):
             self._rests.clear([host])
         if code == EXIT_RECLAIMED:
             first = host not in self._reclaimed

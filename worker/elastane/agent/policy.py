@@ -7,12 +7,12 @@ agent carries them out. It knows no process, socket or clock, so every rule has 
     0                         finished; once all are, the job's phase decides the agent's exit code
     80 (drained, sent away)   stays away if it was asked to, until the job is scaled up; else restarted
     any, once scaled in       stays away until the job is scaled up
+    84 (started anew)         restarted; it counts for no budget, the master asked for it
     82 (refused)              everything stops: the same refusal would meet every restart
     83 (master unreachable)   everything stops
     1, as it cannot run       everything stops: a syntax error, or a module that is not installed. Where hosts
                               come and go, another one may have the module: as below
     1, or a signal            restarted within the budget
-    84 (begins anew)          restarted within the budget; it is no fault of the script
     any, its place is gone    away; another worker takes its part elsewhere, if there is room
 """
 
@@ -35,7 +35,7 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
 )
 from elastane.agent.process import ExitStatus
-from elastane.errors import EXIT_BEGIN_ANEW, EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 
 #: A script that raises this often in every worker, without a step of the job between, is broken. Once
 #: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
@@ -238,6 +238,11 @@ class SupervisorPolicy:
             slot.state, slot.surplus = SlotState.IDLE, False
             text = f"{worker} left: the job wants {self._view.workers_max} workers"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
+        elif code == EXIT_START_ANEW:
+            text = f"{worker} is started anew: history went back behind what it has trained"
+            actions = [Say(text, event="worker_started_anew", worker=worker)]
+            self._vacate(slot)
+            actions += self._fill()
         elif code == EXIT_DRAINED and asked_to_leave:
             slot.state = SlotState.PARKED
             actions = [Say(f"{worker} was drained", event="worker_drained", worker=worker)]
@@ -398,7 +403,7 @@ class SupervisorPolicy:
 
     def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
         how = _cause(status)
-        if status.returncode > 0 and status.returncode not in (EXIT_DRAINED, EXIT_BEGIN_ANEW):
+        if status.returncode > 0 and status.returncode != EXIT_DRAINED:
             slot.raises += 1
             slot.state = SlotState.DEAD
             limit = RAISES_WITHOUT_STEP_MAX if self._view.steps else RAISES_BEFORE_JOIN_MAX
@@ -499,8 +504,6 @@ class SupervisorPolicy:
 
 def _cause(status: ExitStatus) -> str:
     """How a worker died, in words: a preemption is named, so that nobody looks for a bug."""
-    if status.returncode == EXIT_BEGIN_ANEW:
-        return "has to begin anew: the job goes back to where only a fresh process can begin"
     if status.returncode == EXIT_DRAINED:
         return "left on a preemption notice"
     name = status.signal_name

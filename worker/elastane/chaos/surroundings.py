@@ -179,8 +179,8 @@ def cut_store_file(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """Nobody remembers the last write: the job goes on from before it, or from a checkpoint."""
-    bytes_cut = rng.randint(1, 40)
+    """Only the workers remember the last writes: one, or as many as there are in the end of the file."""
+    bytes_cut = rng.choice((rng.randint(1, 40), rng.randint(1, 4096)))
     at = time.monotonic()
     c.master.sigkill()
     c.master.wait()

@@ -26,7 +26,18 @@ if TYPE_CHECKING:
 
     from elastane_proto.v1 import ring_pb2
 
-_ALARMING = ("lost", "died", "evicted", "failed", "broken", "rejected", "stuck", "refused", "unusable")
+_ALARMING = (
+    "lost",
+    "died",
+    "evicted",
+    "failed",
+    "broken",
+    "rejected",
+    "stuck",
+    "refused",
+    "unusable",
+    "forgotten",
+)
 
 
 def register(app: typer.Typer) -> None:

@@ -156,6 +156,8 @@ def headline(job: job_pb2.Job) -> str:
         limits += ", fixed recovery"
     if seconds := job.settings.max_wait.ToTimedelta().total_seconds():
         limits += f", max wait {seconds:g} s"
+    if job.settings.sentinel_steps:
+        limits += f", sentinel every {job.settings.sentinel_steps} steps"
     cost = cost_line(job.cost)
     saved = f", saved at step {job.saved_step}" if job.saved_step >= 0 else ""
     return (

@@ -143,6 +143,16 @@ def run(
         int, _job("--checkpoint-steps", "STEPS", "One every so many steps; 0: on demand.", min=0)
     ] = 0,
     keep: Annotated[int, _job("--keep", "COUNT", "Checkpoints kept.", min=1)] = 3,
+    sentinel: Annotated[
+        int,
+        _job(
+            "--sentinel",
+            "K",
+            "Every K steps one EST's step is run again by another worker and the gradients are compared, to "
+            "find hardware that computes wrongly; 0: never.",
+            min=0,
+        ),
+    ] = 0,
     max_wait: Annotated[
         float,
         _job(
@@ -403,6 +413,7 @@ def run(
                 "return_grace": return_grace, "join_window": join_window, "max_wait": max_wait,
             },
             recovery=recovery, prices=prices, fingerprint_steps=fingerprint_steps,
+            sentinel_steps=sentinel,
         ),
         local_workers=local_workers or limits[1],
         master=master,
@@ -491,6 +502,7 @@ def job_settings(
     recovery: Recovery = Recovery.ELASTIC,
     prices: Prices = NO_PRICES,
     fingerprint_steps: int | None = None,
+    sentinel_steps: int = 0,
 ) -> job_pb2.JobSettings:
     """The message for Create. durations: fields of JobSettings in seconds."""
     from elastane_proto.v1 import job_pb2
@@ -511,6 +523,7 @@ def job_settings(
         spot_price_micros=prices.spot_micros,
         on_demand_price_micros=prices.on_demand_micros,
         fingerprint_steps=fingerprint_steps,
+        sentinel_steps=sentinel_steps,
     )
     for name, seconds in durations.items():
         if not seconds <= _SECONDS_MAX:

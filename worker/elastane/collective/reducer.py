@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_leaves
 
 from elastane.collective.allreduce import CanonicalAllreduce
 from elastane.collective.buckets import Bucket, first_layout, rebuilt_layout, unused_layout
+from elastane.collective.gradient_digest import GradientDigest
 from elastane.collective.order import Ranges
 from elastane.collective.packing import Message, Packing
 from elastane.collective.ring_thread import RingThread
@@ -162,9 +163,20 @@ class Reducer:
     # ------------------------------------------------------------------ the step
 
     def begin_turn(
-        self, slot: int, last: bool, record_order: bool, *, first: bool = True, sync: bool = True
+        self,
+        slot: int,
+        last: bool,
+        record_order: bool,
+        *,
+        first: bool = True,
+        sync: bool = True,
+        guest: bool = False,
+        digest: GradientDigest | None = None,
     ) -> None:
         """The next mini-batch is that of this worker's `slot`-th EST; slot 0 begins a step.
+
+        guest: it is another worker's EST, in slot 0 and before this worker's own; the step begins with it.
+        digest: gets what the EST puts into the sums.
 
         last: it is the worker's last EST of the step. first, sync: it is the EST's first, its last
         mini-batch of the step. record_order: take down `ready_order`.
@@ -177,11 +189,12 @@ class Reducer:
                 hint="call backward() once for every mini-batch; it must reach a parameter",
             )
         assert self._transport is not None, "set_ring comes first"
-        if slot == 0 and first:
+        opens = slot == 0 and first and not (before is not None and before.guest)
+        if opens:
             self._begin_step()
         slots = self._slots
         assert slots is not None and slot < len(slots.views)
-        if first and slot:
+        if first and not opens:
             self.gradients.begin_est(slots)
         if record_order:
             self._order = {}
@@ -195,6 +208,8 @@ class Reducer:
             [0] * len(slots.layout) if first or before is None else before.added,
             [0] * len(slots.layout),
             [[] for _ in slots.layout],
+            guest=guest,
+            digest=digest if sync else None,
         )
 
     def _begin_step(self) -> None:
@@ -352,6 +367,8 @@ class Reducer:
             self._gather(bucket, turn, slots)
         if turn.in_place[bucket]:
             self._check_zeroed(bucket, turn, slots)
+        if turn.digest is not None:
+            turn.digest.add(bucket, slots.plans[bucket].slots[turn.slot])
         if turn.last:
             self._start_buckets(turn, slots)
 
@@ -466,7 +483,8 @@ class Reducer:
             turn.callback_queued = False
             return
         turn.complete = True
-        self._used = bytearray(map(or_, self._used, turn.arrived))
+        if not turn.guest:
+            self._used = bytearray(map(or_, self._used, turn.arrived))
         if not turn.sync:
             return
         late: list[int] = []

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from elastane.collective.gradient_digest import GradientDigest
+
 
 @dataclass(slots=True)
 class Turn:
@@ -32,3 +34,7 @@ class Turn:
     begun: bool = False
     held: bool = False
     complete: bool = False
+    #: The EST is another worker's: its gradients are looked at and go nowhere.
+    guest: bool = False
+    #: Gets every bucket as the EST puts it into the sums; None: nobody asks.
+    digest: GradientDigest | None = None

@@ -41,6 +41,15 @@ class LocalMaker:
         self._streams.clear()
         self._stored = {rank: parts.get(ITERATOR) for rank, parts in contexts.items()}
 
+    def take_in(self, rank: int, parts: Mapping[str, bytes]) -> None:
+        """One EST more, which goes on from these parts."""
+        self._stored[rank] = parts.get(ITERATOR)
+
+    def forget(self, rank: int) -> None:
+        """Inverse of `take_in`."""
+        self._streams.pop(rank, None)
+        self._stored.pop(rank, None)
+
     def change_attributes(self, values: dict[Path, Any]) -> None:
         """What the script set on its IterableDataset, the copies have too."""
         for stream in self._streams.values():

@@ -71,6 +71,7 @@ class _Turns:
     asked_streams: set[int] = field(default_factory=set)  # which have a task in this session
     consumed: Parts | None = None  # states that changed with the batch that is out
     news: Parts = field(default_factory=dict)  # parts that go into the next context beside
+    end: int | None = None  # of the epoch's batches: none from here on is wanted
     out: bool = False
 
 
@@ -162,6 +163,21 @@ class BatchSource:
         self._turns = {rank: self._turns_of(context, step) for rank, context in sorted(contexts.items())}
         self._local.position({rank: context.parts for rank, context in contexts.items()})
         self._ask_ahead()
+
+    def take_in(self, context: EstContext, step: int) -> None:
+        """Another worker's EST joins those hosted here, for global step `step` alone; until `forget`.
+
+        What is made ahead for the others stays. Raises ContextError.
+        """
+        turns = self._turns_of(context, step)
+        turns.end = turns.batch + self.batches_in_step(step)
+        self._turns[context.virtual_rank] = turns
+        self._local.take_in(context.virtual_rank, context.parts)
+
+    def forget(self, rank: int) -> None:
+        """The EST taken in is gone."""
+        del self._turns[rank]
+        self._local.forget(rank)
 
     def begin(self, rank: int) -> tuple[Any, BatchInfo]:
         """The next batch of EST `rank`, whose generators and registered items are the present ones.
@@ -349,7 +365,8 @@ class BatchSource:
         turns = self._turns[rank]
         if turns.base_seed is None or len(turns.ended) == self.num_workers:
             return
-        wanted = min(ahead, self.batches_per_epoch - turns.batch - turns.out)
+        end = self.batches_per_epoch if turns.end is None else turns.end
+        wanted = min(ahead, end - turns.batch - turns.out)
         asked = sum(self._lives(turns, slot) for slot in range(turns.slot + turns.out, turns.asked))
         while asked < wanted:
             slot = turns.asked

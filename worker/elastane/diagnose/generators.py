@@ -20,7 +20,6 @@ import contextlib
 import functools
 import random
 import sys
-import sysconfig
 import types
 from array import array
 from collections import OrderedDict, deque
@@ -33,6 +32,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from elastane.rng import HAS_NUMPY
+from elastane.script_source.places import OWN_PACKAGES, display_name, is_script_class, is_script_file
 
 if HAS_NUMPY:
     import numpy as np
@@ -59,7 +59,6 @@ _LEAVES: Final[tuple[type, ...]] = (
     Path,
     *((np.ndarray, np.generic, np.dtype, np.random.BitGenerator) if HAS_NUMPY else ()),
 )
-_OWN_PACKAGES: Final = ("elastane", "elastane_proto", "elastane_shards", "elastane_master")
 
 Reader = Callable[[], bytes]
 
@@ -124,23 +123,6 @@ def roots_of(model: object = None, loader: DataLoader[Any] | None = None) -> dic
         for name in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
             roots[name] = getattr(loader, name, None)
     return {name: value for name, value in roots.items() if value is not None}
-
-
-def is_script_file(filename: str) -> bool:
-    """Whether code of this file is the user's: of no installed package, and not of Elastane."""
-    if not filename or filename.startswith("<"):
-        return False
-    return _is_script_file(filename)
-
-
-def display_name(filename: str) -> str:
-    """A file as findings name it: relative to the script's folder where it lies in it."""
-    path = Path(filename)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    with contextlib.suppress(ValueError, OSError):
-        if main:
-            return str(path.resolve().relative_to(Path(main).resolve().parent))
-    return path.name
 
 
 def state_reader(value: object) -> Reader | None:
@@ -211,7 +193,7 @@ def _walk(starts: Iterable[tuple[str, object]], known: Container[int]) -> Iterat
 
 def _children(value: object) -> Iterator[tuple[str, object]]:
     kind = type(value)
-    if kind.__module__.partition(".")[0] in _OWN_PACKAGES:
+    if kind.__module__.partition(".")[0] in OWN_PACKAGES:
         return
     if isinstance(value, _Globals):
         yield from ((name, child) for name, child in value.items.items() if not name.startswith("__"))
@@ -234,11 +216,11 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
         yield from ((f"().{name}", child) for name, child in dict(value.gi_frame.f_locals).items())
     if isinstance(value, type):
-        if is_script_file(getattr(sys.modules.get(value.__module__), "__file__", None) or ""):
+        if is_script_class(value):
             yield from ((f".{name}", child) for name, child in list(vars(value).items()))
         return
     yield from _attributes(value)
-    if is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
+    if is_script_class(kind):
         yield "", kind
 
 
@@ -319,29 +301,3 @@ def _script_roots() -> tuple[list[tuple[str, object]], list[tuple[str, object]]]
                 locals_ += [(f"{title}: {function}().{name}", child) for name, child in items.items()]
         frame = frame.f_back
     return [(f"{title}: ", _Globals(items)) for title, items in spaces.values()], locals_
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_script_file(filename: str) -> bool:
-    parts = Path(filename).parts
-    if "site-packages" in parts or "dist-packages" in parts:
-        return False
-    resolved = Path(filename).resolve()
-    if not resolved.is_file():  # torch has modules whose file is only a word
-        return False
-    return not any(resolved.is_relative_to(folder) for folder in _library_folders())
-
-
-@functools.lru_cache(maxsize=1)
-def _library_folders() -> tuple[Path, ...]:
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    folders = [Path(path).resolve() for name in names if (path := sysconfig.get_path(name))]
-    own = (
-        Path(__file__).resolve().parent.parent
-    )  # also where it is installed editable, beside no site-packages
-    packages = [own, *(own.parent / name for name in _OWN_PACKAGES)]
-    for name in _OWN_PACKAGES:
-        origin = getattr(sys.modules.get(name), "__file__", None)
-        if origin:
-            packages.append(Path(origin).resolve().parent)
-    return tuple(dict.fromkeys([*folders, *packages]))

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from elastane.diagnose.generators import display_name, is_script_file
+from elastane.script_source.places import place_of, script_frame
 
 #: aten operators for which CUDA has no deterministic kernel; the value says what in a script calls them.
 #: Not here: bilinear and trilinear interpolation and ReplicationPad, which torch composes of others on CUDA.
@@ -141,11 +141,8 @@ def script_line(frame: types.FrameType | None) -> str:
 
     For an operator of the backward pass it is the line of `backward()`.
     """
-    while frame is not None:
-        if is_script_file(frame.f_code.co_filename):
-            return f"{display_name(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    found = script_frame(frame)
+    return place_of(found) if found is not None else ""
 
 
 def _is_floating(value: Any) -> bool:

@@ -20,8 +20,8 @@ from typing import Any, Final
 import torch
 
 from elastane.context import Parts
-from elastane.diagnose.generators import is_script_file
 from elastane.rng import Generators
+from elastane.script_source.places import is_script_file
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane.verify.digests import digest_any

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 
 #: Beside changes of the ring, what may have made the training wait.
-_INCIDENTS = ("master_recovered", "history_rewound", "job_suspended", "job_failed", "store_behind")
+_INCIDENTS = (
+    "master_recovered",
+    "history_rewound",
+    "job_suspended",
+    "job_failed",
+    "store_behind",
+    "history_forgotten",
+)
 _ENDS = ("job_succeeded", "job_failed", "job_cancelled")
 
 

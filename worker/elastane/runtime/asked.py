@@ -15,6 +15,8 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import Any, Final
 
+from elastane.script_source.places import line_in_words, tree_of
+
 _GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
 #: Calls that print, or that split the data: they do not decide who draws.
 _HARMLESS: Final = frozenset({"print", "debug", "info", "warning", "error", "str", "format", "log", "write"})
@@ -59,7 +61,7 @@ def how_asked(frame: FrameType) -> Asked:
 @cache
 def _at(code: CodeType, instruction: int, line: int) -> Asked:
     text = linecache.getline(code.co_filename, line).strip()
-    place = f"{code.co_filename.rpartition('/')[2]}, line {line}" + (f": {text}" if text else "")
+    place = line_in_words(code.co_filename, line) + (f": {text}" if text else "")
     positions = list(code.co_positions())
     path = _path(code.co_filename, positions[instruction // 2]) if instruction >= 0 else []
     if not path:
@@ -118,7 +120,7 @@ def _name(function: ast.AST) -> str:
 def _path(file: str, position: tuple[int | None, int | None, int | None, int | None]) -> list[ast.AST]:
     """The nodes around the attribute at a position, from the module down; empty where it is not found."""
     line, end_line, column, end_column = position
-    tree = _tree(file)
+    tree = tree_of(file)
     if tree is None or None in position:
         return []
     path: list[ast.AST] = []
@@ -135,14 +137,6 @@ def _path(file: str, position: tuple[int | None, int | None, int | None, int | N
         return False
 
     return path if search(tree) else []
-
-
-@cache
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:
-        return None
 
 
 class BlockTrace:

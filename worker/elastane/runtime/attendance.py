@@ -177,6 +177,12 @@ class Attendance:
             message, self.protocol.checkpoint = self.protocol.checkpoint, None
         return message
 
+    def take_check(self, step: int) -> ring_pb2.Check | None:
+        """What the sentinel asks of this worker in `step`, if anything; it is taken once."""
+        with self._changed:
+            check, self.protocol.check = self.protocol.check, None
+        return check if check is not None and check.step == step else None
+
     def begin_apply(self, step: int) -> bool:
         """Claim the right to apply `step`; False if the ring changed meanwhile."""
         with self._changed:
@@ -225,6 +231,7 @@ class Attendance:
             if self.protocol.fenced != go.generation:
                 return False
             self.protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
+            self.protocol.check = go.check if go.HasField("check") else None
             self.members = list(go.members)
         return True
 
@@ -336,4 +343,5 @@ class Attendance:
                 holds_state=protocol.holds_state,
                 version=str(versions.PROTOCOL),
                 capacity=self._environment.capacity_type(),
+                history_generation=protocol.history_generation,
             )

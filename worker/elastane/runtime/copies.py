@@ -19,11 +19,11 @@ from typing import Any, Final
 import structlog
 import torch
 
-from elastane.diagnose.generators import is_script_file
 from elastane.errors import UnsupportedError
-from elastane.runtime.loop_carried import is_script_class, roles_in
+from elastane.runtime.loop_carried import roles_in
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
+from elastane.script_source.places import is_script_class, script_frame
 
 _log = structlog.get_logger(__name__)
 
@@ -104,9 +104,7 @@ class CopyWatch:
 
     def _take(self) -> dict[str, tuple[object, list[float]]]:
         """Name -> a copy that is found under it, and its norms."""
-        frame: types.FrameType | None = sys._getframe(1)
-        while frame is not None and not is_script_file(frame.f_code.co_filename):
-            frame = frame.f_back
+        frame = script_frame(sys._getframe(1))
         if frame is None:
             return {}
         roles = roles_in(frame, self._prepared, self._registered)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import structlog
 
-from elastane.errors import EXIT_SCRIPT_RAISED, ElastaneError, JobFailedError
+from elastane.errors import EXIT_SCRIPT_RAISED, EXIT_START_ANEW, ElastaneError, JobFailedError
 from elastane.runtime.environment import WorkerEnvironment
 from elastane_proto.v1 import ring_pb2
 
@@ -78,6 +78,10 @@ class WorkerExits:
         if done is not None and done.phase == "succeeded":
             self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
             raise SystemExit(0)
+        if done is not None and done.phase == "restart":
+            _log.info("this process is started anew", reason=done.reason)
+            self._say(ring_pb2.BYE_REASON_DRAINED, done.reason)
+            raise SystemExit(EXIT_START_ANEW)
         reason = done.reason if done is not None else drain.reason if drain is not None else ""
         if done is not None and done.phase == "failed":
             error = JobFailedError(reason, hint="`elastane events` has all that led to it")

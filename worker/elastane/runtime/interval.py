@@ -67,6 +67,19 @@ def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided
     return result
 
 
+def reported_against(contexts: Mapping[int, EstContext], step: int) -> dict[int, EstContext]:
+    """What contexts after `step` are reported as deltas to, from those that the master has before it.
+
+    Where it has one from behind the code, that is nothing, so that all of it is sent: a store that lost its
+    last writes knows the context before the code, and a delta laid over that would lack what the code drew.
+    """
+    mark = _STEP.pack(step)
+    return {
+        rank: EstContext(rank, context.step, {}) if context.parts.get(_BEHIND) == mark else context
+        for rank, context in contexts.items()
+    }
+
+
 class Interval:
     """Used by the thread that trains. `leads`: this worker hosts EST 0, or no ring has formed yet."""
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from elastane.script_source.places import place_of
+
 Action = Callable[[str], None]
 """Given the place where the loop was left, as "train.py:31"; what it raises is raised in the script there."""
 
@@ -39,7 +41,7 @@ def when_left(action: Action) -> None:
         )  # the script may look at the loop through generators: tqdm, a function of its own
     if frame is None:  # nobody is in a loop: the interpreter ends
         return
-    place = f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+    place = place_of(frame)
     if frame in _armed:
         _armed[frame].append((action, place))
         return

@@ -7,25 +7,28 @@ seen to change twice running. Without source (exec, a notebook's cell that is go
 
 from __future__ import annotations
 
-import ast
-import linecache
 import sys
 import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
 import torch
 
-from elastane.diagnose.generators import display_name, is_script_file
 from elastane.errors import UnsupportedError
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn
-from elastane.script_source import Carried, Role, carried_attributes, carried_values, loop_at
+from elastane.script_source import Carried, Role, carried_attributes, carried_values, cure, loop_at
+from elastane.script_source.places import (
+    display_name,
+    is_script_class,
+    is_script_file,
+    line_in_words,
+    tree_of,
+)
 
 _TIMES: Final = 2
 """An attribute that has changed so often running goes on changing: it was not set up on first use."""
@@ -55,7 +58,7 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
         raise CarriedValueError(
             f"{file}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
             f" {carried.decides} in line {carried.reaches}",
-            hint=_cure(carried),
+            hint=cure(carried),
             variable=carried.name,
         )
 
@@ -65,7 +68,7 @@ def carried_in_loop(
 ) -> list[tuple[str, Carried]]:
     """The same as data, with the file's name: for `elastane doctor`."""
     while frame is not None:
-        tree = _source(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
+        tree = tree_of(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
         loop = loop_at(tree, frame.f_lineno) if tree is not None else None
         if tree is not None and loop is not None:
             roles = roles_in(frame, prepared, registered)
@@ -101,37 +104,6 @@ def _with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
 def _is_loader(value: object) -> bool:
     """Whether it is the iterator that the prepared loader gave."""
     return isinstance(value, types.GeneratorType) and not is_script_file(value.gi_code.co_filename)
-
-
-def is_script_class(kind: type) -> bool:
-    """Whether the class is the user's own, of no library."""
-    return is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-
-
-def _cure(carried: Carried) -> str:
-    if carried.decides.startswith("whether"):
-        return (
-            "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
-            " prepare(..., accumulation_steps=k) and call it in every turn; else let job.step decide"
-        )
-    if carried.counts:
-        return (
-            "it counts turns, of which there is one for every EST of the worker and every replay: use"
-            " job.step, the number of the step"
-        )
-    return (
-        "if each rank has its own under DDP, keep it in an object with state_dict and load_state_dict and"
-        f' job.register("{carried.name.rpartition(".")[2]}", object) before prepare; if all have the same, in'
-        " job.carry, changed `if job.stepped:`"
-    )
-
-
-@lru_cache(maxsize=256)
-def _source(filename: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(filename)), filename)
-    except (SyntaxError, ValueError):
-        return None
 
 
 # ---------------------------------------------------------------------- attributes of modules and optimizers
@@ -192,10 +164,10 @@ def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
     for kind in type(owner).__mro__:
         module = sys.modules.get(kind.__module__)
         file = getattr(module, "__file__", None) or ""
-        tree = _source(file) if is_script_file(file) else None
+        tree = tree_of(file) if is_script_file(file) else None
         if tree is not None:
             for name, line in carried_attributes(tree, kind.__name__, owner, vars(module)).items():
-                where = f"{display_name(file)}, line {line}"
+                where = line_in_words(file, line)
                 yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
 
 

@@ -12,9 +12,14 @@ the fence: once Ready(g+1) is out, nothing of generation g is ever applied.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from elastane_proto.v1 import ring_pb2
+
+KEPT_BYTES_MAX = 32 * 2**20
+"""So much of the newest reports is kept for a master whose store has lost them: seconds of the fastest
+training, minutes of most."""
 
 
 @dataclass
@@ -31,6 +36,8 @@ class WorkerProtocol:
 
     applied_step: int = 0
     holds_state: bool = False
+    #: In which generation the history that the weights belong to began, or last went back; 0: not known.
+    history_generation: int = 0
     #: The generation whose ring this worker runs in; 0: none.
     generation: int = 0
     #: The highest generation seen in a Prepare; above `generation` while the ring changes.
@@ -61,6 +68,13 @@ class WorkerProtocol:
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
+    #: Reports of this history, oldest first.
+    _kept: deque[ring_pb2.AttendRequest] = field(default_factory=deque)
+    _kept_bytes: int = 0
+    _history_of_go: int = 0
+    #: What the sentinel asks of this worker in the step it names.
+    check: ring_pb2.Check | None = None
+    _check_report: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
@@ -111,6 +125,7 @@ class WorkerProtocol:
         """Everybody is ready: the trainer is to form the group."""
         if message.generation == self.fenced and self.generation < self.fenced:
             self.go = message
+            self._history_of_go = message.history_generation
         return Outcome()
 
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
@@ -122,6 +137,8 @@ class WorkerProtocol:
             self.ready_order = list(message.extra.ready_order)
         if message.HasField("then_checkpoint"):
             self.checkpoint = message.then_checkpoint
+        if message.HasField("check"):
+            self.check = message.check
         if message.HasField("then_prepare"):
             if self.applied_step > message.step and not self.applying:
                 return self._fence_planned(message.then_prepare)
@@ -135,19 +152,25 @@ class WorkerProtocol:
         return Outcome()
 
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
-        """(Re)connected. Still a member: say again what the master may not have heard."""
+        """(Re)connected: say again what the master does not know; of a member, what it may not have heard."""
+        again: list[ring_pb2.AttendRequest] = []
+        if message.HasField("reports_from"):
+            again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
         if not message.resumed:
             outcome = self.put_out()
+            outcome.send.extend(again)
         else:
-            outcome = Outcome()
+            outcome = Outcome(send=again)
             if self.fenced > self.generation and not self._ready_waits:
                 outcome.send.append(self._loaded or self._ready())
-            elif self._report is not None:
+            elif self._report is not None and self._report not in again[-1:]:
                 outcome.send.append(self._report)
             elif self._interval_report is not None:
                 outcome.send.append(self._interval_report)
             elif self._ended is not None:
                 outcome.send.append(self._ended)
+            if self._check_report is not None:
+                outcome.send.append(self._check_report)
             if self._broken is not None:
                 outcome.send.append(self._broken)
             outcome.send.extend(self._saved)
@@ -158,8 +181,9 @@ class WorkerProtocol:
     def put_out(self) -> Outcome:
         """The master does not count on this worker any more: whatever ring it was in is over for it."""
         self.generation = 0
-        self.load = self.go = self.planned = self.checkpoint = self.interval = None
-        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
+        self._report = self._interval_report = self._check_report = None
+        self._loaded = self._broken = self._ended = None
         self._saved.clear()
         self.prepared_until = 0
         return Outcome(abort=True)
@@ -173,9 +197,11 @@ class WorkerProtocol:
         self.applied_step = step
         self.prepared_until = step
         self.holds_state = True
+        self._take_history(self._history_of_go, step)
         self.ready_order = ready_order
-        self.load = self.go = self.interval = None
-        self._report = self._interval_report = self._loaded = self._broken = self._ended = None
+        self.load = self.go = self.interval = self.check = None
+        self._report = self._interval_report = self._check_report = None
+        self._loaded = self._broken = self._ended = None
 
     def begin_replace(self, generation: int) -> bool:
         """Other weights are about to be put in place; False if `generation` is over."""
@@ -189,12 +215,17 @@ class WorkerProtocol:
         self.applying = False
         self.applied_step = step
         self.holds_state = True
+        self._take_history(self._history_of_go, step)
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
         """All ESTs of this worker have done the step; in_backward: but for the rest of the last backward."""
         self.in_reported_backward = in_backward and not self.changing
         self._report = ring_pb2.AttendRequest(step_report=message)
+        self._kept.append(self._report)
+        self._kept_bytes += message.ByteSize()
+        while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.popleft().step_report.ByteSize()
         return Outcome(send=[self._report])
 
     def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
@@ -204,6 +235,11 @@ class WorkerProtocol:
         self.interval = None
         self._interval_report = ring_pb2.AttendRequest(interval_report=message)
         return Outcome(send=[self._interval_report])
+
+    def check_report(self, message: ring_pb2.CheckReport) -> Outcome:
+        """An EST that the sentinel checks has had its last backward of the step here."""
+        self._check_report = ring_pb2.AttendRequest(check_report=message)
+        return Outcome(send=[self._check_report])
 
     def end_backward(self) -> Outcome:
         """The last backward is over, or left. A change that came in it is answered now."""
@@ -221,7 +257,7 @@ class WorkerProtocol:
         """The step is in the weights. A change that waited for it is answered now."""
         self.applying = False
         self.applied_step = step + 1
-        self._report = None
+        self._report = self._check_report = None
         if self.fenced > self.generation:
             return Outcome(send=[self._ready()])
         if self.planned is not None:
@@ -254,6 +290,7 @@ class WorkerProtocol:
             # Nobody has taken these weights for the job's; the Load of a newer generation may wait.
             return Outcome(send=[self._ready()])
         self.load = None
+        self._take_history(message.generation, message.step)
         self._loaded = ring_pb2.AttendRequest(loaded=message)
         return Outcome(send=[self._loaded])
 
@@ -292,6 +329,13 @@ class WorkerProtocol:
         )
 
     # ------------------------------------------------------------------ inside
+
+    def _take_history(self, history_generation: int, step: int) -> None:
+        """The weights are of this history, at `step`: reports of another one, or of later steps, are void."""
+        kept = self._kept if history_generation == self.history_generation else ()
+        self._kept = deque(request for request in kept if request.step_report.step < step)
+        self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)
+        self.history_generation = history_generation
 
     @property
     def _ready_waits(self) -> bool:

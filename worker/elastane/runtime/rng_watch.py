@@ -20,6 +20,7 @@ import torch
 
 from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
+from elastane.script_source.places import line_in_words
 
 if HAS_NUMPY:
     import numpy as np
@@ -206,4 +207,4 @@ def _place(frame: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None:
         return "an unknown line"
-    return f"{frame.f_code.co_filename.rpartition('/')[2]}, line {frame.f_lineno}"
+    return line_in_words(frame.f_code.co_filename, frame.f_lineno)

@@ -39,12 +39,13 @@ from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.epoch_progress import EpochProgress, ProgressLine
 from elastane.runtime.fingerprints import Fingerprints
 from elastane.runtime.forward_watch import ForwardWatch
-from elastane.runtime.interval import BuffersChangedError, Interval
+from elastane.runtime.interval import BuffersChangedError, Interval, reported_against
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
 from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
+from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
 from elastane.runtime.turn import EpochsClosed, Turn
@@ -142,6 +143,7 @@ class Trainer:
         initial = initial_contexts(self._generators, self._registry, self._num_ests, seed)
         #: The script's code between two epochs, whenever no loader loop runs.
         self.interval = Interval(self._generators, self._registry)
+        self._sentinel = Sentinel(self._attendance, source)
         self._boundary = StepBoundary(
             environment.worker_id,
             self._attendance,
@@ -162,7 +164,7 @@ class Trainer:
         #: when it begins. On a GPU the host is ahead of the device anyway.
         self._reports_late: bool | None = None if device.type == "cpu" else True
         self._contexts: dict[int, EstContext] = {}
-        #: The same as the master has them, to which reports are deltas.
+        #: What reports of the present step are deltas to: the same as the master has them.
         self._known: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
@@ -400,8 +402,11 @@ class Trainer:
             step, whole=step in (self._resume_step, self._first_of_epoch), alone=self._alone
         )
         ranks, batches = sorted(self._contexts), self._source.batches_in_step(step)
-        for slot, rank in enumerate(ranks):
-            turn = Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+        turns = [
+            Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
+            for slot, rank in enumerate(ranks)
+        ]
+        for turn in self._sentinel.turns(step, turns):
             for turn.micro in range(batches):
                 if self._protocol.changing:
                     self._drop_step()
@@ -445,23 +450,26 @@ class Trainer:
 
     def _begin_batch(self, turn: Turn) -> Any:
         self.turn = turn
-        first = turn.micro == 0
+        first, guest = turn.micro == 0, turn.guest is not None
         if first:
             if not self._buffers_shown:
                 self._restore_buffers()
             self._buffers_shown = False
             # Behind another EST's turn the generators are as they have just been taken down.
             switch = self._generators.switch if turn.slot else self._generators.exchange
-            switch(self._contexts[turn.rank].parts)
-            self._registry.exchange(self._contexts[turn.rank].parts)
+            parts = (turn.guest or self._contexts[turn.rank]).parts
+            switch(parts)
+            self._registry.exchange(parts)
             self._forwards.begin()
         asked = perf_counter()
         batch, info = self._source.begin(turn.rank)
         self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
-        record = turn.rank == 0 and turn.step == self._reducer.order_step
-        self._reducer.begin_turn(turn.slot, turn.ends, record, first=first, sync=turn.sync)
-        if self._trace is not None:
+        record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
+        self._reducer.begin_turn(
+            turn.slot, turn.ends, record, first=first, sync=turn.sync, guest=guest, digest=turn.digest
+        )
+        if self._trace is not None and not guest:
             self._trace.turn_began(turn.step, turn.rank, turn.micro, batch, self._states())
         probes.reached("forward", turn.step)
         return batch
@@ -473,6 +481,10 @@ class Trainer:
     def _end_batch(self, turn: Turn) -> None:
         """The EST's mini-batch is done; after its last one keep its context, and EST 0's buffers."""
         turn.loader_parts |= self._source.finish(turn.rank)
+        if turn.guest is not None:
+            if turn.sync:
+                self._sentinel.ended(turn)
+            return
         if self._trace is None and not turn.sync:
             return
         states = self._states()
@@ -495,6 +507,7 @@ class Trainer:
 
     def _keep(self, turn: Turn) -> None:
         """What the EST's backward may still have changed: EST 0's buffers."""
+        self._sentinel.ended(turn)
         if turn.rank == 0:
             self._reducer.keep_buffers(self._module_buffers)
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
@@ -703,7 +716,7 @@ class Trainer:
 
     def _entered(self, known: dict[int, EstContext], contexts: dict[int, EstContext], step: int) -> None:
         """A ring is formed and holds the state at `step`: take up these ESTs."""
-        self._known, self._contexts = known, contexts
+        self._known, self._contexts = reported_against(known, step), contexts
         self.watch.look_closely()
         self._source.position(contexts, step)
         self._resume_step = step

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastane.collective.gradient_digest import GradientDigest
+from elastane.context import EstContext
 from elastane.data.source import BatchInfo
 from elastane.errors import StepError
 from elastane.rng import Parts
@@ -45,6 +47,10 @@ class Turn:
     applied: bool = False
     #: The ring changed: the step will be replayed.
     lost: bool = False
+    #: Set: of an EST that another worker hosts, run for the sentinel from this context; nothing of it counts.
+    guest: EstContext | None = None
+    #: Set: the sentinel asks for the digest of the EST's gradients.
+    digest: GradientDigest | None = None
 
     @property
     def sync(self) -> bool:

@@ -60,6 +60,8 @@ __all__ = [
 ]
 
 MANIFEST: Final = "manifest.json"
+#: What the manifest of a checkpoint is called that must not be loaded any more.
+DOUBTFUL: Final = "manifest.doubtful.json"
 VERSION: Final = 1
 _NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")
 _SHARD: Final = re.compile(r"shard-\d{5,9}-of-\d{5,9}\.bin")
@@ -197,10 +199,18 @@ def list_checkpoints(url: str) -> list[Checkpoint]:
     return _list(Folder(url))
 
 
-def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | None:
+def load_newest(
+    url: str,
+    *,
+    num_ests: int | None = None,
+    step_max: int | None = None,
+    doubts: Sequence[tuple[int, int]] = (),
+) -> LoadedCheckpoint | None:
     """The newest usable checkpoint, verified to the last byte; None when there is none at all.
 
-    num_ests: the job's N; a checkpoint of another N is unusable. Raises CheckpointTooNewError when one was
+    num_ests: the job's N; a checkpoint of another N is unusable. step_max: one of a later step is unusable,
+    for the job's history does not lead up to it. doubts: pairs of a step and a generation: checkpoints of
+    later steps and of generations up to it are set aside, for good. Raises CheckpointTooNewError when one was
     written by a newer release, NoUsableCheckpointError when complete checkpoints exist and all are
     unusable, CheckpointError when the URL cannot be listed.
     """
@@ -209,6 +219,12 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
     unreadable = False
     for checkpoint in reversed(_list(folder)):
         if not checkpoint.complete:
+            continue
+        if any(checkpoint.step > step and checkpoint.generation <= generation for step, generation in doubts):
+            _set_aside(folder, checkpoint.name)
+            continue
+        if step_max is not None and checkpoint.step > step_max:
+            rejected.append(f"{checkpoint.name}: the job's history leads up to step {step_max} only")
             continue
         try:
             return _load(folder, checkpoint, num_ests, tuple(rejected))
@@ -227,6 +243,18 @@ def load_newest(url: str, *, num_ests: int | None = None) -> LoadedCheckpoint | 
         unusable.exit_code = EXIT_SCRIPT_RAISED if unreadable else EXIT_REFUSED
         raise unusable
     return None
+
+
+def _set_aside(folder: Folder, name: str) -> None:
+    """A checkpoint in doubt is no checkpoint any more, for nobody: its manifest gets another name."""
+    _log.warning("checkpoint is in doubt and set aside", checkpoint=name)
+    try:
+        with folder.reading(f"{name}/{MANIFEST}") as file:
+            manifest = file.read()
+        folder.write(f"{name}/{DOUBTFUL}", [manifest])
+        folder.remove_file(f"{name}/{MANIFEST}")
+    except (OSError, CheckpointError) as error:
+        _log.warning("checkpoint cannot be set aside", checkpoint=name, error=str(error))
 
 
 def _order(name: str) -> tuple[int, int, str]:

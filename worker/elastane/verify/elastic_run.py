@@ -19,7 +19,7 @@ from elastane.agent.cluster import OVER, LocalCluster, local_cluster
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import MasterClient
 from elastane.determinism import Level
-from elastane.errors import EXIT_BEGIN_ANEW, ElastaneError
+from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane.verify.plan import Act, ChurnPlan
 from elastane.verify.results import Outcome, read_elastic
@@ -234,7 +234,7 @@ class _Play:
             first = name.removesuffix(_ANEW * name.count(_ANEW))
             if status == ExitStatus(-signal.SIGKILL) and first in self.plan.doomed:
                 continue
-            if status == ExitStatus(EXIT_BEGIN_ANEW):
+            if status == ExitStatus(EXIT_START_ANEW):
                 if self._now(first) == name:
                     self._names[first] = name + _ANEW
                     self._start(first)

@@ -1,7 +1,6 @@
 """What a script's source shows before anything of it runs: pure, from its syntax tree.
 
 reading      the script's shape: the three lines, its loops
-flow         which variables a loop carries, and what they decide
 loop_rules   the loop over mini-batches
 epoch_rules  the loop over epochs
 setup_rules  seeds, prepare, torch.distributed, modules

@@ -6,16 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from elastane.diagnose.findings import Severity
-from elastane.diagnose.source.flow import Flow, carried
 from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import Script, exits, name_of
+from elastane.script_source import IN_EPOCHS
 
-_WORDS = {
-    "settings": "sets {name}",
-    "loss": "decides the loss",
-    "stop": "decides when to stop",
-    "weights": "decides the weights",
-}
 #: Draws whose number depends on what is drawn: rejection.
 _UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss", "choices")
 
@@ -30,31 +24,25 @@ def epoch_findings(script: Script, notes: Notes) -> None:
 
 def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
     """Variables that live across epochs and decide; returns lines of those that decide when to stop."""
-    targets = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
-    known = script.models | script.optimizers | script.loaders | script.jobs | script.kept
+    # What the loader loop itself carries into the result has findings of its own there.
     inside = {
-        name
+        carried.name
         for one in script.loader_loops
         if any(one.node is node for node in ast.walk(loop))
-        for name in carried(
-            one.node.body, {n.id for n in ast.walk(one.node.target) if isinstance(n, ast.Name)}
-        )
+        for carried in script.carried(one.node)
     }
-    # What the loader loop itself carries has findings of its own there.
-    sources = carried(loop.body, targets) - known - inside
-    own_exits = {leave.lineno for leave in exits(loop.body)}
     decided: dict[str, list[str]] = {}
     lines: dict[str, int] = {}
     stops: set[int] = set()
-    for decision in Flow(loop.body, sources, script.functions).decisions():
-        if decision.kind == "stop":
-            if decision.line not in own_exits:
-                continue
-            stops.add(decision.line)
-        words = _WORDS[decision.kind].format(name=decision.name)
-        if words not in decided.setdefault(decision.variable, []):
-            decided[decision.variable].append(words)
-        lines.setdefault(decision.variable, decision.line)
+    for carried in script.carried(loop, IN_EPOCHS):
+        if carried.name in inside:
+            continue
+        if carried.kind == "stop":
+            stops.add(carried.at)
+        words = f"sets {carried.target}" if carried.kind == "setting" else f"decides {carried.decides}"
+        if words not in decided.setdefault(carried.name, []):
+            decided[carried.name].append(words)
+        lines.setdefault(carried.name, carried.at)
     for name, found in decided.items():
         notes.add(
             Severity.DIFFERS,

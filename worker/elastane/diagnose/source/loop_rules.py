@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator, Sequence
 
 from elastane.diagnose.findings import Severity
-from elastane.diagnose.source.flow import Flow, carried
 from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import (
     LoaderLoop,
@@ -14,10 +13,10 @@ from elastane.diagnose.source.reading import (
     calls_in,
     exits,
     last_name,
-    loads,
     name_of,
-    walk_here,
 )
+from elastane.script_source import cure, turn_counter
+from elastane.script_source.names import walk_here
 
 _COUNTS = (
     "a worker's loop has a turn for every EST that it hosts, and one that joins begins anew: it is not the "
@@ -34,43 +33,46 @@ def loop_findings(script: Script, notes: Notes) -> None:
         _written_weights(script, loop, notes)
         _averages(script, loop, notes)
         _backwards(script, loop, notes)
-        _every_kth(script, loop, notes)
         _second_forward(script, loop, notes)
 
 
-def _sources(loop: LoaderLoop) -> set[str]:
-    targets = {n.id for n in ast.walk(loop.node.target) if isinstance(n, ast.Name)}
-    return carried(loop.node.body, targets) | loop.indexes
-
-
 def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    """lr from a counter or enumerate, a running mean in the loss."""
-    sources = _sources(loop) - script.models - script.optimizers - script.jobs - script.kept
+    """lr from a counter or enumerate, a running mean in the loss, a step in every k-th turn."""
     told: set[tuple[str, str]] = set()
-    for decision in Flow(loop.node.body, sources, script.functions).decisions():
-        name = decision.variable
-        if (name, decision.kind) in told:
+    for carried in script.carried(loop.node):
+        name, enumerated = carried.name, carried.name == turn_counter(loop.node)
+        if (name, carried.kind) in told:
             continue
-        told.add((name, decision.kind))
-        counts = "enumerate counts turns" if name in loop.indexes else f"the loop carries {name}"
-        if decision.kind == "settings":
-            counter = "enumerate" if name in loop.indexes else "a counter"
+        told.add((name, carried.kind))
+        if carried.kind == "setting":
+            by = "enumerate" if enumerated else "a counter" if carried.counts else "what the loop carries"
             notes.add(
                 Severity.REFUSED,
                 "loop variable",
-                decision.line,
-                f"{decision.name} is set from {counter}, {name}: {_COUNTS}",
-                f"compute it from job.step, which counts global steps, in the place of {name}",
+                carried.at,
+                f"{carried.target} is set from {by}, {name}: {_COUNTS}",
+                cure(carried),
                 variable=name,
             )
-        elif decision.kind == "loss":
+        elif carried.kind == "steps":
+            by = "every k-th turn, counted by" if carried.counts else "in some turns, decided by"
+            notes.add(
+                Severity.REFUSED,
+                "loop body",
+                carried.at,
+                f"{carried.target}() only {by} {name}: {_COUNTS}",
+                cure(carried),
+                variable=name,
+            )
+        else:
             notes.add(
                 Severity.DIFFERS,
                 "loop variable",
-                decision.line,
-                f"{name} decides the loss, and {counts}: {_COUNTS}",
-                "compute it from job.step if it is a count; a value that is each rank's own belongs into an "
-                f'object with state_dict: job.register("{name}", object) before prepare',
+                carried.at,
+                f"{name} decides {carried.decides}, and "
+                + ("enumerate counts turns" if enumerated else f"the loop carries {name}")
+                + f": {_COUNTS}",
+                cure(carried),
                 variable=name,
             )
 
@@ -258,48 +260,6 @@ def _exclusive(script: Script, first: ast.AST, second: ast.AST) -> bool:
             )
         below = parent
     return False
-
-
-def _every_kth(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    flow = Flow(loop.node.body, _sources(loop), script.functions)
-    for call in calls_in(loop.node.body):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "step"):
-            continue
-        owner = name_of(call.func.value)
-        scaler = call.args and name_of(call.args[0]) in script.optimizers
-        if owner not in script.optimizers and not scaler:
-            continue
-        for parent in script.ancestors(call):
-            if parent is loop.node:
-                break
-            counted = isinstance(parent, ast.If) and flow.origin(parent.test)
-            modulo = isinstance(parent, ast.If) and _counts_in_k(script, loop, parent.test)
-            if counted and modulo:
-                notes.add(
-                    Severity.REFUSED,
-                    "loop body",
-                    call,
-                    f"{owner}.step() only every k-th turn, counted by {counted}: {_COUNTS}",
-                    "job.prepare(..., accumulation_steps=k) and call backward(), step() and zero_grad() in "
-                    "every "
-                    "turn: Elastane counts",
-                    variable=counted,
-                )
-                return
-
-
-def _counts_in_k(script: Script, loop: LoaderLoop, test: ast.expr) -> bool:
-    """Whether a test, or what it names in the loop, has a modulo in it."""
-    if any(isinstance(n, ast.Mod) for n in ast.walk(test)):
-        return True
-    names = loads(test)
-    return any(
-        isinstance(node, ast.Assign)
-        and names & {name_of(target) for target in node.targets}
-        and any(isinstance(n, ast.Mod) for n in ast.walk(node.value))
-        for statement in loop.node.body
-        for node in walk_here(statement)
-    )
 
 
 def _second_forward(script: Script, loop: LoaderLoop, notes: Notes) -> None:

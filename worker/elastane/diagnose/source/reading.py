@@ -7,11 +7,12 @@ assignments in a loop body, into functions of the script that are called by thei
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+from elastane.script_source import HYPERPARAMETERS, IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source.names import Function, dotted, walk_here
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,10 @@ class Preparation:
 
 @dataclass(frozen=True)
 class LoaderLoop:
-    """A loop over mini-batches: its body calls backward(). indexes: names that count its turns."""
+    """A loop over mini-batches: its body calls backward()."""
 
     node: ast.For | ast.AsyncFor
     function: Function | None
-    indexes: frozenset[str]
 
 
 @dataclass
@@ -177,7 +177,7 @@ class Script:
         loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For) and n not in self.epoch_loops]
         trains = [loop for loop in loops if self.does_backward(loop.body) and self._over_loader(loop)]
         inner = [a for a in trains if not any(a is not b and b in ast.walk(a) for b in trains)]
-        return [LoaderLoop(loop, self.function_of(loop), frozenset(_indexes(loop))) for loop in inner]
+        return [LoaderLoop(loop, self.function_of(loop)) for loop in inner]
 
     def does_backward(self, body: Sequence[ast.stmt], depth: int = 2) -> bool:
         for call in calls_in(body):
@@ -233,7 +233,7 @@ class Script:
         preparation = self.preparation
         pairs = list(self.assigned)
         for name, value in pairs:
-            if isinstance(value, ast.Call) and _is_optimizer(self.dotted(value.func)):
+            if isinstance(value, ast.Call) and is_optimizer(self.dotted(value.func)):
                 found.add(name)
         if preparation is not None:
             for place, old in enumerate(preparation.given):
@@ -247,6 +247,37 @@ class Script:
             if argument.arg in ("optimizer", "opt", "optim")
         }
         return frozenset(found)
+
+    @cached_property
+    def roles(self) -> dict[str, Role]:
+        """What names stand for, where that is under control, as far as the source tells."""
+        found: dict[str, Role] = dict.fromkeys(self.kept | self.loaders | self.jobs, "other")
+        for call in ast.walk(self.tree):
+            if isinstance(call, ast.Call) and last_name(call.func) == "step":
+                owner = name_of(call.func).rpartition(".")[0]
+                if owner and call.args and name_of(call.args[0]) in self.optimizers:
+                    found[owner] = "optimizer"  # a scaler
+        found |= dict.fromkeys(self.optimizers, "optimizer")
+        return found | dict.fromkeys(self.models, "model")
+
+    @cached_property
+    def setters(self) -> dict[str, str]:
+        """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
+        found: dict[str, str] = {}
+        for name, function in self.functions.items():
+            keys = [
+                key
+                for node in ast.walk(function)
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+                if (key := getattr(node.slice, "value", None)) in HYPERPARAMETERS
+            ]
+            if keys and any(getattr(node, "attr", "") == "param_groups" for node in ast.walk(function)):
+                found[name] = keys[0]
+        return found
+
+    def carried(self, loop: ast.For | ast.AsyncFor, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
+        """What a loop carries from turn to turn into its result."""
+        return carried_values(self.tree, loop, self.roles, kinds=kinds, setters=self.setters)
 
     @cached_property
     def schedulers(self) -> dict[str, ast.Call]:
@@ -310,12 +341,7 @@ class Script:
 
 def name_of(node: ast.AST | None) -> str:
     """ "a.b.c" of a name or a chain of attributes; empty for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        head = name_of(node.value)
-        return f"{head}.{node.attr}" if head else ""
-    return ""
+    return dotted(node) or ""
 
 
 def last_name(node: ast.AST) -> str:
@@ -333,15 +359,6 @@ def calls_in(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
         for found in walk_here(node):
             if isinstance(found, ast.Call):
                 yield found
-
-
-def walk_here(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below in order, itself included, without bodies of functions and classes."""
-    yield node
-    if isinstance(node, Function | ast.Lambda | ast.ClassDef):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from walk_here(child)
 
 
 def exits(body: Sequence[ast.stmt]) -> Iterator[ast.Break | ast.Return]:
@@ -369,7 +386,7 @@ def is_scheduler(dotted: str) -> bool:
     )  # fmt: skip
 
 
-def _is_optimizer(dotted: str) -> bool:
+def is_optimizer(dotted: str) -> bool:
     return dotted.startswith("torch.optim.") and "lr_scheduler" not in dotted and "swa_utils" not in dotted
 
 
@@ -383,14 +400,3 @@ def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
     if isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         return [pair for t, v in zip(target.elts, value.elts, strict=False) for pair in _pairs(t, v)]
     return []
-
-
-def _indexes(loop: ast.For) -> Iterator[str]:
-    """What counts turns: the first target of `for i, batch in enumerate(loader)`."""
-    if (
-        isinstance(loop.iter, ast.Call)
-        and last_name(loop.iter.func) == "enumerate"
-        and isinstance(loop.target, ast.Tuple)
-        and isinstance(loop.target.elts[0], ast.Name)
-    ):
-        yield loop.target.elts[0].id

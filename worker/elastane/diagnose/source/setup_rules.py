@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
 
 from elastane.diagnose.findings import Severity
-from elastane.diagnose.source.flow import carried
 from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import (
-    Function,
     Script,
+    is_optimizer,
     is_scheduler,
     last_name,
     loads,
     name_of,
-    walk_here,
 )
+from elastane.script_source import carried_attributes
+from elastane.script_source.names import Function
 
 _SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed")
 _SEEDERS = ("torch", "torch.cuda", "random", "numpy.random", "np.random", "")
@@ -92,20 +91,7 @@ def _same_function(script: Script, one: ast.AST, other: ast.AST) -> bool:
 
 def _distributed(script: Script, notes: Notes) -> None:
     told: set[str] = set()
-    models = script.models
     for node in ast.walk(script.tree):
-        unwraps = isinstance(node, ast.Attribute) and node.attr == "module" and name_of(node.value) in models
-        if isinstance(node, ast.Attribute) and unwraps and "module" not in told:
-            told.add("module")
-            owner = name_of(node.value)
-            notes.add(
-                Severity.REFUSED,
-                "distributed",
-                node,
-                f"{owner}.module: the prepared model is no DDP wrapper",
-                f"{owner} is the module itself: leave .module out",
-                variable=owner,
-            )
         if not isinstance(node, ast.Call):
             continue
         if isinstance(node.func, ast.Attribute) and node.func.attr == "no_sync":
@@ -341,73 +327,41 @@ def _loader_uses(script: Script, notes: Notes) -> None:
 
 
 def _module_states(script: Script, notes: Notes) -> None:
-    """Counters and means that forward keeps as plain attributes."""
+    """Counters and means that modules and optimizers keep as plain attributes."""
     for node in ast.walk(script.tree):
-        if not (
-            isinstance(node, ast.ClassDef) and any(last_name(base).endswith("Module") for base in node.bases)
-        ):
+        if not isinstance(node, ast.ClassDef):
             continue
-        buffers = {
-            call.args[0].value
-            for call in ast.walk(node)
-            if isinstance(call, ast.Call)
-            and last_name(call.func) == "register_buffer"
-            and call.args
-            and isinstance(call.args[0], ast.Constant)
-        }
-        for method in node.body:
-            if isinstance(method, Function) and method.name == "forward" and method.args.args:
-                _forward(node.name, method, method.args.args[0].arg, buffers, notes)
+        bases = [script.dotted(base) for base in node.bases]
+        module = any(base.endswith("Module") for base in bases)
+        if module or any(is_optimizer(base) for base in bases):
+            _attributes(node, module, notes)
 
 
-def _forward(owner: str, method: Function, me: str, buffers: Collection[object], notes: Notes) -> None:
-    """Attributes of the module that forward reads before it writes them."""
-    renamed = _Attributes(me).visit(ast.parse(ast.unparse(method)).body[0])
-    for name in sorted(carried(renamed.body)):
-        if not name.startswith("self__"):
+def _attributes(kind: ast.ClassDef, module: bool, notes: Notes) -> None:
+    methods = [method for method in kind.body if isinstance(method, Function) and method.args.args]
+    if not module and any(method.name == "state_dict" for method in methods):
+        return  # it decides itself what its state is
+    buffers = {
+        call.args[0].value
+        for call in ast.walk(kind)
+        if isinstance(call, ast.Call)
+        and last_name(call.func) == "register_buffer"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    }
+    for attribute, line in carried_attributes(kind, kind.name).items():
+        if attribute in buffers:
             continue
-        attribute = name.removeprefix("self__")
-        reads = [
-            n
-            for n in ast.walk(renamed)
-            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-        ]
-        at = next(
-            (
-                n
-                for n in _nodes_of(method)
-                if isinstance(n, ast.Attribute)
-                and n.attr == attribute
-                and name_of(n.value) == me
-                and isinstance(n.ctx, ast.Store)
-            ),
-            None,
-        )
-        if attribute in buffers or not reads or at is None:
-            continue
-        notes.add(
-            Severity.DIFFERS,
-            "module state",
-            at,
-            f"{owner}.forward keeps {me}.{attribute} from one call to the next, and it is no buffer: the "
-            "ESTs of a worker share it, and it does not travel",
-            f'make it a buffer: self.register_buffer("{attribute}", torch.tensor(...)), changed in place; '
-            "or compute it from job.step",
-            variable=f"{me}.{attribute}",
-        )
-
-
-def _nodes_of(method: Function) -> list[ast.AST]:
-    return [node for statement in method.body for node in walk_here(statement)]
-
-
-class _Attributes(ast.NodeTransformer):
-    """Makes `self.x` a variable, so that the module's attributes can be followed as variables are."""
-
-    def __init__(self, me: str) -> None:
-        self._me = me
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        if isinstance(node.value, ast.Name) and node.value.id == self._me:
-            return ast.copy_location(ast.Name(id=f"self__{node.attr}", ctx=node.ctx), node)
-        return self.generic_visit(node)
+        method = next(one for one in methods if one.lineno <= line <= (one.end_lineno or line))
+        variable = f"{method.args.args[0].arg}.{attribute}"
+        keeps = f"{kind.name}.{method.name} keeps {variable} from one call to the next"
+        if module:
+            what = f"{keeps}, and it is no buffer: the ESTs of a worker share it, and it does not travel"
+            todo = (
+                f'make it a buffer: self.register_buffer("{attribute}", torch.tensor(...)), changed in '
+                "place; or compute it from job.step"
+            )
+        else:
+            what = f"{keeps}, and state_dict does not hold it: a worker that joins would not have it"
+            todo = "keep it in self.state[parameter] or in a param_group, which state_dict holds"
+        notes.add(Severity.DIFFERS, "module state", line, what, todo, variable=variable)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+from elastane.script_source.names import Function, dotted, walk_here
+
 Role = Literal["model", "optimizer", "other"]
 """What a name of the script stands for, among the things that are under control: the prepared model, an
 optimizer or a scaler, another prepared or registered object or the job."""
@@ -62,12 +64,22 @@ _Values = dict[str, frozenset[str]]
 _NONE: Final[frozenset[str]] = frozenset()
 
 
+Kind = Literal["setting", "loss", "steps", "clipping", "model", "stop", "weights"]
+"""What is decided: a hyperparameter, the loss, whether the step's calls are made, how gradients are clipped,
+what the model does; when the loop ends, which weights are loaded."""
+
+#: What decides the result of a step; weights that are loaded and the loop's end are epochs' matters.
+IN_TURNS: Final[frozenset[Kind]] = frozenset({"setting", "loss", "steps", "clipping", "model"})
+IN_EPOCHS: Final[frozenset[Kind]] = IN_TURNS | {"stop", "weights"}
+
+
 @dataclass(frozen=True)
 class Carried:
     """A value that the loop carries from turn to turn and that decides the result.
 
     name: as written, "it" or "self.it". line: where the body changes it. counts: it counts turns. decides:
-    what it reaches, in words, at line `reaches`.
+    what it reaches, in words, at line `reaches`. kind: of what it reaches. target: "lr", of a setting; what
+    is called, "opt.step", of steps. at: the line of the call, of steps; else `reaches`.
     """
 
     name: str
@@ -75,6 +87,21 @@ class Carried:
     counts: bool
     decides: str
     reaches: int
+    kind: Kind
+    target: str
+    at: int
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """A place where the result is made. by: names that its value depends on."""
+
+    by: frozenset[str]
+    kind: Kind
+    decides: str
+    line: int
+    target: str
+    at: int
 
 
 def loop_at(tree: ast.AST, line: int) -> Loop | None:
@@ -92,20 +119,24 @@ def carried_values(
     loop: Loop,
     roles: Mapping[str, Role],
     names: Mapping[str, object] = MappingProxyType({}),
+    *,
+    kinds: Container[Kind] = IN_TURNS,
+    setters: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Carried]:
-    """What the loop over the prepared loader carries into its result; in the order of the lines it reaches.
+    """What a loop, that over the prepared loader, carries into its result; in the order of lines it reaches.
 
     tree: the whole file; loop: of it. roles: names that are under control, also "self.model": they carry
     nothing. names: values that names have as the loop begins; branches that the script's options settle are
-    not gone into where they are not taken.
+    not gone into where they are not taken. kinds: of what is looked for. setters: functions that write to
+    param_groups, and the key.
     """
     inside = _assigned(loop.body, roles, names) | _stored(loop.target)
-    body = _Body(roles, {name: value for name, value in names.items() if name not in inside}, inside)
+    body = _Body(roles, {name: value for name, value in names.items() if name not in inside}, inside, setters)
     before = _bound_before(tree, loop)
     values: _Values = {
         name: frozenset({name}) for name in inside if "." in name or before is None or name in before
     }
-    counter = _counter(loop)
+    counter = turn_counter(loop)
     body.bind_target(loop.target, frozenset({_VARIES}), values)
     if counter is not None:
         values[counter] = frozenset({counter})
@@ -114,10 +145,13 @@ def carried_values(
         body.counters.add(counter)
     body.run(loop.body, values)
     result: dict[tuple[str, str], Carried] = {}
-    for origins, decides, line in body.reached:
-        for name in sorted(origins):
-            if body.changed.get(name) and (name, decides) not in result:
-                result[name, decides] = Carried(name, body.lines[name], name in body.counters, decides, line)
+    for one in body.reached:
+        for name in sorted(one.by) if one.kind in kinds else ():
+            if body.changed.get(name) and (name, one.decides) not in result:
+                result[name, one.decides] = Carried(
+                    name, body.lines[name], name in body.counters,
+                    one.decides, one.line, one.kind, one.target, one.at,
+                )  # fmt: skip
     return sorted(result.values(), key=lambda carried: carried.reaches)
 
 
@@ -156,6 +190,25 @@ def carried_attributes(
     return {name: line for name, line in updated.items() if name in used}
 
 
+def cure(carried: Carried) -> str:
+    """The change that mends it, where the loop is that over the prepared loader."""
+    if carried.kind == "steps":
+        return (
+            "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
+            " prepare(..., accumulation_steps=k) and call it in every turn; else let job.step decide"
+        )
+    if carried.counts:
+        return (
+            "it counts turns, of which there is one for every EST of the worker and every replay: use"
+            " job.step, the number of the step"
+        )
+    return (
+        "if each rank has its own under DDP, keep it in an object with state_dict and load_state_dict and"
+        f' job.register("{carried.name.rpartition(".")[2]}", object) before prepare; if all have the same, in'
+        " job.carry, changed `if job.stepped:`"
+    )
+
+
 # ---------------------------------------------------------------------- the loop body
 
 
@@ -167,16 +220,22 @@ class _Body:
     """
 
     def __init__(
-        self, roles: Mapping[str, Role], names: Mapping[str, object], moving: Container[str]
+        self,
+        roles: Mapping[str, Role],
+        names: Mapping[str, object],
+        moving: Container[str],
+        setters: Mapping[str, str],
     ) -> None:
         self._roles = roles
+        self._setters = setters
+        self._loops = 0  # inside the body, around the statement
         self._names = names
         self._moving = moving
         self._control: list[frozenset[str]] = []
         self.changed: dict[str, frozenset[str]] = {}
         self.lines: dict[str, int] = {}
         self.counters: set[str] = set()
-        self.reached: list[tuple[frozenset[str], str, int]] = []
+        self.reached: list[_Reached] = []
 
     def run(self, statements: Iterable[ast.stmt], values: _Values) -> None:
         for statement in statements:
@@ -192,7 +251,7 @@ class _Body:
             case ast.AugAssign(target=target, value=value):
                 given = self._of(value, values)
                 own = _NONE if isinstance(target, ast.Subscript) else self._of(target, values)
-                name = _dotted(target)
+                name = dotted(target)
                 if name is not None and isinstance(value, ast.Constant):
                     self.counters.add(name)
                 self.bind_target(target, own | given, values)
@@ -202,16 +261,22 @@ class _Body:
                 self._branches(self._of(test, values), (body, orelse), values)
                 self._decides(node, self._of(test, values))
             case ast.While(test=test, body=body, orelse=orelse):
+                self._loops += 1
                 for _ in range(2):
                     self._branches(self._of(test, values), (body, orelse), values)
+                self._loops -= 1
             case (
                 ast.For(target=target, iter=source, body=body)
                 | ast.AsyncFor(target=target, iter=source, body=body)
             ):
                 given = self._of(source, values)
+                self._loops += 1
                 for _ in range(2):
                     self.bind_target(target, given, values)
                     self._branches(_NONE, (body, []), values)
+                self._loops -= 1
+            case ast.Break() if not self._loops:
+                self._reach(_NONE.union(*self._control), "stop", "when to stop", node.lineno)
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
                 for item in items:
                     given = self._of(item.context_expr, values)
@@ -227,7 +292,7 @@ class _Body:
                 self._branches(_NONE, (body, []), dict(values))
             case ast.Delete(targets=targets):
                 for target in targets:
-                    values.pop(_dotted(target) or "", None)
+                    values.pop(dotted(target) or "", None)
             case ast.ClassDef():
                 pass
             case _:
@@ -260,7 +325,10 @@ class _Body:
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
                 word, role = call.func.attr, self._role(call.func.value)
                 if word == "backward" or (word in _STEP_CALLS and role in ("optimizer", "other")):
-                    self._reach(test, f"whether {ast.unparse(call.func)}() is called", node.lineno)
+                    called = ast.unparse(call.func)
+                    self._reach(
+                        test, "steps", f"whether {called}() is called", node.lineno, called, call.lineno
+                    )
 
     def _assign(self, target: ast.expr, value: ast.expr, values: _Values) -> None:
         pairs = isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List)
@@ -281,17 +349,18 @@ class _Body:
             self.bind_target(target.value, given, values)
         elif isinstance(target, ast.Subscript):
             if isinstance(target.slice, ast.Constant) and target.slice.value in HYPERPARAMETERS:
-                self._reach(given, f'param_group["{target.slice.value}"]', target.lineno)
-            changed = _dotted(target.value)
+                key = str(target.slice.value)
+                self._reach(given, "setting", f'param_group["{key}"]', target.lineno, key)
+            changed = dotted(target.value)
             if changed is not None:
                 self._mutate(changed, given, target.lineno, values)
         else:
-            bound, role = _dotted(target), self._role(target)
+            bound, role = dotted(target), self._role(target)
             if bound is not None and role is None:
                 values[bound] = given
                 self._change(bound, given, target.lineno)
             elif bound is not None and role == "model" and isinstance(target, ast.Attribute):
-                self._reach(given, bound, target.lineno)
+                self._reach(given, "model", bound, target.lineno)
 
     def _mutate(self, name: str, given: frozenset[str], line: int, values: _Values) -> None:
         """What the name stands for was changed in place."""
@@ -309,13 +378,15 @@ class _Body:
 
     def _role(self, node: ast.AST) -> Role | None:
         """The role of what an expression of attributes, subscripts and calls is a part of."""
-        while (name := _dotted(node)) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        while (name := dotted(node)) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             node = node.func if isinstance(node, ast.Call) else node.value
         found = (self._roles[prefix] for prefix in _prefixes(name or "") if prefix in self._roles)
         return next(found, None)
 
-    def _reach(self, given: frozenset[str], decides: str, line: int) -> None:
-        self.reached.append((given - {_VARIES}, decides, line))
+    def _reach(
+        self, given: frozenset[str], kind: Kind, decides: str, line: int, target: str = "", at: int = 0
+    ) -> None:
+        self.reached.append(_Reached(given - {_VARIES}, kind, decides, line, target, at or line))
 
     def _of(self, node: ast.AST, values: _Values) -> frozenset[str]:
         """The carried names that the expression's value depends on."""
@@ -323,10 +394,10 @@ class _Body:
             case ast.Name(id=name):
                 return values.get(name, _NONE)
             case ast.Attribute(value=owner):
-                dotted = _dotted(node)
-                if dotted is None:
+                path = dotted(node)
+                if path is None:
                     return self._of(owner, values)
-                return _NONE.union(*(values.get(prefix, _NONE) for prefix in _prefixes(dotted)))
+                return _NONE.union(*(values.get(prefix, _NONE) for prefix in _prefixes(path)))
             case ast.Call():
                 return self._call(node, values)
             case ast.NamedExpr(target=target, value=value):
@@ -356,25 +427,29 @@ class _Body:
         arguments = [self._of(one, values) for one in node.args]
         arguments += [self._of(one.value, values) for one in node.keywords]
         given = _NONE.union(*arguments)
-        word = node.func.attr if isinstance(node.func, ast.Attribute) else _dotted(node.func)
+        word = node.func.attr if isinstance(node.func, ast.Attribute) else dotted(node.func)
         if word in _CLIPS:
-            self._reach(given, "how gradients are clipped", node.lineno)
-        if word is not None and _SETS_LR.match(word.rpartition(".")[2]) and self._has_optimizer(node):
-            self._reach(given, f"the lr, by {word}()", node.lineno)
-        if word == "next" and node.args and (name := _dotted(node.args[0])) is not None:
+            self._reach(given, "clipping", "how gradients are clipped", node.lineno)
+        if word == "load_state_dict":
+            self._reach(given.union(*self._control), "weights", "the weights", node.lineno)
+        if key := self._setters.get(word or ""):
+            self._reach(given.union(*self._control), "setting", f"the {key}, by {word}()", node.lineno, key)
+        elif word is not None and _SETS_LR.match(word.rpartition(".")[2]) and self._has_optimizer(node):
+            self._reach(given, "setting", f"the lr, by {word}()", node.lineno, "lr")
+        if word == "next" and node.args and (name := dotted(node.args[0])) is not None:
             self._mutate(name, given | {_VARIES}, node.lineno, values)
         if not isinstance(node.func, ast.Attribute):
             return given | self._of(node.func, values)
         owner = self._of(node.func.value, values)
         if word == "backward":
-            self._reach(owner | _NONE.union(*arguments[:1]), "the loss", node.lineno)
+            self._reach(owner | _NONE.union(*arguments[:1]), "loss", "the loss", node.lineno)
         name = _innermost(node.func.value)
         if name is not None and word is not None and (word in _MUTATORS or _in_place(word)):
             self._mutate(name, given, node.lineno, values)
         return owner | given
 
 
-def _counter(loop: Loop) -> str | None:
+def turn_counter(loop: Loop) -> str | None:
     """The name that counts turns: that of enumerate, wherever it stands in the header."""
     calls = (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
     counts = any(isinstance(call.func, ast.Name) and call.func.id == "enumerate" for call in calls)
@@ -391,17 +466,17 @@ def _assigned(statements: Iterable[ast.stmt], roles: Container[str], names: Mapp
     for node in _walk_scope(statements):
         name = None
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            name = _dotted(node)
+            name = dotted(node)
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            name = _dotted(node.value)
+            name = dotted(node.value)
         elif isinstance(node, ast.Call):
             if isinstance(node.func, ast.Attribute):
                 word = node.func.attr
                 owner = _innermost_node(node.func.value)
                 mutates = (word in _MUTATORS or _in_place(word)) and not _is_fixed(owner, names)
-                name = _dotted(owner) if mutates else None
+                name = dotted(owner) if mutates else None
             elif isinstance(node.func, ast.Name) and node.func.id == "next" and node.args:
-                name = _dotted(node.args[0])
+                name = dotted(node.args[0])
         if name is not None and not _controlled(name, roles):
             found.add(name)
     return found
@@ -418,7 +493,7 @@ def _is_fixed(node: ast.expr, names: Mapping[str, object]) -> bool:
 def _stored(node: ast.AST) -> set[str]:
     """Names and attributes that are given a value anywhere in it."""
     stores = (one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store))
-    return {name for one in stores if (name := _dotted(one)) is not None}
+    return {name for one in stores if (name := dotted(one)) is not None}
 
 
 def _bound_before(tree: ast.Module, loop: Loop) -> set[str] | None:
@@ -438,7 +513,7 @@ def _bound_before(tree: ast.Module, loop: Loop) -> set[str] | None:
             names |= set(node.names)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {alias.asname or alias.name for alias in node.names}
-    if isinstance(home, ast.FunctionDef | ast.AsyncFunctionDef):
+    if isinstance(home, Function):
         given = home.args
         every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
         names |= {argument.arg for argument in every if argument is not None}
@@ -446,7 +521,7 @@ def _bound_before(tree: ast.Module, loop: Loop) -> set[str] | None:
     return names
 
 
-def _free(function: ast.FunctionDef | ast.AsyncFunctionDef, bound: set[str]) -> set[str]:
+def _free(function: Function, bound: set[str]) -> set[str]:
     """Names that the function never binds: another scope's, changed in place."""
     stored = {
         node.id
@@ -457,24 +532,15 @@ def _free(function: ast.FunctionDef | ast.AsyncFunctionDef, bound: set[str]) -> 
     return read - stored - bound
 
 
-def _home(tree: ast.Module, loop: Loop) -> ast.Module | ast.FunctionDef | ast.AsyncFunctionDef:
+def _home(tree: ast.Module, loop: Loop) -> ast.Module | Function:
     """The function whose loop it is, or the module."""
-    homes = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and loop in _walk_scope(node.body)
-    ]
+    homes = [node for node in ast.walk(tree) if isinstance(node, Function) and loop in _walk_scope(node.body)]
     return homes[0] if homes else tree
 
 
 def _walk_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All nodes but those of functions and classes inside."""
-    waiting = list(statements)
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(node)
+    for statement in statements:
+        yield from walk_here(statement)
 
 
 # ---------------------------------------------------------------------- the attributes of a class
@@ -585,7 +651,7 @@ def _value(node: ast.expr, names: Mapping[str, object], moving: Container[str]) 
             return tuple(_value(element, names, moving) for element in elements)
         case ast.Name(id=name) if name in names and name not in moving:
             return names[name]
-        case ast.Attribute(value=owner, attr=name) if _dotted(node) not in moving:
+        case ast.Attribute(value=owner, attr=name) if dotted(node) not in moving:
             held = getattr(_value(owner, names, moving), "__dict__", None)
             if isinstance(held, dict) and name in held:
                 return held[name]
@@ -617,16 +683,6 @@ def _plain(value: object) -> Any:
 # ---------------------------------------------------------------------- names
 
 
-def _dotted(node: ast.AST | None) -> str | None:
-    """ "a.b" of a name with attributes; None of anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        owner = _dotted(node.value)
-        return None if owner is None else f"{owner}.{node.attr}"
-    return None
-
-
 def _innermost_node(node: ast.expr) -> ast.expr:
     """Of a.mul_(x).add_(y) it is a."""
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -635,7 +691,7 @@ def _innermost_node(node: ast.expr) -> ast.expr:
 
 
 def _innermost(node: ast.expr) -> str | None:
-    return _dotted(_innermost_node(node))
+    return dotted(_innermost_node(node))
 
 
 def _prefixes(name: str) -> Iterator[str]:

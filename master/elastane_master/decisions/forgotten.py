@@ -1,0 +1,213 @@
+"""What the store has forgotten, and the workers bring back.
+
+A store that fsyncs once a second loses the last of what it acknowledged when its host dies; if the master
+dies with it, nobody remembers. The workers do: each keeps its last reports, and says those again that the
+master does not know (Welcome.reports_from). A Hello, or a report, that the stored state cannot explain shows
+that something is forgotten:
+
+    a ring, a step or a history newer than the store's --> catching up: the ring is formed anew, all reports
+    are `brought` --> all are ready: a step of which all N parts of one ring are there is prepared again -->
+    Go from the highest step that the history leads up to
+
+Whose part is missing is waited for as long as members are after a restart. If it does not come, the job goes
+back to the last step that is whole, and what anybody holds of later ones is of another history. A hole is
+never passed over: no checkpoint of a step that the history does not lead up to is loaded either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from elastane_master.decisions import claims, cost
+from elastane_master.decisions.contexts import require_ranks
+from elastane_master.decisions.events import ContextDelta, Rejection, StepReported, WorkerJoined
+from elastane_master.decisions.state import JobState
+from elastane_master.decisions.steps import Brought, PreparedStep
+from elastane_master.decisions.turn import Turn
+
+GENERATIONS_AHEAD_MAX = 1000
+"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
+STEPS_AHEAD_MAX = 100_000
+"""No store forgets so many steps."""
+
+
+def notice(turn: Turn, event: WorkerJoined) -> None:
+    """Looks whether a Hello shows that the store has forgotten something. Raises Rejection.
+
+    The number of a ring that it has forgotten must not be given to another, nor may what is said in it be
+    taken for the store's ring.
+    """
+    state, ring = turn.state, turn.state.ring
+    if event.role != "ring":
+        return
+    known, whole = ring.generation, state.steps.whole_until
+    if event.generation > known + GENERATIONS_AHEAD_MAX:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} speaks of generation {event.generation}, the ring is at {known}",
+            hint="is it a worker of another job of that name?",
+            generation=known,
+        )
+    if event.generation > known:
+        begin(
+            turn,
+            f"{event.worker} knows of generation {event.generation}, the store only of {known}",
+            event.worker,
+        )
+        if ring.stage == "running":
+            cost.dropped(state, turn.now)  # by the store it trains; its members know that it is over
+        ring.generation = event.generation + 1
+    elif claims.is_foreign(state, event):
+        began = event.history_generation
+        begin(
+            turn,
+            f"{event.worker} holds a history that began in generation {began}, the store knows none",
+            event.worker,
+        )
+    elif (
+        event.holds_state
+        and event.history_generation == state.history_generation
+        and event.applied_step > whole
+    ):
+        why = f"{event.worker} has applied {event.applied_step} steps, the store knows of {whole}"
+        begin(turn, why, event.worker)
+
+
+def begin(turn: Turn, why: str, worker: str) -> None:
+    """The store is behind: from now on reports are brought, until the ring goes."""
+    state, steps = turn.state, turn.state.steps
+    turn.touch()
+    if not steps.catching_up:
+        turn.note("store_behind", f"{why}: the store has lost what was acknowledged", worker)
+        steps.catching_up = True
+        for reporter, report in steps.reports.items():
+            contexts = tuple(ContextDelta(rank, parts, False) for rank, parts in report.contexts.items())
+            part = Brought(reporter, state.ring.generation, report.epoch, contexts, report.tasks)
+            steps.brought.setdefault(steps.current, []).append(part)
+    steps.catch_up_until = turn.now + state.settings.return_grace_seconds
+    if state.ring.stage != "none":
+        state.ring.put_off = state.ring.put_off or why
+
+
+def bring(turn: Turn, event: StepReported) -> None:
+    """A worker says again what it reported of a step that the store does not know. Raises Rejection."""
+    state, steps = turn.state, turn.state.steps
+    total, whole = state.total_steps, steps.whole_until
+    if event.step < whole or event.generation < state.history_generation:
+        return
+    if event.step >= (total or whole + STEPS_AHEAD_MAX) or event.generation > state.ring.generation:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} brings step {event.step} of generation {event.generation}",
+            step=event.step,
+        )
+    ranks = [task.virtual_rank for task in event.tasks]
+    start = ranks[0] if ranks else 0
+    require_ranks(event.contexts, start, start + max(1, len(ranks)), worker=event.worker)
+    if ranks != list(range(start, start + len(ranks))) or start + len(ranks) > state.settings.ests:
+        raise Rejection("invalid_argument", f"{event.worker} brings tasks of virtual ranks {ranks}")
+    turn.touch()
+    part = Brought(event.worker, event.generation, event.epoch, event.contexts, event.tasks)
+    same = (part.worker, part.generation)
+    others = [one for one in steps.brought.get(event.step, ()) if (one.worker, one.generation) != same]
+    steps.brought[event.step] = [*others, part]
+
+
+def restore(turn: Turn) -> None:
+    """Prepares the steps again of which all parts were brought, one after the other."""
+    state, steps = turn.state, turn.state.steps
+    first = step = steps.whole_until
+    least = state.history_generation
+    if step - 1 in steps.prepared_steps:
+        least = max(least, steps.prepared_steps[step - 1].generation)
+    bringers: set[str] = set()
+    while state.contexts.has(step):
+        parts = _whole(steps.brought.get(step, ()), state.settings.ests, least)
+        if not parts:
+            break
+        least = parts[0].generation
+        after = state.contexts.after(step, (delta for part in parts for delta in part.contexts))
+        state.contexts.put(step + 1, [after[rank] for rank in sorted(after)])
+        tasks = tuple((part.worker, task) for part in parts for task in part.tasks)
+        steps.prepared_steps[step] = PreparedStep(parts[0].epoch, least, tasks)
+        steps.brought.pop(step)
+        bringers.update(part.worker for part in parts)
+        step += 1
+    if step > first:
+        turn.touch()
+        turn.note(
+            "history_restored",
+            f"{_steps(first, step)} whole again: lost by the store, brought by {', '.join(sorted(bringers))}",
+            from_step=first,
+            to_step=step,
+        )
+
+
+def waits(turn: Turn) -> bool:
+    """Whether somebody holds more than the history leads up to, and the rest of it may still be brought."""
+    steps = turn.state.steps
+    return steps.catch_up_until is not None and turn.now < steps.catch_up_until and any(_ahead(turn.state))
+
+
+def expire(turn: Turn) -> bool:
+    """Ends the wait for what is missing; True if it was still waited for."""
+    steps = turn.state.steps
+    if steps.catch_up_until is None or turn.now < steps.catch_up_until:
+        return False
+    turn.touch()
+    steps.catch_up_until = None
+    return True
+
+
+def give_up(turn: Turn) -> None:
+    """The ring goes on without the steps that the store lost and nobody brought."""
+    state = turn.state
+    step, held = state.steps.whole_until, max(_ahead(state), default=0)
+    if held:
+        turn.note(
+            "history_forgotten",
+            f"{_steps(step, held)} done again: the store lost what was acknowledged, and {_missing(state)}",
+            from_step=held,
+            to_step=step,
+        )
+        claims.go_back(state)
+
+
+def loadable_until(state: JobState) -> int | None:
+    """The newest step a checkpoint may be of; None where history begins with what is loaded."""
+    begun = state.history_generation > 0 or state.steps.catching_up
+    return state.steps.whole_until if begun else None
+
+
+def _whole(brought: Iterable[Brought], ests: int, least: int) -> list[Brought]:
+    """The parts of all N ranks, of the newest ring that has them all; none where there is no such ring."""
+    rings: dict[int, list[Brought]] = {}
+    for part in brought:
+        if part.generation >= least:
+            rings.setdefault(part.generation, []).append(part)
+    for _, parts in sorted(rings.items(), reverse=True):
+        parts.sort(key=lambda part: part.tasks[0].virtual_rank)
+        if [task.virtual_rank for part in parts for task in part.tasks] == list(range(ests)):
+            return parts
+    return []
+
+
+def _ahead(state: JobState) -> Iterator[int]:
+    """The steps of those who hold more of this history than is known of it."""
+    for record in state.ring_workers():
+        if record.holds_state and record.applied_step > state.steps.whole_until:
+            yield record.applied_step
+
+
+def _missing(state: JobState) -> str:
+    """Which parts of the first unknown step nobody brought."""
+    step = state.steps.whole_until
+    there = {task.virtual_rank for part in state.steps.brought.get(step, ()) for task in part.tasks}
+    missing = [rank for rank in range(state.settings.ests) if rank not in there]
+    return (
+        f"nobody brought step {step} of virtual ranks {missing}" if missing else f"step {step} is not whole"
+    )
+
+
+def _steps(first: int, end: int) -> str:
+    return f"step {first} is" if end == first + 1 else f"steps {first} to {end - 1} are"

@@ -1,0 +1,234 @@
+"""Finding broken hardware: the same step of the same EST, run by two workers, must have the same bits.
+
+    every K steps   two members are told to say what gradients they have for one EST: its host, which computes
+                    them anyway, and another member, which runs that EST's turn beside its own
+    both agree      both are clean as of this step
+    they differ     nothing of the step is applied; it is done again, and a third member runs the EST's turn
+    two of three    say the same: the other one lies. It is put out for good, and history goes back to a
+                    checkpoint of before all that it may have spoiled (verdicts.py)
+    no third        the job pauses and names both
+
+The member whose EST is checked goes round: it is the one whose own turn was not compared for longest, so with
+P members a worker that lies from some step on is found within K * P steps. The other is the one of which
+nothing was compared for longest. What a worker computed wrongly in a step that is not checked, and in no
+later one, is not found.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from elastane_master.decisions.effects import CheckOrder, Doubt, Member
+
+if TYPE_CHECKING:
+    from elastane_master.decisions.state import JobState
+
+VOTERS_MAX = 3
+"""Where three workers have three results it is not one of them that is broken."""
+KEPT_MAX = 10_000
+"""So many worker ids are remembered, and more only while so many train."""
+
+
+class Check(msgspec.Struct):
+    """One EST's turn of one step, run by several workers.
+
+    workers: who is to say what it has. votes: what each said, in hexadecimal; those of a dispute stay while
+    the step is done again. disputed: they differ.
+    """
+
+    step: int
+    rank: int
+    workers: tuple[str, ...]
+    votes: dict[str, str] = {}
+    disputed: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether somebody has not said yet what it has."""
+        return any(worker not in self.votes for worker in self.workers)
+
+
+class SentinelBook(msgspec.Struct):
+    """What the sentinel knows of the workers.
+
+    check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything
+    it computed, was found right. liars: who was found wrong, and in which step; they never train again.
+    doubts: which checkpoints may be spoiled. anew_generation: processes that were in a ring before this
+    generation have gone further than history, and must be started anew.
+    """
+
+    check: Check | None = None
+    hosted: dict[str, int] = {}
+    clean: dict[str, int] = {}
+    liars: dict[str, int] = {}
+    doubts: tuple[Doubt, ...] = ()
+    anew_generation: int = 0
+
+
+def is_due(step: int, every: int, epoch_steps: int) -> bool:
+    """Whether `step` is checked. every: K, 0: never. epoch_steps: steps of an epoch, 0 if unknown.
+
+    The contexts that an epoch's first step starts from are known only once the script's code between the
+    epochs has run everywhere (intervals.py): where its turn comes there, the step after it is checked.
+    """
+    if every <= 0 or step <= 0:
+        return False
+    if epoch_steps <= 0:
+        return step % every == 0
+    put_off = step > 1 and (step - 1) % every == 0 and (step - 1) % epoch_steps == 0
+    return step % epoch_steps != 0 and (step % every == 0 or put_off)
+
+
+def choose(
+    members: Sequence[Member], step: int, every: int, hosted: Mapping[str, int], clean: Mapping[str, int]
+) -> Check | None:
+    """Who is checked in `step`, which is due, and by whom; None where there is nobody to check it.
+
+    Each time a member's turn comes round, the next of its ESTs is taken.
+    """
+    count = len(members)
+    if count < 2:
+        return None
+    host = min(range(count), key=lambda place: (hosted.get(members[place].worker, -1), place))
+    others = [(host + distance) % count for distance in range(1, count)]
+    other = min(others, key=lambda place: clean.get(members[place].worker, -1))
+    ests = members[host].end - members[host].start
+    rank = members[host].start + step // every // count % ests
+    return Check(step, rank, (members[host].worker, members[other].worker))
+
+
+def liars(votes: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Who differs from what at least two workers have alike; None where no one result stands out."""
+    counts = Counter(votes.values()).most_common(2)
+    (result, supporters), *others = counts
+    if supporters < 2 or (others and others[0][1] == supporters):
+        return None
+    return tuple(worker for worker, vote in votes.items() if vote != result)
+
+
+# ------------------------------------------------------------------ the check of the current step
+
+
+def _forget_oldest(state: JobState) -> None:
+    """Keeps what is known of workers within bounds: those that have gone are forgotten, the oldest first."""
+    book, members = state.sentinel, state.ring.names()
+    for steps in (book.clean, book.hosted, book.liars):
+        for worker in [worker for worker in steps if worker not in members][: max(0, len(steps) - KEPT_MAX)]:
+            del steps[worker]
+
+
+def ring_goes(state: JobState) -> None:
+    """A ring goes on from its resume step: what is clean after that is of no history any more."""
+    book, ring = state.sentinel, state.ring
+    if not state.settings.sentinel_steps:
+        return
+    before = ring.resume_step - 1
+    for steps in (book.clean, book.hosted):
+        steps.update({worker: min(step, before) for worker, step in steps.items()})
+    for member in ring.members:
+        book.clean.setdefault(member.worker, before)  # what it has not taken part in it cannot have spoiled
+    _forget_oldest(state)
+    if book.check is not None and not (book.check.disputed and book.check.step == ring.resume_step):
+        book.check = None
+    if book.check is None:
+        step_begins(state, ring.resume_step)
+    else:
+        voter = next((name for name in ring.names() if name not in book.check.votes), None)
+        book.check.workers = (voter,) if voter is not None else ()
+
+
+def step_begins(state: JobState, step: int) -> None:
+    """The members begin `step`: decides what is checked in it."""
+    book, every = state.sentinel, state.settings.sentinel_steps
+    if not every:
+        return
+    epoch_steps = state.signature.steps_per_epoch if state.signature else 0
+    is_one = not state.total_steps or step < state.total_steps
+    members = [member for member in state.ring.members if member.worker not in state.ring.gone]
+    due = is_one and is_due(step, every, epoch_steps)
+    book.check = choose(members, step, every, book.hosted, book.clean) if due else None
+
+
+def order_for(state: JobState, member: Member | None, step: int) -> CheckOrder | None:
+    """What a member is told of the check in `step`, if it has a part in it."""
+    check = state.sentinel.check
+    if check is None or member is None or check.step != step or member.worker not in check.workers:
+        return None
+    hosts = member.start <= check.rank < member.end
+    parts = None if hosts else state.contexts.ranks(step, check.rank, check.rank + 1)[0][1]
+    return CheckOrder(step, check.rank, parts)
+
+
+def owes(state: JobState, worker: str) -> bool:
+    """Whether a worker's part of the check in the current step is missing."""
+    check = state.sentinel.check
+    return (
+        check is not None
+        and check.step == state.steps.current
+        and worker in check.workers
+        and worker not in check.votes
+    )
+
+
+def holds(state: JobState) -> bool:
+    """Whether the current step must not be applied yet: its check is open, or in dispute."""
+    check = state.sentinel.check
+    return check is not None and check.step == state.steps.current and (check.open or check.disputed)
+
+
+def undecidable(state: JobState) -> bool:
+    """Whether the dispute stays one: nobody is left who could decide it."""
+    check = state.sentinel.check
+    if check is None or not check.disputed:
+        return False
+    return len(check.votes) >= VOTERS_MAX or all(worker in check.votes for worker in state.ring.names())
+
+
+# ------------------------------------------------------------------ what came of it
+
+
+def agreed(state: JobState, check: Check) -> None:
+    """All say the same: they are clean as of this step."""
+    book = state.sentinel
+    book.clean.update(dict.fromkeys(check.votes, check.step))
+    for worker in check.votes:
+        member = state.ring.member(worker)
+        if member is not None and member.start <= check.rank < member.end:
+            book.hosted[worker] = check.step
+    book.check = None
+
+
+def clean_until(state: JobState, workers: Sequence[str]) -> int:
+    """The first step that one of these may have spoiled."""
+    return min((state.sentinel.clean.get(worker, -1) for worker in workers), default=-1) + 1
+
+
+def doubt(state: JobState, workers: Sequence[str]) -> int:
+    """Whatever these computed since they were last clean is in doubt; returns the first such step."""
+    step = clean_until(state, workers)
+    older = tuple(kept for kept in state.sentinel.doubts if kept.step_max < step)
+    state.sentinel.doubts = (*older, Doubt(step, state.ring.generation))
+    book = state.checkpoints
+    book.saved = tuple(saved for saved in book.saved if saved.step <= step)
+    book.saved_step = book.saved[-1].step if book.saved else -1
+    state.sentinel.check = None
+    return step
+
+
+def condemn(state: JobState, worker: str, step: int) -> None:
+    """A worker was found wrong in `step`."""
+    state.sentinel.liars[worker] = step
+
+
+def checkpoints_kept(state: JobState) -> int:
+    """How many checkpoints are kept: none is removed that history might go back to."""
+    keep = state.settings.checkpoint_keep
+    if not state.settings.sentinel_steps:
+        return keep
+    proven = clean_until(state, state.ring.names())
+    in_doubt = sum(1 for saved in state.checkpoints.saved if saved.step > proven)
+    return max(keep, in_doubt + 2)  # the one being written, those not proven yet, and one that is

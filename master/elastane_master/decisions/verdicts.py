@@ -1,0 +1,98 @@
+"""What follows from a check of the sentinel (sentinel.py): the step goes on, is done again, or all go back.
+
+Of a worker that computes wrongly nobody knows since when, only when it was last found right. Its gradients
+are in every sum since then, so in everybody's weights. So nobody's state counts any more: all processes are
+started anew, and the next ring goes on from a checkpoint that cannot be spoiled, or from the initial state.
+Processes are not taken back alive: a script's own variables, and where it is in its epochs, cannot be.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions import boundary, claims, cost, life, ring, sentinel, sessions
+from elastane_master.decisions.effects import Done
+from elastane_master.decisions.events import CheckReported, Rejection
+from elastane_master.decisions.turn import Turn
+
+
+def reported(turn: Turn, event: CheckReported) -> None:
+    """A worker says what it has for the EST that is checked."""
+    state = turn.state
+    check = state.sentinel.check
+    if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
+        return
+    if state.ring.stage != "running" or check is None or event.step != check.step:
+        return
+    if event.worker not in check.workers or event.rank != check.rank:
+        raise Rejection(
+            "invalid_argument",
+            f"{event.worker} reports a check of EST {event.rank} in step {event.step}: it was not asked for",
+            worker=event.worker,
+            virtual_rank=event.rank,
+        )
+    if event.worker in check.votes:
+        return
+    turn.touch()
+    check.votes[event.worker] = event.digest
+    if not check.open:
+        _decide(turn, check)
+
+
+def _decide(turn: Turn, check: sentinel.Check) -> None:
+    """Everybody who was asked has answered."""
+    state = turn.state
+    found = sentinel.liars(check.votes)
+    if found is not None and not found:
+        sentinel.agreed(state, check)
+        boundary.prepare_if_complete(turn)
+        return
+    if found:
+        _go_back(turn, check, found)
+        return
+    if not check.disputed:
+        check.disputed = True
+        host, other = check.workers
+        turn.note(
+            "sentinel_difference",
+            f"{host} and {other} have different gradients for EST {check.rank} in step {check.step}",
+            virtual_rank=check.rank,
+            at_step=check.step,
+            **{f"digest_{worker}": digest for worker, digest in check.votes.items()},
+        )
+    if sentinel.undecidable(state):
+        ring.pause_undecided(turn)
+    else:
+        names = " and ".join(sorted(check.votes))
+        ring.reform(turn, f"step {check.step} is done again: {names} differ in it")
+
+
+def _go_back(turn: Turn, check: sentinel.Check, liars: tuple[str, ...]) -> None:
+    """These computed wrongly: they are put out, and all processes start anew from before it."""
+    state = turn.state
+    turn.touch()
+    right = " and ".join(worker for worker in check.votes if worker not in liars)
+    step = sentinel.doubt(state, liars)
+    names = " and ".join(liars)
+    found = f"{names} computed other gradients for EST {check.rank} in step {check.step} than {right}"
+    turn.note(
+        "sentinel_liar",
+        f"{found}; what was done from step {step} on is in doubt",
+        liars[0],
+        virtual_rank=check.rank,
+        at_step=check.step,
+        doubtful_from=step,
+    )
+    life.dissolve(turn, found)
+    for liar in liars:
+        sentinel.condemn(state, liar, check.step)
+        if liar in state.workers:
+            sessions.evict(turn, state.workers[liar], f"it computed wrongly in step {check.step}")
+    claims.void(state)
+    for record in list(state.workers.values()):
+        if record.awaited:
+            del state.workers[record.worker]
+            cost.left(state, record, turn.now)
+        elif record.role == "ring" and not record.drain_sent:
+            record.draining, record.drain_reason, record.drain_sent = True, sessions.ANEW, True
+            record.reason = f"is started anew: {sessions.ANEW}"
+            turn.send(record.worker, Done(sessions.RESTART, sessions.ANEW))
+    ring.wait(turn)

@@ -1,0 +1,1 @@
+"""Public scripts in their own words (examples/recipes), converted, beside their originals: see `beside`."""

@@ -1,0 +1,29 @@
+"""What one EST puts into a step's sums, in a few bytes that are equal only where all of its bits are."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Final
+
+import torch
+from torch import Tensor
+
+DIGEST_BYTES: Final = 16
+
+
+class GradientDigest:
+    """Taken bucket by bucket, as they fill: later the memory is on its way to others."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, bytes] = {}
+
+    def add(self, number: int, gradients: Tensor) -> None:
+        """Bucket `number` is full; gradients: its flat vector."""
+        content = gradients.detach().cpu().contiguous().view(torch.uint8)
+        self._buckets[number] = sha256(content.numpy().data).digest()
+
+    def value(self) -> bytes:
+        """Of all buckets, in their order."""
+        return sha256(b"".join(self._buckets[number] for number in sorted(self._buckets))).digest()[
+            :DIGEST_BYTES
+        ]

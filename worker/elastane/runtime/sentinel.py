@@ -1,0 +1,54 @@
+"""A worker's part in the sentinel: says what gradients it has for the EST that the master checks in a step.
+
+Its host takes the digest of what that EST puts into the sums. Another worker runs the EST's turn before those
+of its own: the loader gives the loop body one mini-batch more (or several that accumulate), from the EST's
+context, and nothing of that turn counts. Its gradients lie where those of the worker's first own EST will.
+"""
+
+from __future__ import annotations
+
+from elastane.collective.gradient_digest import GradientDigest
+from elastane.context import EstContext
+from elastane.data.source import BatchSource
+from elastane.runtime.attendance import Attendance
+from elastane.runtime.turn import Turn
+from elastane_proto.v1 import ring_pb2
+
+
+class Sentinel:
+    """Used by the trainer, in the script's thread."""
+
+    def __init__(self, attendance: Attendance, source: BatchSource) -> None:
+        self._attendance = attendance
+        self._source = source
+
+    def turns(self, step: int, own: list[Turn]) -> list[Turn]:
+        """The turns of `step`: this worker's own, and before them that of an EST to be checked."""
+        check = self._attendance.take_check(step)
+        if check is None:
+            return own
+        if not check.HasField("context"):
+            for turn in own:
+                if turn.rank == check.virtual_rank:
+                    turn.digest = GradientDigest()
+            return own
+        guest = EstContext.from_proto(check.context)
+        self._source.take_in(guest, step)
+        turn = Turn(step, guest.virtual_rank, 0, ends=False, batches=own[0].batches, guest=guest)
+        turn.digest = GradientDigest()
+        return [turn, *own]
+
+    def ended(self, turn: Turn) -> None:
+        """A turn has had its last backward: tells the master, if it is one that is checked."""
+        if turn.digest is None:
+            return
+        protocol = self._attendance.protocol
+        report = ring_pb2.CheckReport(
+            generation=protocol.generation,
+            step=turn.step,
+            virtual_rank=turn.rank,
+            digest=turn.digest.value(),
+        )
+        self._attendance.tell(lambda: protocol.check_report(report))
+        if turn.guest is not None:
+            self._source.forget(turn.rank)

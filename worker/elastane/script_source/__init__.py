@@ -1,0 +1,36 @@
+"""What a script's source says, read without running it; for the running loop, `elastane doctor` and `verify`.
+
+carrying  what the script carries from turn to turn into the result
+names     names in a syntax tree
+places    which files are the script's, their syntax trees, places in them as messages name them
+
+Pure: neither torch nor a master is needed.
+"""
+
+from elastane.script_source.carrying import (
+    HYPERPARAMETERS,
+    IN_EPOCHS,
+    IN_TURNS,
+    Carried,
+    Kind,
+    Role,
+    carried_attributes,
+    carried_values,
+    cure,
+    loop_at,
+    turn_counter,
+)
+
+__all__ = [
+    "HYPERPARAMETERS",
+    "IN_EPOCHS",
+    "IN_TURNS",
+    "Carried",
+    "Kind",
+    "Role",
+    "carried_attributes",
+    "carried_values",
+    "cure",
+    "loop_at",
+    "turn_counter",
+]

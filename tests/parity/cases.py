@@ -194,7 +194,7 @@ def _random_habits(seed: int, case: Case) -> Habits:
         carried=chance(0.4),
         patience=draw.choice((0, 1, 2)),
         rolled_back=chance(0.3) and not buffers,
-        steps_max=draw.choice((0, 0, 0, draw.randint(5, 12))),
+        steps_max=draw.choice((0, 0, 0, max(8, draw.randint(5, 12)))),  # room for the churn
         rate_by_step=chance(0.3) and case.schedule == "none",
         clamped=chance(0.3),
         copied=draw.choice(AVERAGES),

@@ -48,9 +48,15 @@ class Outcome:
         return json.dumps({**dataclasses.asdict(self), "case": dataclasses.asdict(case)})
 
 
-def run_case(seed: int, folder: Path, launch: Callable[..., ChildProcess] = ChildProcess) -> Outcome:
-    """Verify the case of a seed, with one kill at least, in `folder`."""
-    case = random_case(seed)
+def run_case(
+    seed: int,
+    folder: Path,
+    launch: Callable[..., ChildProcess] = ChildProcess,
+    *,
+    case: Case | None = None,
+) -> Outcome:
+    """Verify the case of a seed, with one kill at least, in `folder`. case: another one, under its churn."""
+    case = case or random_case(seed)
     started = time.monotonic()
     try:
         result = run_verify(
@@ -116,9 +122,9 @@ def run_cases(
     return len(faults)
 
 
-def verify_command(seed: int) -> str:
+def verify_command(seed: int, case: Case | None = None) -> str:
     """The same case, but with fresh processes, by the command users have."""
-    case = random_case(seed)
+    case = case or random_case(seed)
     script = shlex.join([str(SCRIPT), *case.arguments()])
     return f"   or: elastane verify --ests {case.ests} --seed {seed} --kills {1 + seed % 2} {script}"
 

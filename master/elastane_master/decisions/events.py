@@ -212,6 +212,7 @@ class IntervalReported(Event, frozen=True, tag=True):
     uncertain: str = ""
     fault: str = ""
     contexts: tuple[ContextDelta, ...] = ()
+    each_rank: bool = False
 
 
 class RingBrokenReported(Event, frozen=True, tag=True):

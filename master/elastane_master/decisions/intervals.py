@@ -64,7 +64,7 @@ def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
     led = any(report.as_leader for report in reports.values())
     if not led and any(report.asked for report in reports.values()):
         raise PartLost("the worker that led is gone, and with it what EST 0 alone did")
-    if any(rank for rank in whole):
+    if any(report.each_rank for report in reports.values()):
         lost = sorted(set(range(ests)) - set(whole))
         if lost:
             raise PartLost(f"the worker that ran it for EST {lost[0]} is gone")
@@ -135,7 +135,13 @@ def reported(turn: Turn, event: IntervalReported) -> None:
     if event.passed:
         contexts = {delta.virtual_rank: delta.parts for delta in event.contexts}
         interval.reports[event.worker] = IntervalReport(
-            event.changes, contexts, event.as_leader, event.asked, event.uncertain, event.fault
+            event.changes,
+            contexts,
+            event.as_leader,
+            event.asked,
+            event.uncertain,
+            event.fault,
+            event.each_rank,
         )
     decide_if_complete(turn)
 

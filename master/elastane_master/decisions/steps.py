@@ -48,6 +48,7 @@ class IntervalReport(msgspec.Struct, frozen=True):
     asked: bool = False
     uncertain: str = ""
     fault: str = ""
+    each_rank: bool = False
 
 
 class Interval(msgspec.Struct):

@@ -169,6 +169,7 @@ def _interval_report(message: ring_pb2.IntervalReport, worker: str, session: str
         shown(message.uncertain),
         shown(message.fault),
         tuple(_delta(context) for context in message.contexts),
+        message.each_rank,
     )
 
 

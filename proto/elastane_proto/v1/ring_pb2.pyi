@@ -232,7 +232,7 @@ class PartChange(_message.Message):
     def __init__(self, name: _Optional[str] = ..., draws: _Optional[int] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class IntervalReport(_message.Message):
-    __slots__ = ("generation", "step", "passed", "as_leader", "asked", "changes", "uncertain", "fault", "contexts")
+    __slots__ = ("generation", "step", "passed", "as_leader", "asked", "changes", "uncertain", "fault", "contexts", "each_rank")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PASSED_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class IntervalReport(_message.Message):
     UNCERTAIN_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    EACH_RANK_FIELD_NUMBER: _ClassVar[int]
     generation: int
     step: int
     passed: bool
@@ -251,7 +252,8 @@ class IntervalReport(_message.Message):
     uncertain: str
     fault: str
     contexts: _containers.RepeatedCompositeFieldContainer[_common_pb2.EstContext]
-    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., passed: _Optional[bool] = ..., as_leader: _Optional[bool] = ..., asked: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., uncertain: _Optional[str] = ..., fault: _Optional[str] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ...) -> None: ...
+    each_rank: bool
+    def __init__(self, generation: _Optional[int] = ..., step: _Optional[int] = ..., passed: _Optional[bool] = ..., as_leader: _Optional[bool] = ..., asked: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[PartChange, _Mapping]]] = ..., uncertain: _Optional[str] = ..., fault: _Optional[str] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., each_rank: _Optional[bool] = ...) -> None: ...
 
 class RingBroken(_message.Message):
     __slots__ = ("generation", "step", "error")

@@ -47,9 +47,13 @@ def test_what_cannot_be_told_is_refused(reports: dict[str, IntervalReport], word
     [
         {},
         {"b": IntervalReport({TORCH: 2}, asked=True)},
-        {"a": IntervalReport(contexts={0: {}, 1: {}}, as_leader=True), "c": IntervalReport(contexts={3: {}})},
+        {
+            "a": IntervalReport(contexts={0: {}, 1: {}}, as_leader=True, each_rank=True),
+            "c": IntervalReport(contexts={3: {}}, each_rank=True),
+        },
+        {"a": IntervalReport(contexts={0: {}}, as_leader=True, each_rank=True)},
     ],
-    ids=["nobody", "leader", "each rank"],
+    ids=["nobody", "leader", "each rank", "each rank, the leader is left"],
 )
 def test_a_part_that_went_with_its_worker_is_lost(reports: dict[str, IntervalReport]) -> None:
     with pytest.raises(PartLost):

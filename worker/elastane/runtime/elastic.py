@@ -182,7 +182,7 @@ class ElasticJob(Job):
         trainer.on_ring, trainer.on_close = trackers.lead, trackers.close
         trainer.shows_progress = self._shows_progress(progress)
         trainer.join(count, checked_max_steps(max_steps))
-        if self.is_leader and trainer.applied_step == 0:
+        if trainer.is_leader and trainer.applied_step == 0:
             self._warn_of_schedules(count)
         try:
             while trainer.applied_step < trainer.total_steps and not trainer.ended_early:

@@ -152,7 +152,7 @@ class Interval:
                 report.changes.add(name=name, draws=change)
             else:
                 report.changes.add(name=name, state=change)
-        whole = dict(self._whole)
+        whole, report.each_rank = dict(self._whole), bool(self._whole)
         if self._leads:
             whole[0] = self._anchor
         for rank, parts in sorted(whole.items()):

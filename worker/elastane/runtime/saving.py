@@ -9,7 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from elastane.context import EstContext
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
 from elastane.state.checkpoint import ShardInfo, load_newest, take_snapshot, write_manifest, write_shard
@@ -48,7 +48,7 @@ def load_state(
 ) -> ring_pb2.Loaded:
     """Load the newest usable checkpoint into `state`, or keep the script's initial state.
 
-    Called by the leader of a ring nobody holds state for. Ends the process (exit code 1, so that
+    Called by the leader of a ring nobody holds state for. Ends the process (EXIT_START_ANEW, so that
     the agent starts a fresh one) when there is no checkpoint and the weights are not initial any more.
     """
     url = message.checkpoint_url
@@ -58,7 +58,7 @@ def load_state(
     if checkpoint is None:
         if not pristine:
             _log.error("no checkpoint to go back to, and this process has trained: a fresh one must start")
-            raise SystemExit(1)
+            raise SystemExit(EXIT_START_ANEW)
         loaded = ring_pb2.Loaded(generation=message.generation, step=0)
         contexts = {rank: dict(context.parts) for rank, context in initial.items()}
     else:

@@ -19,7 +19,7 @@ from elastane.agent.cluster import OVER, LocalCluster, local_cluster
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.client import MasterClient
 from elastane.determinism import Level
-from elastane.errors import ElastaneError
+from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane.verify.plan import Act, ChurnPlan
 from elastane.verify.results import Outcome, read_elastic
@@ -27,6 +27,7 @@ from elastane_proto.v1 import job_pb2
 
 _LINES_SHOWN = 30
 _EVENTS_SHOWN = 20
+_ANEW = "-anew"
 
 
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
@@ -106,7 +107,11 @@ class ElasticRun:
 
 @dataclass
 class _Play:
-    """A plan being carried out. gates: by step; doors: held until their newcomer's act."""
+    """A plan being carried out. gates: by step; doors: held until their newcomer's act.
+
+    A worker that must begin anew, as where a leader has died in code that EST 0 alone runs, is started again
+    as its agent would do it, under a name of its own.
+    """
 
     cluster: LocalCluster
     plan: ChurnPlan
@@ -118,6 +123,8 @@ class _Play:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _watcher: MasterClient | None = None
     _ended: int = 0
+    #: The present names of workers that were started again, by those of the plan.
+    _names: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         # Newcomers import all they need and wait at their doors while the others train.
@@ -142,27 +149,34 @@ class _Play:
             names = set(act.workers)
             for name in act.workers:
                 self.doors[name].open()
-            self._wait(lambda job: names <= {w.worker_id for w in job.workers}, ", ".join(sorted(names)))
-        for name in act.workers:
+            self._wait(
+                lambda job: {self._now(name) for name in names} <= {w.worker_id for w in job.workers},
+                ", ".join(sorted(names)),
+            )
+        for name in map(self._now, act.workers):
             if act.verb == "drain":
                 cluster.client.drain_worker(cluster.job, name)
             elif act.verb == "term":
                 cluster.workers[name].signal(signal.SIGTERM)
         self.gates[act.step].open()
         if act.verb != "add":
-            for name in act.workers:
+            for name in map(self._now, act.workers):
                 if cluster.workers[name].wait(self.timeout_seconds) is None:
                     raise RunFailed(f"{name} did not leave at step {act.step}\n{cluster.last_lines()}")
             self._check()
 
+    def _now(self, name: str) -> str:
+        return self._names.get(name, name)
+
     def _start(self, name: str) -> None:
+        """name: of the plan."""
         rehearsal = Rehearsal(
             enter=str(self.folder / "doors" / name) if name in self.doors else "",
             gates=str(self.folder / "gates"),
             kill=self.plan.kill_of(name),
         )
-        self.cluster.add_worker(name, environment=rehearsal.environment())
-        process = self.cluster.workers[name]
+        self.cluster.add_worker(self._now(name), environment=rehearsal.environment())
+        process = self.cluster.workers[self._now(name)]
         threading.Thread(target=self._await_exit, args=(process,), daemon=True).start()
 
     def _wait(self, condition: Callable[[job_pb2.Job], bool], what: str) -> None:
@@ -213,11 +227,17 @@ class _Play:
                 self._watcher.close()
 
     def _check(self) -> None:
-        """Whoever has ended must have been meant to."""
+        """Whoever has ended must have been meant to, or begins anew."""
         for name, status in self.cluster.statuses().items():
             if status is None or status == ExitStatus(0):
                 continue
-            if status == ExitStatus(-signal.SIGKILL) and name in self.plan.doomed:
+            first = name.removesuffix(_ANEW * name.count(_ANEW))
+            if status == ExitStatus(-signal.SIGKILL) and first in self.plan.doomed:
+                continue
+            if status == ExitStatus(EXIT_START_ANEW):
+                if self._now(first) == name:
+                    self._names[first] = name + _ANEW
+                    self._start(first)
                 continue
             if (
                 status == ExitStatus(-signal.SIGABRT)

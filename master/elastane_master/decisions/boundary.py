@@ -171,7 +171,10 @@ def _change_planned(turn: Turn) -> bool:
     if state.awaited() or state.ring.put_off:
         return False
     is_last = 0 < state.total_steps <= book.current  # the members only have to end
-    members = None if is_last else _wanted_members(turn)
+    # What the code between two epochs draws is known once every member has said so (intervals.py): who left
+    # before would take its part with it. So the ring changes behind the first step of the next epoch.
+    stays = is_last or state.begins_epoch(book.current)
+    members = None if stays else _wanted_members(turn)
     loses = members is not None and _loses_state(state, members)
     if loses and state.settings.checkpoint_url and state.checkpoints.saved_step != book.current:
         _close_with_checkpoint(turn, members or ())

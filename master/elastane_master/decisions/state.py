@@ -204,6 +204,14 @@ class JobState(msgspec.Struct):
             return self.ended_step
         return self.signature.steps if self.signature else 0
 
+    def begins_epoch(self, step: int) -> bool:
+        """Whether `step` is the first of an epoch of several: False while the script has not said it."""
+        return (
+            self.signature is not None
+            and self.signature.steps_per_epoch > 1
+            and (step % self.signature.steps_per_epoch == 0)
+        )
+
     @property
     def steps_unsaved(self) -> int:
         """Committed steps that no checkpoint holds: they are done again once no worker holds the state."""

@@ -151,3 +151,14 @@ def test_a_refusal_reaches_every_member_and_ends_the_job() -> None:
     assert set(told) == {"a", "b"}
     assert "line 9" in told["a"].refusal and "job.each_rank()" in told["a"].refusal
     assert job.state.phase == "failed"
+
+
+def test_who_drains_at_the_end_of_an_epoch_leaves_behind_the_first_step_of_the_next() -> None:
+    job = running()
+    last = job.state.signature.steps_per_epoch - 1
+    job.steps(0, last)
+    job.do(events.LeavingReported("a", job.session("a"), "spot notice"))
+    job.step(last)
+    assert job.members == ("a", "b"), "what its code between the epochs draws would go with it"
+    job.step(last + 1)
+    assert job.members == ("b",)

@@ -96,7 +96,7 @@ REFUSED = {
         "asks the loader for the next mini-batch before backward()",
         "prefetch_factor",
     ),
-    "looked at": ("a second iterator in epoch 0", "next(iter(DataLoader(dataset, ...)))"),
+    "looked at": ("was left at refused.py", "next(iter(DataLoader(dataset, ...)))"),
 }
 #: Slip of turns.py -> such words. With two ESTs in one worker.
 REFUSED_TURNS = {

@@ -17,7 +17,7 @@ SLIPS = {
     "no epochs": "the loader was used before job.epochs",
     "loader twice": "the loader was used again after the end of epoch 0",
     "epochs twice": "job.epochs was called twice",
-    "loader left": "the loader loop of epoch 0 was left at slips.py:41 by a break or return, in step 1",
+    "loader left": "the loader of epoch 0 was left at slips.py:41 by a break, return or next(), in step 1",
     "late buffer": "buffer 1.running_mean was written to after backward() in step 0",
     "new buffer": "buffer 1.running_mean was replaced by another tensor",
 }

@@ -29,7 +29,7 @@ GET = job_pb2.JobServiceGetRequest(name="j")
 
 @pytest.mark.parametrize(
     ("told", "oldest", "says"),
-    [("2", 1, "newer than this master"), ("1", 2, "too old for this master"),
+    [(str(versions.PROTOCOL + 1), 1, "newer than this master"), ("1", 2, "too old for this master"),
      ("", 2, "too old for this master"),
      ("one", 1, "no version of the protocol"), ("9" * 5000, 1, "no version of the protocol")],
 )  # fmt: skip
@@ -46,7 +46,7 @@ async def test_a_worker_whose_version_does_not_fit_is_refused(
         code, reason, detail = reason_of(refused.value)
         assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "INCOMPATIBLE")
         assert says in refused.value.details() and "worker w" in refused.value.details()
-        assert not detail.retryable and detail.hint and detail.facts["newest"] == "1"
+        assert not detail.retryable and detail.hint and detail.facts["newest"] == str(versions.PROTOCOL)
         monkeypatch.undo()
         assert (await jobs.Get(GET)).job == before
 
@@ -81,7 +81,7 @@ async def test_a_command_refuses_a_master_that_is_too_old(
 
     async with serving_master(tmp_path) as (master, _):
         await asyncio.to_thread(ask, master.address)
-        monkeypatch.setattr(versions, "MASTER_OLDEST", 2)
+        monkeypatch.setattr(versions, "MASTER_OLDEST", versions.PROTOCOL + 1)
         with pytest.raises(RequestRefusedError, match="too old for this elastane") as refused:
             await asyncio.to_thread(ask, master.address)
         assert refused.value.reason == "incompatible"

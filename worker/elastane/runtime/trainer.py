@@ -330,10 +330,11 @@ class Trainer:
 
     def _refuse_to_leave(self, place: str) -> None:
         raise StepError(
-            f"the loader loop of epoch {self.epoch} was left at {place} by a break or return, in step "
+            f"the loader of epoch {self.epoch} was left at {place} by a break, return or next(), in step "
             f"{self.applied_step}, before its end",
             hint="for fewer steps write `job.epochs(n, max_steps=...)`, for shorter epochs "
-            "`job.prepare(..., steps_per_epoch=...)`; a break out of the loop over job.epochs ends training",
+            "`job.prepare(..., steps_per_epoch=...)`; a break out of the loop over job.epochs ends training; "
+            f"{_LOOK}",
         )
 
     def finish(self) -> None:

@@ -412,11 +412,15 @@ class WorkerModel:
                 self.world.fail("no refusal", f"{self.name}: {protocol.interval.refusal}")
             for message in protocol.interval.contexts:
                 self.known[message.virtual_rank] = context_from_proto(message)
-            self._take_up(self.known, protocol.interval)
+            self._take_up(self.known, step, protocol.interval)
 
-    def _take_up(self, known: dict[int, Context], decided: ring_pb2.IntervalDecided | None) -> None:
+    def _take_up(
+        self, known: dict[int, Context], step: int, decided: ring_pb2.IntervalDecided | None
+    ) -> None:
         """The contexts as the master has them, and behind the code of which this is decided."""
-        self.known, self.contexts = known, dict(known)
+        self.contexts = dict(known)
+        # As `interval.reported_against` does: the store may lose that the code is in them.
+        self.known = {rank: {} if is_behind(parts, step) else parts for rank, parts in known.items()}
         for rank, parts in known.items():
             if decided is not None and not is_behind(parts, decided.step):
                 draws = sum(change.draws for change in decided.changes)
@@ -484,7 +488,7 @@ class WorkerModel:
             return
         protocol.entered(go.generation, go.resume_step, list(go.extra.ready_order))
         known = {message.virtual_rank: context_from_proto(message) for message in go.contexts}
-        self._take_up(known, go.interval if go.HasField("interval") else None)
+        self._take_up(known, go.resume_step, go.interval if go.HasField("interval") else None)
         self.checkers.applied(self.name, go.generation, self.lineage, go.resume_step, self.weights)
 
     async def _form(self, go: ring_pb2.Go) -> None:

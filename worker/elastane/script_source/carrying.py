@@ -18,7 +18,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -39,8 +39,14 @@ _MUTATORS: Final = frozenset(
     | {"popitem", "remove", "clear", "put", "push", "setdefault"}
 )
 _TELLS: Final = frozenset(("print", "debug", "info", "warning", "error", "write", "log", "add_scalar"))
+#: Tensor methods that leave nothing of what was there.
+_OVERWRITES: Final = frozenset(
+    {"zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
+)
 #: Of prepared objects: what counts once a step.
 _STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameters"})
+#: Of prepared schedulers: what may be told how far the training is.
+_TOLD: Final = frozenset({"step", "step_update"})
 _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
 _CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 _PLAIN: Final = (int, float, str, bytes, type(None), tuple, list, set, frozenset, dict)
@@ -307,7 +313,7 @@ class _Body:
     def _settled(self, test: ast.expr) -> bool | None:
         return settled(test, self._names, self._moving)
 
-    def _branches(self, test: frozenset[str], branches: Iterable[list[ast.stmt]], values: _Values) -> None:
+    def _branches(self, test: frozenset[str], branches: Sequence[list[ast.stmt]], values: _Values) -> None:
         """Any of the branches may have run: what a name depends on is what it does in one of them."""
         ways = []
         self._control.append(test)
@@ -315,8 +321,17 @@ class _Body:
             ways.append(dict(values))
             self.run(branch, ways[-1])
         self._control.pop()
+        going_on = [way for way, branch in zip(ways, branches, strict=True) if not self._leaves(branch)]
+        ways = going_on or ways
         for name in {name for way in ways for name in way}:
             values[name] = _NONE.union(*(way.get(name, _NONE) for way in ways))
+
+    def _leaves(self, branch: list[ast.stmt]) -> bool:
+        """Whether what comes behind the branches is not run after this one."""
+        last = branch[-1] if branch else None
+        return isinstance(last, ast.Return | ast.Raise) or (
+            isinstance(last, ast.Continue | ast.Break) and not self._loops
+        )
 
     def _decides(self, node: ast.If, test: frozenset[str]) -> None:
         """Whether the step's calls are made must not depend on what is carried."""
@@ -443,8 +458,13 @@ class _Body:
         owner = self._of(node.func.value, values)
         if word == "backward":
             self._reach(owner | _NONE.union(*arguments[:1]), "loss", "the loss", node.lineno)
+        if word in _TOLD and self._role(node.func.value) == "other":
+            called = ast.unparse(node.func)
+            self._reach(given, "setting", f"the lr, by {called}()", node.lineno, "lr")
         name = _innermost(node.func.value)
         if name is not None and word is not None and (word in _MUTATORS or _in_place(word)):
+            if word in _OVERWRITES and name == dotted(node.func.value) and not _controlled(name, self._roles):
+                values[name] = owner = _NONE
             self._mutate(name, given, node.lineno, values)
         return owner | given
 
@@ -558,7 +578,7 @@ class _Attributes(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         taken = settled(node.test, self._names, self._moving)
-        if taken is None:
+        if taken is None and not all(_tells(statement) for statement in (*node.body, *node.orelse)):
             self.generic_visit(node)
         for statement in () if taken is None else node.body if taken else node.orelse:
             self.visit(statement)
@@ -615,6 +635,13 @@ class _Attributes(ast.NodeVisitor):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             return node.attr if node.value.id == self._owner else None
         return None
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether all that the statement does is print, or log."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return (dotted(statement.value.func) or "").rpartition(".")[2] in _TELLS
+    return isinstance(statement, ast.Pass)
 
 
 def _not_limited(value: ast.expr) -> list[ast.AST]:

@@ -185,13 +185,15 @@ def carried_attributes(
     moving = {name.rpartition(".")[2] for name in moving}
     stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     stay = {name: value for name, value in names.items() if stores[name] <= 1}
+    begun = {name for method in methods if method.name == "forward" for name in _set_anew(method)}
     for method in methods:
         own = method.args.args[0].arg
         owner = _Attributes(own, stay | {own: instance}, moving)
         for statement in method.body:
             owner.visit(statement)
         for name, line in owner.updated.items():
-            updated.setdefault(name, line)
+            if name not in begun and name not in _set_anew(method):
+                updated.setdefault(name, line)
         used |= owner.used
     return {name: line for name, line in updated.items() if name in used}
 
@@ -579,7 +581,10 @@ class _Attributes(ast.NodeVisitor):
     def visit_If(self, node: ast.If) -> None:
         taken = settled(node.test, self._names, self._moving)
         if taken is None and not all(_tells(statement) for statement in (*node.body, *node.orelse)):
+            known = set(self.updated)
             self.generic_visit(node)
+            if (memo := self._remembered(node)) not in known:
+                self.updated.pop(memo or "", None)
         for statement in () if taken is None else node.body if taken else node.orelse:
             self.visit(statement)
 
@@ -631,14 +636,49 @@ class _Attributes(ast.NodeVisitor):
             self.used.add(name)
         self.generic_visit(node)
 
+    def _remembered(self, node: ast.If) -> str | None:
+        """`if key not in self.cache: self.cache[key] = f(key)`: a value that is the same whoever makes it."""
+        match node.test:
+            case ast.Compare(ops=[ast.NotIn()], comparators=[holder]) if name := self._attribute(holder):
+                inner = [one for part in node.body for one in ast.walk(part)]
+                stored = [one for one in inner if isinstance(one, ast.Subscript) and _is_store(one)]
+                given = [one for one in stored if self._attribute(one.value) == name]
+                every = [one for one in inner if self._attribute(one) == name]
+                return name if len(given) == len(every) else None
+        return None
+
     def _attribute(self, node: object) -> str | None:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             return node.attr if node.value.id == self._owner else None
         return None
 
 
+def _set_anew(method: ast.FunctionDef) -> set[str]:
+    """Attributes that each call of the method gives a value before it does anything else with them."""
+    own = method.args.args[0].arg
+
+    def attributes(part: ast.AST) -> set[str]:
+        inner = (one for one in ast.walk(part) if isinstance(one, ast.Attribute))
+        return {one.attr for one in inner if isinstance(one.value, ast.Name) and one.value.id == own}
+
+    mentioned, found = set[str](), set[str]()
+    for statement in method.body:
+        if isinstance(statement, ast.Assign):
+            plain = [target for target in statement.targets if isinstance(target, ast.Attribute)]
+            names = {target.attr for target in plain if dotted(target) == f"{own}.{target.attr}"}
+            found |= names - mentioned - attributes(statement.value)
+        mentioned |= attributes(statement)
+    return found
+
+
+def _is_store(node: ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
 def _tells(statement: ast.stmt) -> bool:
     """Whether all that the statement does is print, or log."""
+    if isinstance(statement, ast.With):
+        return all(_tells(inner) for inner in statement.body)
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         return (dotted(statement.value.func) or "").rpartition(".")[2] in _TELLS
     return isinstance(statement, ast.Pass)

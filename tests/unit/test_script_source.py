@@ -67,6 +67,13 @@ DECIDES = {
         f"{LOSS}; loss.backward()\nn = clip_grad_norm_(net.parameters(), pick(h))\nh.append(n); opt.step()",
         [("h", "how gradients are clipped")],
     ),
+    "a copy of what it was": (f"m.copy_(m * .9 + x); loss = f(model(m), y); {REST}", [("m", "the loss")]),
+    "what a scheduler is told": (
+        f"{LOSS}; {REST}; state.step(epoch + it / 9); it += 1", [("it", "the lr, by state.step()")],
+    ),
+    "an inner loop that goes on": (
+        f"for p in x:\n    if p: continue\n    else: m = m + p\nloss = f(m); {REST}", [("m", "the loss")],
+    ),
     "a module's attribute": (f"net.tau = 1 / (1 + it); {LOSS}; {REST}; it += 1", [("it", "net.tau")]),
 }  # fmt: skip
 HARMLESS = {
@@ -83,6 +90,14 @@ HARMLESS = {
     "a best value": f"{LOSS}; {REST}\nif loss < m:\n    m = loss.item()\n    save(net)",
     "an early end": f"it += 1\n{LOSS}; {REST}\nif it > 100: raise SystemExit",
     "evaluating now and then": f"{LOSS}; {REST}; it += 1\nif it % 9 == 0: net.eval(); job.log(a=it)",
+    "a batch that is passed over": (
+        f"try: m = f(model(x), y)\nexcept RuntimeError:\n    opt.zero_grad()\n    continue\nloss = m; {REST}"
+    ),
+    "one that is not": f"if len(x) < 2: continue\nelse: m = f(model(x), y)\nloss = m; {REST}",
+    "an error": f"if len(x) > 1: m = f(x)\nelse: raise ValueError\nloss = m; {REST}",
+    "written over": f"m.normal_(); loss = f(model(x + m), y); {REST}",
+    "copied over": f"m.copy_(x).add_(1); loss = f(model(m), y); {REST}",
+    "a scheduler that is told of job.step": f"{LOSS}; {REST}; state.step(job.step / 9); state.step(loss)",
     "once a step": f"{LOSS}; {REST}\nif job.stepped:\n    for g in opt.param_groups: g['lr'] *= .9",
 }
 
@@ -197,6 +212,18 @@ def test_attributes_and_functions_are_followed_and_lines_are_told() -> None:
         ("s.queue.append(x); return sum(s.queue)", {"queue"}),
         ("s.mean.mul_(.9).add_(x); return x - s.mean", {"mean"}),
         ("s.calls += 1; print(s.calls); return x", set()),
+        ("s.calls += 1\n        if s.calls % 9 == 0: print(s.calls)\n        return x", set()),
+        ("s.calls += 1\n        if s.calls % 9 == 0: print(s.calls); x = 2 * x\n        return x", {"calls"}),
+        (
+            "s.calls += 1\n        if s.calls % 9:\n            with y: print(s.calls)\n        return x",
+            set(),
+        ),
+        ("s.aux = 0\n        for f in s.parts: s.aux += f(x)\n        return s.aux", set()),
+        ("s.taps = []\n        for f in s.parts: s.taps.append(f(x))\n        return cat(s.taps)", set()),
+        ("if x: s.taps = []\n        s.taps.append(x); return cat(s.taps)", {"taps"}),
+        ("y = s.t; s.t = 0; s.t += x; return y", {"t"}),
+        ("if len(x) not in s.cache: s.cache[len(x)] = f(x)\n        return s.cache[len(x)]", set()),
+        ("if x not in s.ids: s.ids[x] = len(s.ids)\n        return s.ids[x]", {"ids"}),
         ("s.last = x; return s.last", set()),
         ("s.longest = max(s.longest, len(x)); return s.table[:s.longest]", set()),
         ("if s.mask is None: s.mask = make(x)\n        return x * s.mask", set()),

@@ -10,6 +10,7 @@ Importing this package imports neither torch nor grpc; `init` does what it needs
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from elastane.errors import (
@@ -40,8 +41,10 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     Raises:
         RefusedError: the environment is wrong; the text names every variable.
     """
+    state = random.getstate()
     from elastane.runtime.job import open_job
 
+    random.setstate(state)  # a library has drawn as it was imported; DDP would not have
     return open_job(seed, distributed_calls=distributed_calls)
 
 

@@ -18,7 +18,7 @@ import ast
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -39,8 +39,14 @@ _MUTATORS: Final = frozenset(
     | {"popitem", "remove", "clear", "put", "push", "setdefault"}
 )
 _TELLS: Final = frozenset(("print", "debug", "info", "warning", "error", "write", "log", "add_scalar"))
+#: Tensor methods that leave nothing of what was there.
+_OVERWRITES: Final = frozenset(
+    {"zero_", "fill_", "copy_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_"}
+)
 #: Of prepared objects: what counts once a step.
 _STEP_CALLS: Final = frozenset({"step", "zero_grad", "update", "update_parameters"})
+#: Of prepared schedulers: what may be told how far the training is.
+_TOLD: Final = frozenset({"step", "step_update"})
 _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|learning_?rate)")
 _CLIPS: Final = frozenset({"clip_grad_norm_", "clip_grad_value_"})
 _PLAIN: Final = (int, float, str, bytes, type(None), tuple, list, set, frozenset, dict)
@@ -179,13 +185,15 @@ def carried_attributes(
     moving = {name.rpartition(".")[2] for name in moving}
     stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
     stay = {name: value for name, value in names.items() if stores[name] <= 1}
+    begun = {name for method in methods if method.name == "forward" for name in _set_anew(method)}
     for method in methods:
         own = method.args.args[0].arg
         owner = _Attributes(own, stay | {own: instance}, moving)
         for statement in method.body:
             owner.visit(statement)
         for name, line in owner.updated.items():
-            updated.setdefault(name, line)
+            if name not in begun and name not in _set_anew(method):
+                updated.setdefault(name, line)
         used |= owner.used
     return {name: line for name, line in updated.items() if name in used}
 
@@ -307,7 +315,7 @@ class _Body:
     def _settled(self, test: ast.expr) -> bool | None:
         return settled(test, self._names, self._moving)
 
-    def _branches(self, test: frozenset[str], branches: Iterable[list[ast.stmt]], values: _Values) -> None:
+    def _branches(self, test: frozenset[str], branches: Sequence[list[ast.stmt]], values: _Values) -> None:
         """Any of the branches may have run: what a name depends on is what it does in one of them."""
         ways = []
         self._control.append(test)
@@ -315,8 +323,17 @@ class _Body:
             ways.append(dict(values))
             self.run(branch, ways[-1])
         self._control.pop()
+        going_on = [way for way, branch in zip(ways, branches, strict=True) if not self._leaves(branch)]
+        ways = going_on or ways
         for name in {name for way in ways for name in way}:
             values[name] = _NONE.union(*(way.get(name, _NONE) for way in ways))
+
+    def _leaves(self, branch: list[ast.stmt]) -> bool:
+        """Whether what comes behind the branches is not run after this one."""
+        last = branch[-1] if branch else None
+        return isinstance(last, ast.Return | ast.Raise) or (
+            isinstance(last, ast.Continue | ast.Break) and not self._loops
+        )
 
     def _decides(self, node: ast.If, test: frozenset[str]) -> None:
         """Whether the step's calls are made must not depend on what is carried."""
@@ -443,8 +460,13 @@ class _Body:
         owner = self._of(node.func.value, values)
         if word == "backward":
             self._reach(owner | _NONE.union(*arguments[:1]), "loss", "the loss", node.lineno)
+        if word in _TOLD and self._role(node.func.value) == "other":
+            called = ast.unparse(node.func)
+            self._reach(given, "setting", f"the lr, by {called}()", node.lineno, "lr")
         name = _innermost(node.func.value)
         if name is not None and word is not None and (word in _MUTATORS or _in_place(word)):
+            if word in _OVERWRITES and name == dotted(node.func.value) and not _controlled(name, self._roles):
+                values[name] = owner = _NONE
             self._mutate(name, given, node.lineno, values)
         return owner | given
 
@@ -558,8 +580,11 @@ class _Attributes(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         taken = settled(node.test, self._names, self._moving)
-        if taken is None:
+        if taken is None and not all(_tells(statement) for statement in (*node.body, *node.orelse)):
+            known = set(self.updated)
             self.generic_visit(node)
+            if (memo := self._remembered(node)) not in known:
+                self.updated.pop(memo or "", None)
         for statement in () if taken is None else node.body if taken else node.orelse:
             self.visit(statement)
 
@@ -611,10 +636,52 @@ class _Attributes(ast.NodeVisitor):
             self.used.add(name)
         self.generic_visit(node)
 
+    def _remembered(self, node: ast.If) -> str | None:
+        """`if key not in self.cache: self.cache[key] = f(key)`: a value that is the same whoever makes it."""
+        match node.test:
+            case ast.Compare(ops=[ast.NotIn()], comparators=[holder]) if name := self._attribute(holder):
+                inner = [one for part in node.body for one in ast.walk(part)]
+                stored = [one for one in inner if isinstance(one, ast.Subscript) and _is_store(one)]
+                given = [one for one in stored if self._attribute(one.value) == name]
+                every = [one for one in inner if self._attribute(one) == name]
+                return name if len(given) == len(every) else None
+        return None
+
     def _attribute(self, node: object) -> str | None:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             return node.attr if node.value.id == self._owner else None
         return None
+
+
+def _set_anew(method: ast.FunctionDef) -> set[str]:
+    """Attributes that each call of the method gives a value before it does anything else with them."""
+    own = method.args.args[0].arg
+
+    def attributes(part: ast.AST) -> set[str]:
+        inner = (one for one in ast.walk(part) if isinstance(one, ast.Attribute))
+        return {one.attr for one in inner if isinstance(one.value, ast.Name) and one.value.id == own}
+
+    mentioned, found = set[str](), set[str]()
+    for statement in method.body:
+        if isinstance(statement, ast.Assign):
+            plain = [target for target in statement.targets if isinstance(target, ast.Attribute)]
+            names = {target.attr for target in plain if dotted(target) == f"{own}.{target.attr}"}
+            found |= names - mentioned - attributes(statement.value)
+        mentioned |= attributes(statement)
+    return found
+
+
+def _is_store(node: ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether all that the statement does is print, or log."""
+    if isinstance(statement, ast.With):
+        return all(_tells(inner) for inner in statement.body)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return (dotted(statement.value.func) or "").rpartition(".")[2] in _TELLS
+    return isinstance(statement, ast.Pass)
 
 
 def _not_limited(value: ast.expr) -> list[ast.AST]:

@@ -1,15 +1,15 @@
-"""What a script's source says of state that its loop body, its modules and its optimizers carry along.
+"""Finds in a script's source the state that its loop body, its modules and its optimizers carry along.
 
 The loop body runs once for each EST of a worker, and again when a step is replayed. A Python value that it
-carries from one turn into the next (a count of steps, a running mean) is then none of a stock rank's. Most
-such values only print something. `carried_values` finds those that decide the result: it runs the body in
-the abstract, each name with the set of carried names that its value depends on, and looks at the places where
-the result is made: what backward() is called of, what is written to a param_group, what decides whether
+carries from one turn into the next (a count of steps, a running mean) then differs from a stock rank's. Most
+such values are only printed. `carried_values` finds those that decide the result: it interprets the body
+abstractly, mapping each name to the carried names that its value depends on, and looks at the places where
+the result is made: what backward() is called on, what is written to a param_group, what decides whether
 backward() or optimizer.step() is called, what clips the gradients. `carried_attributes` finds attributes of a
 class that its methods compute from their own old value and use for something.
 
-Pure: from source to findings. What it cannot follow (calls into other functions, aliases) it takes for
-harmless: what it finds is there, what is there it may miss.
+Pure: from source to findings. What it cannot follow (calls into other functions, aliases) it takes to be
+harmless: findings are meant to be certain, not complete.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COMPARES: Final[dict[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.NotIn: lambda one, many: one not in many,
 }
 _LIMITS: Final = frozenset({"max", "min"})
-#: Stands for what is another value in every turn, without being carried: the mini-batch.
+#: Stands for what differs in every turn without being carried: the mini-batch.
 _VARIES: Final = "*"
 
 Loop = ast.For | ast.AsyncFor
@@ -78,8 +78,8 @@ class Carried:
     """A value that the loop carries from turn to turn and that decides the result.
 
     name: as written, "it" or "self.it". line: where the body changes it. counts: it counts turns. decides:
-    what it reaches, in words, at line `reaches`. kind: of what it reaches. target: "lr", of a setting; what
-    is called, "opt.step", of steps. at: the line of the call, of steps; else `reaches`.
+    what it reaches, in words, at line `reaches`. kind: of what it reaches. target: for a setting, its name
+    ("lr"); for steps, the call ("opt.step"). at: for steps, the line of the call; else `reaches`.
     """
 
     name: str
@@ -105,7 +105,7 @@ class _Reached:
 
 
 def loop_at(tree: ast.AST, line: int) -> Loop | None:
-    """The innermost `for` whose header stands at the line."""
+    """The innermost `for` whose header is at the line."""
     found = [
         node
         for node in ast.walk(tree)
@@ -125,10 +125,9 @@ def carried_values(
 ) -> list[Carried]:
     """What a loop, that over the prepared loader, carries into its result; in the order of lines it reaches.
 
-    tree: the whole file; loop: of it. roles: names that are under control, also "self.model": they carry
-    nothing. names: values that names have as the loop begins; branches that the script's options settle are
-    not gone into where they are not taken. kinds: of what is looked for. setters: functions that write to
-    param_groups, and the key.
+    tree: the whole file; loop: in it. roles: names that the job keeps, also "self.model": they do not count
+    as carried. names: their values as the loop begins; branches that the script's options rule out are not
+    followed. kinds: what to look for. setters: functions that write to param_groups, with the key.
     """
     inside = _assigned(loop.body, roles, names) | _stored(loop.target)
     body = _Body(roles, {name: value for name, value in names.items() if name not in inside}, inside, setters)
@@ -163,9 +162,8 @@ def carried_attributes(
 ) -> dict[str, int]:
     """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
 
-    Counters that are only printed, caches that are only replaced, the largest value so far: not among them.
-    instance: of the class; names: of its module. Branches that options settle are not gone into where they
-    are not taken.
+    Not among them: counters that are only printed, caches that are only replaced, the largest value so far.
+    instance: of the class; names: of its module. Branches that options rule out are not followed.
     """
     kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
     updated: dict[str, int] = {}
@@ -191,7 +189,7 @@ def carried_attributes(
 
 
 def cure(carried: Carried) -> str:
-    """The change that mends it, where the loop is that over the prepared loader."""
+    """The remedy, if the loop is the one over the prepared loader."""
     if carried.kind == "steps":
         return (
             "a turn is one EST's mini-batch, and may be run again: to add up gradients over k of them"
@@ -213,7 +211,7 @@ def cure(carried: Carried) -> str:
 
 
 class _Body:
-    """Runs statements in the abstract.
+    """Interprets statements abstractly.
 
     changed: names that the body gives a value that is not the same in every turn. reached: places where
     the result is made, with what their values depend on.
@@ -308,7 +306,7 @@ class _Body:
         return settled(test, self._names, self._moving)
 
     def _branches(self, test: frozenset[str], branches: Iterable[list[ast.stmt]], values: _Values) -> None:
-        """Any of the branches may have run: what a name depends on is what it does in one of them."""
+        """Any of the branches may have run: a name depends on whatever it depends on in one of them."""
         ways = []
         self._control.append(test)
         for branch in branches:
@@ -363,7 +361,7 @@ class _Body:
                 self._reach(given, "model", bound, target.lineno)
 
     def _mutate(self, name: str, given: frozenset[str], line: int, values: _Values) -> None:
-        """What the name stands for was changed in place."""
+        """The object that the name stands for was changed in place."""
         if not _controlled(name, self._roles):
             values[name] = values.get(name, _NONE) | given.union(*self._control)
             self._change(name, values[name], line)
@@ -377,7 +375,7 @@ class _Body:
         return any(self._role(argument) == "optimizer" for argument in call.args)
 
     def _role(self, node: ast.AST) -> Role | None:
-        """The role of what an expression of attributes, subscripts and calls is a part of."""
+        """The role of the object that an expression of attributes, subscripts and calls starts from."""
         while (name := dotted(node)) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             node = node.func if isinstance(node, ast.Call) else node.value
         found = (self._roles[prefix] for prefix in _prefixes(name or "") if prefix in self._roles)
@@ -483,7 +481,7 @@ def _assigned(statements: Iterable[ast.stmt], roles: Container[str], names: Mapp
 
 
 def _is_fixed(node: ast.expr, names: Mapping[str, object]) -> bool:
-    """Whether what the expression stands for is known, and no method can change it in place."""
+    """Whether the value of the expression is known and immutable."""
     try:
         return isinstance(_value(node, names, ()), _FIXED)
     except (_UnsettledError, TypeError, ValueError, RuntimeError):
@@ -499,7 +497,7 @@ def _stored(node: ast.AST) -> set[str]:
 def _bound_before(tree: ast.Module, loop: Loop) -> set[str] | None:
     """Names that have a value before the loop's first turn, as far as its function says.
 
-    A name that only the body binds cannot have come from the turn before where the first turn needs it too.
+    A name that only the body binds cannot come from the previous turn if the first turn needs it, too.
     """
     home = _home(tree, loop)
     inside = {id(node) for node in ast.walk(loop)}
@@ -628,11 +626,11 @@ def _not_limited(value: ast.expr) -> list[ast.AST]:
 
 
 class _UnsettledError(Exception):
-    """The value is not known, or not before the loop has run."""
+    """The value is unknown, or unknown before the loop has run."""
 
 
 def settled(test: ast.expr, names: Mapping[str, object], moving: Container[str] = ()) -> bool | None:
-    """What a condition is, where it is of plain values that stay: options, configuration. None: unknown.
+    """The value of a condition on plain values that do not change (options, configuration). None: unknown.
 
     moving: names and attributes that change while the code runs.
     """

@@ -71,7 +71,7 @@ screenshots: $(VENV)/.installed
 chaos: $(VENV)/.installed
 	$(BIN)/elastane chaos --minutes $(CHAOS_MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS))
 
-# Each recipe beside its own original, which torchrun starts; a table at the end.
+# Each recipe beside its own original, started by torchrun; prints a table at the end.
 gallery: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m recipes.beside $(if $(ONLY),--only "$(ONLY)") $(if $(SEEDS),--seeds $(SEEDS)) \
 	    $(if $(KILLS),--kills $(KILLS))

@@ -1,4 +1,4 @@
-"""What a master takes at most: a limit on everything that a caller can make it keep.
+"""Resource limits enforced by the master: on everything that a caller can make it keep.
 
 They are settings (ELASTANE_<NAME>), and docs/limits.md lists them. What is beyond one is refused before
 anything is decided: with LIMIT_EXCEEDED what can never be taken, with BUSY what there is too much of at the

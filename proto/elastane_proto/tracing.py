@@ -158,7 +158,7 @@ def now_ns() -> int:
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it names a span: W3C's version 00, no id nought."""
+    """Whether it names a span: W3C's version 00, non-zero IDs."""
     parts = text.split("-")
     lengths = [len(part) for part in parts]
     digits = all(set(part) <= set("0123456789abcdef") for part in parts)

@@ -1,10 +1,10 @@
-"""How far one state of a generator is from another, counted in raw draws, and a state so many draws on.
+"""The distance between two states of a generator in raw draws, and advancing a state by a number of draws.
 
 Stock ranks that run the same code draw the same number of raw values, each from a state of its own. A worker
-runs that code once, with one state: what the others' states are afterwards follows from the number. Python's
+runs that code once, with one state; the others' states afterwards follow from the number of draws. Python's
 `random`, NumPy's legacy generator and torch's CPU generator are all the Mersenne Twister (MT19937) with 624
-words; a raw draw is one of its 32-bit values. CUDA's generator counts by itself: its draws are a difference
-of offsets.
+words; a raw draw is one of its 32-bit values. CUDA's generator keeps an offset: its draws are the difference
+of two offsets.
 
 States are bytes in the layouts of `elastane.rng`. Pure: no global generator is touched.
 """
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from elastane.rng import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 DRAWS_MAX: Final = 1 << 27
-"""States that are further apart count as unrelated: to look so far takes about a second."""
+"""States that are further apart count as unrelated: searching this far takes about a second."""
 
 _WORDS: Final = 624
 _BLOCK_BYTES: Final = 4 * _WORDS
@@ -42,8 +42,8 @@ class _Mersenne(NamedTuple):
 def draws_between(name: str, before: bytes, after: bytes, draws_max: int = DRAWS_MAX) -> int | None:
     """Raw draws that lead from `before` to `after`; None where no number up to `draws_max` does.
 
-    name: of the generator, as in `elastane.rng`. None is also what a generator gives that was seeded anew,
-    and one that has begun or used up a kept gaussian: its number of draws says nothing of another state.
+    name: of the generator, as in `elastane.rng`. Also None if the generator was reseeded, or if it began or
+    used up a cached Gaussian value: its number of draws then says nothing about another state.
     """
     if before == after:
         return 0
@@ -123,7 +123,7 @@ def _parse(name: str, state: bytes) -> _Mersenne:
         return _Mersenne(tuple(words), drawn, (kept,))
     assert name == TORCH_CPU, name
     seed, left, seeded, following, *words, kept = _TORCH.unpack(state)
-    # Newly seeded it has one value left and the first word next: its block is used up.
+    # Newly seeded, it has one value left and the first word next: its block is used up.
     drawn = _WORDS if left == 1 else following
     return _Mersenne(tuple(words), drawn, (seed, seeded, kept))
 

@@ -2,12 +2,12 @@
 
     a member's script leaves its loop over epochs --> EndEarly; it waits
     all members have said so, after the same step --> AllEnd: the training has ended with that step
-    another one reports a further step, or stands --> the job has failed; both are named
-      before the first step of the next epoch
+    another one reports a further step, or is     --> the job has failed; both are named
+      about to begin the next epoch
 
-A member that waits takes part in changes of the ring, and says EndEarly again in the next one. What it
-hands to a newcomer says that the training is over, so that nobody trains on in its place. From AllEnd on
-the job is as if it had no further steps.
+A member that waits takes part in changes of the ring, and sends EndEarly again in the next one. The state it
+hands to a newcomer includes that the training is over, so that nobody trains on in its place. From AllEnd on
+the job behaves as if it had no further steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastane_master.decisions.turn import Turn
 
 
 def end_early(turn: Turn, event: EndEarlyReported) -> None:
-    """A member's script has left its loop over epochs. One that says so in an older ring will say it
+    """A member's script has left its loop over epochs. One that says so in an older ring will send it
     again."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
@@ -66,7 +66,7 @@ def settle(turn: Turn) -> None:
 
 
 def goes_on(turn: Turn, worker: str) -> bool:
-    """Whether a member that reports fails the job by it: another one's script has ended before that step."""
+    """Whether a member's report fails the job, because another member's script ended before that step."""
     if worker in turn.state.early_ends or not turn.state.early_ends:
         return False
     _fail(turn, worker)

@@ -1,15 +1,14 @@
 """Workers of a job hold the same state, or the job stops.
 
-With its report of a step each member sends digests of its hyperparameters and of a part of its state, as
-of the step's start. They are compared before the step is prepared, so that nothing which differs is ever
-applied:
+With its report of a step each member sends digests of its hyperparameters and of a part of its state as of
+the start of the step. They are compared before the step is prepared, so that a difference is never applied:
 
     all reports are in --> digests alike?  yes: the step is prepared
                                            no:  Explain to all members --> StateDetails --> the job has failed
 
-Nobody applies anything meanwhile, so what a member answers is what its digests were of. The reason names the
-worker that stands alone, or all where no majority can tell, what differs, and the step. A member that is lost
-before it has answered, or that does not answer, is done without.
+Nobody applies anything in the meantime, so members answer from the very state that their digests were of. The
+reason names the odd worker out (all of them if there is no majority), what differs, and the step. The answer
+of a member that is lost, or silent for too long, is not waited for.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ NAMED_MAX = 3
 
 
 def hold_back(turn: Turn) -> bool:
-    """Whether the current step, of which all reports are in, must not be prepared: members differ."""
+    """Whether the current step, for which all reports are in, must not be prepared because members differ."""
     state = turn.state
     if state.drift is not None:
         return True
@@ -46,12 +45,12 @@ def hold_back(turn: Turn) -> bool:
 
 
 def explain_message(drift: Drift) -> Explain:
-    """What a member is asked."""
+    """The request for details that is sent to a member."""
     return Explain(drift.generation, drift.step)
 
 
 def detailed(turn: Turn, event: StateDetailed) -> None:
-    """A member says what its state consists of."""
+    """A member has sent the details of its state."""
     state, drift = turn.state, turn.state.drift
     if turn.attending(event.worker, event.session) is None or drift is None:
         return
@@ -64,7 +63,7 @@ def detailed(turn: Turn, event: StateDetailed) -> None:
 
 
 def conclude(turn: Turn) -> bool:
-    """Fails the job with what is known by now; False if there is no difference to tell of."""
+    """Fails the job with what is known so far; False if there is no difference to report."""
     state, drift = turn.state, turn.state.drift
     if drift is None:
         return False
@@ -89,19 +88,19 @@ def conclude(turn: Turn) -> bool:
 
 
 def next_deadline(state: JobState) -> float | None:
-    """When answers are waited for no longer."""
+    """When to stop waiting for answers."""
     return state.drift.since + EXPLAIN_SECONDS if state.drift is not None else None
 
 
 def expire(turn: Turn) -> None:
-    """Goes on without answers that have not come in time."""
+    """Proceeds without the answers that are overdue."""
     due = next_deadline(turn.state)
     if due is not None and turn.now >= due:
         conclude(turn)
 
 
 def _alike(digests: object) -> bool:
-    """Whether none of those that were sent differ."""
+    """Whether all that were sent are equal."""
     return len({digest for digest in digests if digest is not None}) < 2  # type: ignore[attr-defined]
 
 
@@ -110,7 +109,7 @@ def _whole(details: tuple[StateDetail, ...]) -> Hashable:
 
 
 def _named(details: Mapping[str, tuple[StateDetail, ...]]) -> list[str]:
-    """What differs, and how."""
+    """The entries that differ, with their values."""
     by_worker = {
         worker: {detail.name: detail for detail in known} for worker, known in sorted(details.items())
     }

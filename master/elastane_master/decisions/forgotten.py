@@ -1,17 +1,17 @@
 """What the store has forgotten, and the workers bring back.
 
-A store that fsyncs once a second loses the last of what it acknowledged when its host dies; if the master
-dies with it, nobody remembers. The workers do: each keeps its last reports, and says those again that the
-master does not know (Welcome.reports_from). A Hello, or a report, that the stored state cannot explain shows
-that something is forgotten:
+A store that fsyncs once a second loses its latest acknowledged writes when its host dies; if the master dies
+with it, only the workers still have them: each keeps its latest reports, and resends those that the master
+does not know (Welcome.reports_from). A Hello or a report that the stored state cannot explain shows that
+something was forgotten:
 
     a ring, a step or a history newer than the store's --> catching up: the ring is formed anew, all reports
-    are `brought` --> all are ready: a step of which all N parts of one ring are there is prepared again -->
+    are `brought` --> all are ready: each step with all N parts from one ring is prepared again -->
     Go from the highest step that the history leads up to
 
-Whose part is missing is waited for as long as members are after a restart. If it does not come, the job goes
-back to the last step that is whole, and what anybody holds of later ones is of another history. A hole is
-never passed over: no checkpoint of a step that the history does not lead up to is loaded either.
+A worker whose part is missing is waited for as long as members are after a restart. If it does not come, the
+job goes back to the last complete step, and later steps that anybody holds belong to another history. A gap
+is never skipped: no checkpoint of a step that the history does not lead up to is loaded either.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ STEPS_AHEAD_MAX = 100_000
 
 
 def notice(turn: Turn, event: WorkerJoined) -> None:
-    """Looks whether a Hello shows that the store has forgotten something. Raises Rejection.
+    """Checks whether a Hello shows that the store has forgotten something. Raises Rejection.
 
-    The number of a ring that it has forgotten must not be given to another, nor may what is said in it be
-    taken for the store's ring.
+    The number of a ring that it has forgotten must not be reused, nor may messages of that ring be taken for
+    those of the store's ring.
     """
     state, ring = turn.state, turn.state.ring
     if event.role != "ring":
@@ -74,7 +74,7 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
 
 
 def begin(turn: Turn, why: str, worker: str) -> None:
-    """The store is behind: from now on reports are brought, until the ring goes."""
+    """The store is behind: from now on reports are collected as brought, until the ring starts."""
     state, steps = turn.state, turn.state.steps
     turn.touch()
     if not steps.catching_up:
@@ -90,7 +90,7 @@ def begin(turn: Turn, why: str, worker: str) -> None:
 
 
 def bring(turn: Turn, event: StepReported) -> None:
-    """A worker says again what it reported of a step that the store does not know. Raises Rejection."""
+    """A worker resends its report of a step that the store does not know. Raises Rejection."""
     state, steps = turn.state, turn.state.steps
     total, whole = state.total_steps, steps.whole_until
     if event.step < whole or event.generation < state.history_generation:
@@ -114,7 +114,7 @@ def bring(turn: Turn, event: StepReported) -> None:
 
 
 def restore(turn: Turn) -> None:
-    """Prepares the steps again of which all parts were brought, one after the other."""
+    """Prepares again, in order, the steps for which all parts were brought."""
     state, steps = turn.state, turn.state.steps
     first = step = steps.whole_until
     least = state.history_generation
@@ -144,13 +144,13 @@ def restore(turn: Turn) -> None:
 
 
 def waits(turn: Turn) -> bool:
-    """Whether somebody holds more than the history leads up to, and the rest of it may still be brought."""
+    """Whether a worker is ahead of the history, and the missing parts may still be brought."""
     steps = turn.state.steps
     return steps.catch_up_until is not None and turn.now < steps.catch_up_until and any(_ahead(turn.state))
 
 
 def expire(turn: Turn) -> bool:
-    """Ends the wait for what is missing; True if it was still waited for."""
+    """Ends the wait for missing parts; True if there was one."""
     steps = turn.state.steps
     if steps.catch_up_until is None or turn.now < steps.catch_up_until:
         return False
@@ -174,13 +174,13 @@ def give_up(turn: Turn) -> None:
 
 
 def loadable_until(state: JobState) -> int | None:
-    """The newest step a checkpoint may be of; None where history begins with what is loaded."""
+    """The newest step that a loaded checkpoint may be of; None if history begins with what is loaded."""
     begun = state.history_generation > 0 or state.steps.catching_up
     return state.steps.whole_until if begun else None
 
 
 def _whole(brought: Iterable[Brought], ests: int, least: int) -> list[Brought]:
-    """The parts of all N ranks, of the newest ring that has them all; none where there is no such ring."""
+    """The parts of all N ranks from the newest ring that has them all; empty if there is no such ring."""
     rings: dict[int, list[Brought]] = {}
     for part in brought:
         if part.generation >= least:
@@ -193,7 +193,7 @@ def _whole(brought: Iterable[Brought], ests: int, least: int) -> list[Brought]:
 
 
 def _ahead(state: JobState) -> Iterator[int]:
-    """The steps of those who hold more of this history than is known of it."""
+    """The steps held by workers that are ahead of the known part of this history."""
     for record in state.ring_workers():
         if record.holds_state and record.applied_step > state.steps.whole_until:
             yield record.applied_step

@@ -1,4 +1,4 @@
-"""Who of several workers is the odd one out, and how that is said."""
+"""Which of several workers is the odd one out, and how that is put into words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CURE = (
 
 
 def odd_ones_out(found: Mapping[str, Hashable]) -> list[str]:
-    """The workers whose value is not that of the majority; all of them where there is none."""
+    """The workers whose value is not that of the majority; all of them if there is no majority."""
     counts = Counter(found.values())
     if len(counts) < 2:
         return []

@@ -1,17 +1,17 @@
 """Finding broken hardware: the same step of the same EST, run by two workers, must have the same bits.
 
-    every K steps   two members are told to say what gradients they have for one EST: its host, which computes
-                    them anyway, and another member, which runs that EST's turn beside its own
+    every K steps   two members report the digest of one EST's gradients: its host, which computes them
+                    anyway, and another member, which runs that EST's turn in addition to its own
     both agree      both are clean as of this step
-    they differ     nothing of the step is applied; it is done again, and a third member runs the EST's turn
-    two of three    say the same: the other one lies. It is put out for good, and history goes back to a
-                    checkpoint of before all that it may have spoiled (verdicts.py)
-    no third        the job pauses and names both
+    they differ     the step is not applied; it is run again, and a third member runs the EST's turn too
+    two of three    agree: the third is faulty ("lies"). It is evicted for good, and history goes back to a
+                    checkpoint from before anything that it may have spoiled (verdicts.py)
+    no third        the job is suspended, and both are named
 
-The member whose EST is checked goes round: it is the one whose own turn was not compared for longest, so with
-P members a worker that lies from some step on is found within K * P steps. The other is the one of which
-nothing was compared for longest. What a worker computed wrongly in a step that is not checked, and in no
-later one, is not found.
+The host role rotates: it goes to the member whose own turn has not been compared for longest, so with P
+members a worker that lies from some step on is found within K * P steps. The other role goes to the member of
+which nothing has been compared for longest. What a worker computes wrongly only in steps that are not checked
+is not found.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ KEPT_MAX = 10_000
 class Check(msgspec.Struct):
     """One EST's turn of one step, run by several workers.
 
-    workers: who is to say what it has. votes: what each said, in hexadecimal; those of a dispute stay while
-    the step is done again. disputed: they differ.
+    workers: who must report a digest. votes: each one's digest, in hexadecimal; in a dispute they are kept
+    while the step is run again. disputed: they differ.
     """
 
     step: int
@@ -48,7 +48,7 @@ class Check(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether somebody has not said yet what it has."""
+        """Whether a digest is still missing."""
         return any(worker not in self.votes for worker in self.workers)
 
 
@@ -56,9 +56,9 @@ class SentinelBook(msgspec.Struct):
     """What the sentinel knows of the workers.
 
     check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything
-    it computed, was found right. liars: who was found wrong, and in which step; they never train again.
+    it computed, was found right. liars: who was found faulty, and in which step; they never train again.
     doubts: which checkpoints may be spoiled. anew_generation: processes that were in a ring before this
-    generation have gone further than history, and must be started anew.
+    generation are ahead of the history, and must be restarted.
     """
 
     check: Check | None = None
@@ -73,7 +73,7 @@ def is_due(step: int, every: int, epoch_steps: int) -> bool:
     """Whether `step` is checked. every: K, 0: never. epoch_steps: steps of an epoch, 0 if unknown.
 
     The contexts that an epoch's first step starts from are known only once the script's code between the
-    epochs has run everywhere (intervals.py): where its turn comes there, the step after it is checked.
+    epochs has run everywhere (intervals.py): a check due there is postponed to the next step.
     """
     if every <= 0 or step <= 0:
         return False
@@ -86,7 +86,7 @@ def is_due(step: int, every: int, epoch_steps: int) -> bool:
 def choose(
     members: Sequence[Member], step: int, every: int, hosted: Mapping[str, int], clean: Mapping[str, int]
 ) -> Check | None:
-    """Who is checked in `step`, which is due, and by whom; None where there is nobody to check it.
+    """Who is checked in `step`, which is due, and by whom; None if there is nobody to check it.
 
     Each time a member's turn comes round, the next of its ESTs is taken.
     """
@@ -102,7 +102,7 @@ def choose(
 
 
 def liars(votes: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Who differs from what at least two workers have alike; None where no one result stands out."""
+    """Who differs from the result that at least two workers share; None if no single result prevails."""
     counts = Counter(votes.values()).most_common(2)
     (result, supporters), *others = counts
     if supporters < 2 or (others and others[0][1] == supporters):
@@ -114,7 +114,7 @@ def liars(votes: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _forget_oldest(state: JobState) -> None:
-    """Keeps what is known of workers within bounds: those that have gone are forgotten, the oldest first."""
+    """Bounds what is remembered: workers that are gone are dropped, the oldest first."""
     book, members = state.sentinel, state.ring.names()
     for steps in (book.clean, book.hosted, book.liars):
         for worker in [worker for worker in steps if worker not in members][: max(0, len(steps) - KEPT_MAX)]:
@@ -122,7 +122,7 @@ def _forget_oldest(state: JobState) -> None:
 
 
 def ring_goes(state: JobState) -> None:
-    """A ring goes on from its resume step: what is clean after that is of no history any more."""
+    """A ring resumes from its resume step: results found clean after it are no longer part of the history."""
     book, ring = state.sentinel, state.ring
     if not state.settings.sentinel_steps:
         return
@@ -130,7 +130,7 @@ def ring_goes(state: JobState) -> None:
     for steps in (book.clean, book.hosted):
         steps.update({worker: min(step, before) for worker, step in steps.items()})
     for member in ring.members:
-        book.clean.setdefault(member.worker, before)  # what it has not taken part in it cannot have spoiled
+        book.clean.setdefault(member.worker, before)  # it cannot have spoiled what it took no part in
     _forget_oldest(state)
     if book.check is not None and not (book.check.disputed and book.check.step == ring.resume_step):
         book.check = None
@@ -154,7 +154,7 @@ def step_begins(state: JobState, step: int) -> None:
 
 
 def order_for(state: JobState, member: Member | None, step: int) -> CheckOrder | None:
-    """What a member is told of the check in `step`, if it has a part in it."""
+    """What a member is asked to do for the check in `step`, if anything."""
     check = state.sentinel.check
     if check is None or member is None or check.step != step or member.worker not in check.workers:
         return None
@@ -181,7 +181,7 @@ def holds(state: JobState) -> bool:
 
 
 def undecidable(state: JobState) -> bool:
-    """Whether the dispute stays one: nobody is left who could decide it."""
+    """Whether the dispute cannot be resolved: nobody is left who could decide it."""
     check = state.sentinel.check
     if check is None or not check.disputed:
         return False
@@ -192,7 +192,7 @@ def undecidable(state: JobState) -> bool:
 
 
 def agreed(state: JobState, check: Check) -> None:
-    """All say the same: they are clean as of this step."""
+    """All agree: they are clean as of this step."""
     book = state.sentinel
     book.clean.update(dict.fromkeys(check.votes, check.step))
     for worker in check.votes:
@@ -208,7 +208,7 @@ def clean_until(state: JobState, workers: Sequence[str]) -> int:
 
 
 def doubt(state: JobState, workers: Sequence[str]) -> int:
-    """Whatever these computed since they were last clean is in doubt; returns the first such step."""
+    """Marks whatever these computed since they were last clean as suspect; returns the first such step."""
     step = clean_until(state, workers)
     older = tuple(kept for kept in state.sentinel.doubts if kept.step_max < step)
     state.sentinel.doubts = (*older, Doubt(step, state.ring.generation))
@@ -225,7 +225,7 @@ def condemn(state: JobState, worker: str, step: int) -> None:
 
 
 def checkpoints_kept(state: JobState) -> int:
-    """How many checkpoints are kept: none is removed that history might go back to."""
+    """How many checkpoints are kept: those that history might go back to are never removed."""
     keep = state.settings.checkpoint_keep
     if not state.settings.sentinel_steps:
         return keep

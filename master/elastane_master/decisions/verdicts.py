@@ -1,9 +1,9 @@
-"""What follows from a check of the sentinel (sentinel.py): the step goes on, is done again, or all go back.
+"""What follows from a check of the sentinel (sentinel.py): the step proceeds, is run again, or all go back.
 
-Of a worker that computes wrongly nobody knows since when, only when it was last found right. Its gradients
-are in every sum since then, so in everybody's weights. So nobody's state counts any more: all processes are
-started anew, and the next ring goes on from a checkpoint that cannot be spoiled, or from the initial state.
-Processes are not taken back alive: a script's own variables, and where it is in its epochs, cannot be.
+It is not known since when a worker has computed wrongly, only when it was last found right. Its gradients are
+in every sum since then, and so in everybody's weights. Nobody's state can be trusted any more: all processes
+are restarted, and the next ring goes on from a checkpoint that cannot be spoiled, or from the initial state.
+Running processes are not rolled back: a script's own variables, and its place in its epochs, cannot be.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from elastane_master.decisions.turn import Turn
 
 
 def reported(turn: Turn, event: CheckReported) -> None:
-    """A worker says what it has for the EST that is checked."""
+    """A worker has reported its digest for the EST that is checked."""
     state = turn.state
     check = state.sentinel.check
     if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
@@ -38,7 +38,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
 
 
 def _decide(turn: Turn, check: sentinel.Check) -> None:
-    """Everybody who was asked has answered."""
+    """Called once everybody who was asked has answered."""
     state = turn.state
     found = sentinel.liars(check.votes)
     if found is not None and not found:
@@ -66,7 +66,7 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
 
 
 def _go_back(turn: Turn, check: sentinel.Check, liars: tuple[str, ...]) -> None:
-    """These computed wrongly: they are put out, and all processes start anew from before it."""
+    """These computed wrongly: they are evicted, and all processes restart from before the fault."""
     state = turn.state
     turn.touch()
     right = " and ".join(worker for worker in check.votes if worker not in liars)

@@ -1,4 +1,4 @@
-"""What one EST puts into a step's sums, in a few bytes that are equal only where all of its bits are."""
+"""Digest of the gradients that one EST contributes to a step's sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DIGEST_BYTES: Final = 16
 
 
 class GradientDigest:
-    """Taken bucket by bucket, as they fill: later the memory is on its way to others."""
+    """Computed bucket by bucket, as they fill: afterwards the memory is used for communication."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, bytes] = {}

@@ -1,7 +1,7 @@
-"""How a script asks who leads: found in its source, where the attribute is read.
+"""How a script asks who leads, determined from its source where the attribute is read.
 
-`if job.is_leader:` says plainly what EST 0 does alone: the statements under it. A value that is kept in a
-variable, or given to a function, may decide anything later.
+`if job.is_leader:` shows exactly what EST 0 does alone: the statements under it. A value that is kept in a
+variable or passed to a function may decide anything later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 from elastane.script_source.places import line_in_words, tree_of
 
 _GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
-#: Calls that print, or that split the data: they do not decide who draws.
+#: Calls that only print or split the data: they do not decide who draws.
 _HARMLESS: Final = frozenset({"print", "debug", "info", "warning", "error", "str", "format", "log", "write"})
 _SEEDS: Final = frozenset(
     {
@@ -40,10 +40,10 @@ _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if so plain.
+    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if that is certain.
 
-    kept: the answer may decide something later, too. harmless: it decides nothing of what is drawn. seeds: it
-    is given to a generator as its seed.
+    kept: the answer may also decide something later. harmless: it does not affect what is drawn. seeds: it
+    seeds a generator.
     """
 
     place: str
@@ -54,7 +54,7 @@ class Asked:
 
 
 def how_asked(frame: FrameType) -> Asked:
-    """What becomes of the attribute that `frame` is reading."""
+    """How the attribute that `frame` is reading is used."""
     return _at(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
@@ -82,7 +82,7 @@ def _at(code: CodeType, instruction: int, line: int) -> Asked:
 
 
 def _decides(statement: ast.If, path: list[ast.AST]) -> bool:
-    """Whether the attribute being true for EST 0 alone makes the block EST 0's alone."""
+    """Whether the block is EST 0's alone because the attribute is true for EST 0 alone."""
     read, test = path[-1], statement.test
     first = test.values[0] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
     if isinstance(read, ast.Attribute) and read.attr == "rank":
@@ -98,7 +98,7 @@ def _decides(statement: ast.If, path: list[ast.AST]) -> bool:
 
 
 def _leaves(statement: ast.If) -> bool:
-    """Whether what follows the block is not run behind it."""
+    """Whether the block may be left other than by running on to what follows it."""
 
     def leaves(node: ast.AST, in_loop: bool) -> bool:
         if isinstance(node, _OWN):
@@ -118,7 +118,7 @@ def _name(function: ast.AST) -> str:
 
 
 def _path(file: str, position: tuple[int | None, int | None, int | None, int | None]) -> list[ast.AST]:
-    """The nodes around the attribute at a position, from the module down; empty where it is not found."""
+    """The nodes around the attribute at a position, from the module down; empty if it is not found."""
     line, end_line, column, end_column = position
     tree = tree_of(file)
     if tree is None or None in position:
@@ -140,9 +140,9 @@ def _path(file: str, position: tuple[int | None, int | None, int | None, int | N
 
 
 class BlockTrace:
-    """Calls `left` when `frame` leaves the lines of a block. False from `follow`: it cannot be told here.
+    """Calls `left` when `frame` leaves the lines of a block. `follow` returns False if it cannot trace.
 
-    A debugger or a measurement of coverage has the one trace function there is.
+    There is only one trace function, and a debugger or coverage tool may be using it.
     """
 
     def __init__(self, left: Callable[[], None]) -> None:
@@ -174,4 +174,4 @@ class BlockTrace:
 
 
 def _in_no_other_frame(frame: FrameType, event: str, argument: Any) -> None:
-    """The global trace function: without one no frame is traced, and this one wants none."""
+    """The global trace function: one is needed for any frame to be traced; it traces no new frames."""

@@ -1,7 +1,7 @@
 """Named Python values that are part of the job's state: `job.carry`.
 
-A variable of the script that lives across epochs (the best metric so far, a patience) is not there in a
-worker that joins later. What is carried travels with the weights, to newcomers and into checkpoints.
+A worker that joins later lacks the script's variables that live across epochs (the best metric so far, a
+patience counter). Carried values travel with the weights, to newcomers and into checkpoints.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CarriedValues:
         self.writes: Callable[[str], bool] = lambda name: True
 
     def add(self, values: Mapping[str, Any]) -> Carried:
-        """Further values, by name. Raises StepError for a name that is taken, StateNotCarriedError."""
+        """Adds values by name. Raises StepError for a name that is taken, StateNotCarriedError."""
         for name, value in values.items():
             if name in self.values:
                 raise StepError(
@@ -46,7 +46,7 @@ class CarriedValues:
                 f"the script {', '.join(sorted(self.values)) or 'nothing'}",
                 hint="every worker must call job.carry with the same names",
             )
-        # Tensors may be views of the memory in which they came.
+        # Tensors may be views of the buffer they were received in.
         self.values = {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
         }
@@ -84,5 +84,5 @@ class Carried:
 
 
 def check(name: str, value: Any) -> None:
-    """Raises StateNotCarriedError that names what cannot travel."""
+    """Raises StateNotCarriedError, naming the part, if the value cannot be encoded."""
     encode(value, path=f"job.carry, {name}")

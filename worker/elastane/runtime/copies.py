@@ -1,10 +1,10 @@
 """Copies of the weights that the script keeps beside the model: an average, a teacher, a target network.
 
-A copy that was not prepared is none of the job's state, and a body that updates it does so in the turn of
-every EST: with weights in between, and N times a step. Whatever holds tensors of the shapes of all trained
-parameters, under a name of the loop's function or of the script, counts as one. Looked for in the first steps
-after the start, a change of the ring and the begin of an epoch, by norms, since an average is usually written
-through `.data`.
+A copy that was not prepared is not part of the job's state, and a body that updates it does so in the turn of
+every EST: from intermediate weights, and N times a step. Any object that holds tensors with the shapes of all
+trained parameters, in a local variable of the loop's function or a global one, counts as a copy. Changes are
+looked for in the first steps after the start, a change of the ring and the beginning of an epoch, by norms,
+since an average is usually written through `.data`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class CopyNotPreparedError(UnsupportedError):
 
 
 class CopyWatch:
-    """Looks at the names of the script at the turns' ends.
+    """Looks at the script's variables at the end of each turn.
 
-    registered: objects that are each EST's own. alone: there is one EST, and what its turn does is done once.
+    registered: objects that are each EST's own. alone: there is a single EST, whose turn runs once a step.
     """
 
     def __init__(self, prepared: Prepared, registered: Iterable[object], *, alone: bool = False) -> None:
@@ -63,7 +63,7 @@ class CopyWatch:
         self._warned: set[str] = set()
 
     def begin(self) -> None:
-        """Take down what there is, before the body runs."""
+        """Record the copies that exist before the body runs."""
         self._seen = self._take()
 
     def end_turn(self, turn: Turn) -> None:
@@ -103,7 +103,7 @@ class CopyWatch:
             )
 
     def _take(self) -> dict[str, tuple[object, list[float]]]:
-        """Name -> a copy that is found under it, and its norms."""
+        """Name -> the copy that it holds, and its norms."""
         frame = script_frame(sys._getframe(1))
         if frame is None:
             return {}
@@ -124,7 +124,7 @@ class CopyWatch:
         return found
 
     def _copy_in(self, value: object, known: Container[int]) -> list[float] | None:
-        """Norms of the tensors that it holds and that are not `known`, if they may be a copy."""
+        """Norms of the tensors that it holds, without the `known` ones, if they may be a copy."""
         try:
             tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
         except Exception:  # noqa: BLE001 - an odd object of the script's must not end its training
@@ -133,7 +133,7 @@ class CopyWatch:
         return norms(tensors) if self._shapes.total() > 1 and self._shapes <= shapes else None
 
     def _plain_extras(self) -> list[object]:
-        """Modules among the extras are watched by their versions, in every step."""
+        """Extras other than modules, which are watched by their versions in every step."""
         return [extra for extra in self._prepared.extras.values() if not isinstance(extra, torch.nn.Module)]
 
     def _own_tensors(self) -> Iterator[torch.Tensor]:
@@ -150,7 +150,7 @@ class CopyWatch:
 
 
 def _tensors(start: object) -> Iterator[torch.Tensor]:
-    """The tensors that an object holds, near enough: no property is asked, no method called."""
+    """The tensors that an object holds, approximately: no property is read, no method called."""
     waiting, seen = [(start, 0)], set[int]()
     while waiting and len(seen) < _OBJECTS_MAX:
         value, depth = waiting.pop()
@@ -183,7 +183,7 @@ def _children(value: object) -> Iterator[object]:
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """A figure of each tensor that hardly any write leaves as it is."""
+    """The norm of each tensor: almost any write changes it."""
     with torch.no_grad():
         found = [tensor.detach() for tensor in tensors]
         numbers = (tensor if tensor.is_floating_point() else tensor.double() for tensor in found)

@@ -1,12 +1,13 @@
 """torch.distributed, as the script sees it in a worker: there is no process group of ranks to speak to.
 
-ESTs come and go between processes, so a collective of the script's own cannot be what it is under stock DDP.
-Worse than a call that fails is a question that is answered: `if dist.is_initialized():` would take the branch
-of a single process, and train other bits without a word. So what asks or calls is stopped at its line.
+ESTs move between processes, so a collective in the script cannot work as it does under stock DDP. Worse than
+a call that fails is a query that succeeds: `if dist.is_initialized():` would take the branch of a single
+process and silently train different bits. So queries and calls are refused at their line.
 
-torch itself asks too (optimizers, DataLoader, checkpoints), and keeps the true answer, as Elastane does. A
-package that is installed may ask in order to print once; it gets the true answer, and a warning names it.
-All calls of torch.distributed find their process group by one function: that one says what to write instead.
+torch itself queries too (optimizers, DataLoader, checkpoints) and gets the true answer, as does Elastane. An
+installed package may ask in order to print only once; it gets the true answer, and a warning names it.
+All calls of torch.distributed look up their process group through one function; that one is replaced, and
+says what to write instead.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ _OTHERWISE: Final = (
 
 
 class DistributedCallError(UnsupportedError):
-    """The script speaks to torch.distributed itself, or asks it where it is."""
+    """The script calls torch.distributed itself, or queries it."""
 
     code = "ELA360"
 
 
-#: The last refusal: who goes on after it has caught it.
+#: The last refusal, in case the script caught it and goes on.
 _refusal: DistributedCallError | None = None
 
 
 def check() -> None:
-    """Where training begins or goes on: raises the refusal again that the script has caught."""
+    """Raises again a refusal that the script has caught. Called where training begins or goes on."""
     if _refusal is not None:
         raise _refusal
 
 
 def install() -> None:
-    """From now on, in this process. A second call does nothing."""
+    """Replaces the functions in this process. A second call does nothing."""
     if hasattr(distributed_c10d._get_default_group, "__wrapped__"):
         return
     replaced = {
@@ -79,7 +80,7 @@ def install() -> None:
             (distributed_c10d.destroy_process_group, _refused),
         )
     }
-    # Modules that took the functions by name, the script's own among them, hold them in their own namespace.
+    # Modules that imported the functions by name, including the script, hold them in their own namespace.
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
             if id(value) in replaced and callable(value):
@@ -87,7 +88,7 @@ def install() -> None:
 
 
 def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`is_initialized`: who asks decides."""
+    """`is_initialized`: the answer depends on the caller."""
     warned: set[str] = set()
 
     @functools.wraps(original)
@@ -125,7 +126,7 @@ def _refused(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Of those who called, the nearest first."""
+    """The callers' frames, nearest first."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         yield frame

@@ -1,14 +1,14 @@
-"""Fingerprints of this worker's state, for the master to compare with the others': that none drifts away.
+"""Fingerprints of this worker's state, for the master to compare with the others'.
 
-With each report of a step go two digests: of the hyperparameters as they are then, and of a part of the state
-as it was when the step began. The state is cut into `steps` parts that take turns, so that all of it is
-compared within so many steps at a price that hardly shows; at the first step of an epoch, which shows
-what the code between epochs did, and at the first step of a ring, which shows what was handed over, it
-is all of it.
+Each report of a step carries two digests: of the hyperparameters at that moment, and of a part of the state
+as it was when the step began. The state is divided into `steps` parts that are compared in rotation, so that
+all of it is compared within that many steps at negligible cost. At the first step of an epoch (which shows
+what the code between epochs did) and of a ring (which shows what was handed over), the whole state is
+compared.
 
-What the parts consist of is looked up when the step begins. Adding it up may go on in a thread while the
-step's forward and backward run: nothing of it changes before the optimizer steps, and the report of the
-step waits for it. One worker alone has nobody to be compared with, and pays nothing.
+The tensors of a part are looked up when the step begins. Summing them may continue in a thread while the
+step's forward and backward run: none of them changes before the optimizer steps, and the report of the step
+waits for the sum. A worker that is alone has nobody to compare with, and pays nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elastane.state.digests import (
 )
 from elastane.state.train_state import TrainState
 
-#: Adding up less than this takes no longer than waking a thread.
+#: Summing less than this takes no longer than waking a thread.
 _IN_PLACE_BYTES: Final = 1 << 18
 _VALUE_CHARACTERS_MAX: Final = 200
 
@@ -38,8 +38,8 @@ Unit = Callable[[], Iterator[Leaf]]
 
 
 class Fingerprints:
-    """state: the worker's. buffers: the model's, as every EST's forward starts from them. steps: within
-    so many all of the state has its turn; 0: nothing is compared."""
+    """state: the worker's. buffers: the model's, as every EST's forward starts from them. steps: all of
+    the state is compared within so many steps; 0: never."""
 
     def __init__(self, state: TrainState, buffers: Callable[[], Sequence[torch.Tensor]], steps: int) -> None:
         self._state = state
@@ -48,7 +48,7 @@ class Fingerprints:
         self._units: list[Unit] = []
         self._begun: Future[int] | int | None = None
         self._threads: ThreadPoolExecutor | None = None
-        #: Of each param_group: its values without the parameters, and their digest.
+        #: For each param_group: its values, and their digest.
         self._known: list[list[tuple[tuple[object, ...], int]]] = [[] for _ in state.optimizers]
 
     def begin(self, step: int, *, whole: bool, alone: bool) -> None:
@@ -68,12 +68,12 @@ class Fingerprints:
         self._begun = self._threads.submit(_added_up, tensors, texts, stream)
 
     def state_digest(self) -> int | None:
-        """Of the part of the state that was begun with; waits until it is added up. None: not compared."""
+        """Digest of the part of the state chosen at `begin`; waits for the sum. None: not compared."""
         begun = self._begun
         return begun.result() if isinstance(begun, Future) else begun
 
     def settings_digest(self) -> int | None:
-        """Of the hyperparameters of all param_groups now. None: not compared."""
+        """Digest of the current hyperparameters of all param_groups. None: not compared."""
         if self._begun is None:
             return None
         return combined(
@@ -83,12 +83,12 @@ class Fingerprints:
         )
 
     def whole(self, *, modes: bool = True) -> int | None:
-        """Of all of the state as it is now. modes: and which modules evaluate. None: nothing is compared."""
+        """Digest of the whole state now. modes: include which modules are in eval(). None: not compared."""
         units = self._all_units()
         return _added_up(*_collected(units if modes else units[:-1])) if self._steps else None
 
     def details(self) -> list[tuple[str, int, str]]:
-        """All that the state consists of: name, digest, and what is short enough in words."""
+        """All entries of the state: name, digest, and the value as text if it is short enough."""
         found = []
         for number, optimizer in enumerate(self._state.optimizers):
             for place, group in enumerate(optimizer.param_groups):
@@ -115,8 +115,8 @@ class Fingerprints:
     # ------------------------------------------------------------------ what there is
 
     def _all_units(self) -> list[Unit]:
-        """The state in the pieces that take turns: the same in every worker. Objects stay, what they
-        hold may not."""
+        """The state in units, the same in every worker. The objects stay the same, their contents may
+        change."""
         if not self._units:
             state, model = self._state, self._state.model
             names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -148,8 +148,8 @@ class Fingerprints:
         return unit
 
     def _tensors_of_groups(self) -> Iterator[Leaf]:
-        """Hyperparameters that are tensors: `settings_digest` does not read them, a GPU would be waited
-        for."""
+        """Hyperparameters that are tensors: `settings_digest` does not read them, as it would wait for the
+        GPU."""
         for number, optimizer in enumerate(self._state.optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 for key, value in _settings_of(group):
@@ -175,7 +175,7 @@ def _tensor(name: str, tensor: torch.Tensor) -> Unit:
 
 def _of_optimizer(optimizer: torch.optim.Optimizer, parameter: torch.Tensor, name: str) -> Unit:
     def unit() -> Iterator[Leaf]:
-        # No state, and a state without entries, are the same: it is a defaultdict.
+        # No state and an empty state are equivalent: it is a defaultdict.
         state: Any = optimizer.state.get(parameter) or {}
         return leaves(state, name)
 
@@ -201,7 +201,7 @@ def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
 def _added_up(
     tensors: Sequence[torch.Tensor], texts: Sequence[str], stream: torch.cuda.Stream | None = None
 ) -> int:
-    with torch.cuda.stream(stream):  # what the script had queued comes first; None: as it is
+    with torch.cuda.stream(stream):  # after what the script has queued; None: no change
         return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
 
 
@@ -212,7 +212,7 @@ def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:
 def _of_groups(
     optimizer: torch.optim.Optimizer, known: list[tuple[tuple[object, ...], int]]
 ) -> Iterator[int]:
-    """The digests of its param_groups; worked out again where a value is another object."""
+    """The digests of its param_groups, recomputed where a value is a different object."""
     groups = optimizer.param_groups
     if len(known) != len(groups):
         known[:] = [((), 0)] * len(groups)

@@ -1,9 +1,9 @@
-"""The model's forward pre-hook: a second forward in a step that would start from other buffers than DDP's.
+"""The model's forward pre-hook: refuses a second forward in a step that would not start from DDP's buffers.
 
 DDP broadcasts rank 0's buffers before each forward that follows one whose gradients are to be reduced (with
 autograd on, outside no_sync). So a rank's second forward of a step starts from what rank 0's first left. EST
-0 may be in another worker, which has done its first forward earlier, or not yet: its buffers of that moment
-are nowhere to be had. Where no forward writes to a buffer, any number of them is exact.
+0 may be in another worker, which may have done its first forward earlier, or not yet: its buffers of that
+moment are not available. Where no forward writes to a buffer, any number of forwards is exact.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SecondForwardError(UnsupportedError):
 
 
 class ForwardWatch:
-    """buffers: the module's. running: the turn, until its backward() is done; what comes behind that may be
-    an evaluation. Copies and files of the model go without the hook.
+    """buffers: the module's. running: the turn, until its backward() is done; a forward after that may be
+    an evaluation. Copies and pickles of the model have an inert hook.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ForwardWatch:
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         turn = self._running()
-        if turn is None or torch._C._current_graph_task_id() != -1:  # in backward activations are made again
+        if turn is None or torch._C._current_graph_task_id() != -1:  # activations are recomputed in backward
             return
         if self._broadcast and self._now() != self._versions:
             name = self._changed(module)

@@ -2,9 +2,9 @@
 
 A stock rank runs that code with generators of its own. Here it runs once, with the generators and registered
 items of the worker's first EST (EST 0 on the leader), which are then simply kept. The others drew as many raw
-values, each from its own state: `report` says how many, and what this worker knows of it that the number does
-not show. The master compares what all members say and decides (its intervals.py); `closed` then makes the
-contexts that the epoch starts from. Nothing is decided here.
+values, each from its own state: `report` says how many, and what else this worker knows that the number does
+not show. The master compares the reports of all members and decides (its intervals.py); `closed` then makes
+the contexts that the epoch starts from. Nothing is decided here.
 
     begin (the loader loop is over) ── the script's code ── end (the next loop begins) ── report ── closed
 
@@ -35,26 +35,26 @@ _STEP: Final = struct.Struct("<q")
 
 
 class IntervalError(ElastaneError):
-    """What the code between two epochs drew cannot be told of each EST with certainty."""
+    """It cannot be determined for every EST what the code between two epochs drew."""
 
     code = "ELA330"
     exit_code = EXIT_REFUSED
 
 
 class BuffersChangedError(ElastaneError):
-    """A buffer was written to between two epochs: the training would go on without it."""
+    """A buffer was written to between two epochs: the training would not see the change."""
 
     code = "ELA331"
     exit_code = EXIT_REFUSED
 
 
 def is_open(contexts: Mapping[int, EstContext], step: int) -> bool:
-    """Whether these contexts of `step`, an epoch's first, are those before the code in front of it."""
+    """Whether these contexts of `step`, an epoch's first, are from before the code that precedes it."""
     return any(context.parts.get(_BEHIND) != _STEP.pack(step) for context in contexts.values())
 
 
 def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided) -> dict[int, EstContext]:
-    """The contexts behind the code, by what is decided of it; those that are behind it stay."""
+    """The contexts after the code, according to the decision; those already after it stay as they are."""
     changes: dict[str, Change] = {
         change.name: change.draws if change.WhichOneof("change") == "draws" else change.state
         for change in decided.changes
@@ -68,10 +68,10 @@ def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided
 
 
 def reported_against(contexts: Mapping[int, EstContext], step: int) -> dict[int, EstContext]:
-    """What contexts after `step` are reported as deltas to, from those that the master has before it.
+    """The bases of the deltas in which contexts after `step` are reported, from those before it.
 
-    Where it has one from behind the code, that is nothing, so that all of it is sent: a store that lost its
-    last writes knows the context before the code, and a delta laid over that would lack what the code drew.
+    For a context from after the code the base is empty, so that it is sent in full: a store that lost its
+    latest writes knows the context before the code, and a delta on top of that would lack what the code drew.
     """
     mark = _STEP.pack(step)
     return {
@@ -93,18 +93,18 @@ class Interval:
         self._contexts: dict[int, EstContext] = {}
         self._first = 0
         self._leads = False
-        #: States as last looked at, and as generators had them that were seeded since.
+        #: States when last looked at, and states right after seeding of generators that were seeded since.
         self._anchor: Parts = {}
         self._fresh: Parts = {}
         self._changes: dict[str, Change] = {}
-        #: ESTs whose parts are known whole: all that are hosted, once the code has run for each.
+        #: ESTs whose parts are known in full: all that are hosted, once the code has run for each.
         self._whole: dict[int, Parts] = {}
         self._asked = False
         self._doubt: Asked | None = None
-        #: An answer that the script has kept, for all intervals to come.
+        #: An answer that the script has kept; it applies to all later intervals.
         self._kept: Asked | None = None
         self._uncertain = self._fault = ""
-        #: What is drawn now concerns no other EST.
+        #: Above 0: what is drawn now does not affect the other ESTs.
         self._aside = 0
         #: The EST for which the script's code runs now.
         self.rank = 0
@@ -114,7 +114,7 @@ class Interval:
     # ------------------------------------------------------------------ from loop to loop
 
     def begin(self, step: int, contexts: Mapping[int, EstContext], *, leads: bool) -> None:
-        """From here on the script's code before `step` runs, with the states of the first of these ESTs."""
+        """The script's code before `step` begins, with the states of the first of these ESTs."""
         self.end()
         self._step, self._contexts, self._leads = step, dict(contexts), leads
         self.rank = self._first = min(contexts)
@@ -129,11 +129,11 @@ class Interval:
         self._watch.start()
 
     def entered(self, *, leads: bool) -> None:
-        """The first ring has formed: only one worker leads it."""
+        """The first ring has formed; from now on only one worker leads."""
         self._leads = leads
 
     def end(self) -> None:
-        """The next loop begins, or the script ends: the states are what they are."""
+        """The next loop begins, or the script ends: the states are final."""
         if self._running:
             self._trace.stop()
             self._fold()
@@ -141,7 +141,7 @@ class Interval:
             self._watch.stop()
 
     def report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
-        """What this worker has to say of the code before `step`."""
+        """This worker's report of the code before `step`."""
         report = ring_pb2.IntervalReport(generation=generation, step=step)
         if step != self._step:
             return report
@@ -226,7 +226,7 @@ class Interval:
     # ------------------------------------------------------------------ what is made of it
 
     def _fold(self) -> None:
-        """Adds what was drawn since the last look to the changes of all ESTs."""
+        """Adds what was drawn since the states were last looked at to the changes of all ESTs."""
         states = self._states()
         changes = {
             name: self._change(name, self._anchor[name], state)
@@ -242,7 +242,7 @@ class Interval:
         for name, change in changes.items():
             before = self._changes.get(name, 0)
             both = isinstance(change, int) and isinstance(before, int)
-            # Where all ESTs stand alike, they stand alike behind further draws.
+            # If all ESTs had the same state, they still do after further draws.
             self._changes[name] = before + change if both else states[name]  # type: ignore[operator]
         for rank, parts in self._whole.items():
             self._whole[rank] = states if rank == self._first else _changed(parts, changes)
@@ -269,7 +269,7 @@ class Interval:
         return draws
 
     def _block_left(self) -> None:
-        """EST 0's own part is over: nothing of it concerns the others."""
+        """EST 0's own part is over: it does not affect the others."""
         self._aside -= 1
         self._anchor, self._fresh = self._states(), {}
         if 0 in self._whole:
@@ -313,7 +313,7 @@ class Interval:
 
 
 def _changed(parts: Mapping[str, bytes], changes: Mapping[str, Change]) -> Parts:
-    """Generators and items after the changes, with those that have none."""
+    """Generators and items after the changes, including the unchanged ones."""
     states = {name: part for name, part in parts.items() if name.startswith("rng/") or _is_item(name)}
     for name, change in changes.items():
         states[name] = advance(name, parts[name], change) if isinstance(change, int) else change
@@ -325,7 +325,7 @@ def _is_item(name: str) -> bool:
 
 
 def _behind(context: EstContext, states: Mapping[str, bytes], step: int) -> EstContext:
-    """The same context with these states, behind the code before `step`."""
+    """The same context with these states, marked as after the code before `step`."""
     return EstContext(
         context.virtual_rank, context.step, {**context.parts, **states, _BEHIND: _STEP.pack(step)}
     )

@@ -1,11 +1,11 @@
 """What is done when a script leaves a `for` loop over one of our generators before its end.
 
-A generator learns of it by a GeneratorExit, as it is thrown away. There is no telling there whether the loop
-was left by `break` or `return`, or by an exception that is on its way through the script; and nothing that is
-raised there reaches anybody. So what is to be done waits until the function that holds the loop goes on: at
-its next line, or where it returns. An exception that leaves the function comes to neither, and one that an
-`except` or `finally` of the function has in hand is waited out. The interpreter's tracing says when that
-is; it is switched on for these few instructions only.
+A generator is notified by GeneratorExit when it is closed. At that point it cannot tell whether the loop was
+left by `break` or `return`, or by an exception propagating through the script, and an exception raised there
+is discarded. So the action is deferred until the function that holds the loop continues, at its next line, or
+returns. An exception that leaves the function reaches neither; one that is being handled in an `except` or
+`finally` of the function is waited out. The interpreter's tracing, enabled for just these few instructions,
+tells when that is.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _armed: Final[dict[FrameType, list[tuple[Action, str]]]] = {}
 def when_left(action: Action) -> None:
     """Do `action` once the script's function has really left its loop. Called in a generator's GeneratorExit.
 
-    Of nested loops that are left at once, the inner one's action comes first, and one that raises is the
+    If nested loops are left at once, the inner one's action comes first; an action that raises is the
     last.
     """
     frame = sys._getframe(1).f_back

@@ -1,8 +1,8 @@
-"""Values that the script carries from turn to turn, and that decide the result: refused at their line.
+"""Refuses, at their line, values that the script carries from turn to turn and that decide the result.
 
-What is read from source (`script_source`) is put beside what there is: the frame of the loop says which
-names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has been
-seen to change twice running. Without source (exec, a notebook's cell that is gone) nothing is said.
+What the source shows (`script_source`) is combined with run-time facts: the frame of the loop tells which
+names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has
+changed twice in a row. Without source (exec, a deleted notebook cell) nothing is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from elastane.script_source.places import (
 )
 
 _TIMES: Final = 2
-"""An attribute that has changed so often running goes on changing: it was not set up on first use."""
+"""Changes in a row after which an attribute counts as carried, and not as initialized on first use."""
 
 
 #: Elements of a container that are compared beside its length.
@@ -66,7 +66,7 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
 def carried_in_loop(
     frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
 ) -> list[tuple[str, Carried]]:
-    """The same as data, with the file's name: for `elastane doctor`."""
+    """What `check_loop` refuses, with the file's name: for `elastane doctor`."""
     while frame is not None:
         tree = tree_of(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
         loop = loop_at(tree, frame.f_lineno) if tree is not None else None
@@ -79,7 +79,7 @@ def carried_in_loop(
 
 
 def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
-    """What the frame's names stand for, where that is under control."""
+    """What the frame's names stand for, for those that the job keeps."""
     roles: dict[int, Role] = {id(one): "other" for one in (*registered, prepared.loader)}
     roles |= {id(one): "other" for one in (*prepared.schedulers, *prepared.extras.values())}
     roles |= {id(one): "optimizer" for one in (*prepared.optimizers, *prepared.scalers)}
@@ -111,7 +111,7 @@ def _is_loader(value: object) -> bool:
 
 @dataclass(slots=True)
 class _Attribute:
-    """One that its class computes from its own old value. changes: in how many looks running it changed."""
+    """One that its class computes from its own old value. changes: how many times in a row it changed."""
 
     owner: Any
     name: str
@@ -122,9 +122,9 @@ class _Attribute:
 
 
 class AttributeWatch:
-    """Plain attributes of the model's modules and of optimizers: no part of their state, and no EST's own.
+    """Plain attributes of the model's modules and of optimizers: neither in their state nor per EST.
 
-    Only classes of the script are looked into, and of those the attributes that their source says they carry.
+    Only the script's own classes are examined, and only attributes that their source shows to be carried.
     """
 
     def __init__(self, prepared: Prepared) -> None:

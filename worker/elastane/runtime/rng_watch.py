@@ -1,10 +1,10 @@
-"""What states alone do not show of the code between epochs: draws until a value fits, and new seeds.
+"""What generator states do not show of the code between epochs: drawing by rejection, and reseeding.
 
-`random.shuffle` draws again until a number is small enough. How often depends on the state, so the number of
-one EST's draws is not another's. And a generator that is seeded with the seed it has stands where it stood,
-while the other ESTs' would not. So such calls are watched while that code runs: methods of Python's generator
-in the object itself, whoever holds them; functions of NumPy and torch as attributes of their modules, which a
-script that has imported the function itself passes by.
+`random.shuffle` draws again until a number is small enough. How often depends on the state, so ESTs draw
+different numbers of values. And reseeding a generator with the seed it already had leaves its state
+unchanged, while the other ESTs' states would change. So such calls are watched while that code runs: methods
+of Python's generator in the object itself, whoever holds a reference to it; functions of NumPy and torch as
+attributes of their modules, which misses functions that the script imported by name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RankSeedError(ElastaneError):
 
 
 class OutsideRank(int):
-    """`job.rank` outside the loader loop, and what is computed of it: no seed, others have others."""
+    """`job.rank` outside the loader loop, and values computed from it: not usable as a seed."""
 
     def _derived(name: str) -> Any:  # type: ignore[misc]  # noqa: N805 - makes the methods below
         def method(self: OutsideRank, other: Any) -> Any:
@@ -50,7 +50,7 @@ class OutsideRank(int):
 
 
 def refuse_rank_seed(place: str) -> SystemExit:
-    """What to raise for a seed made of the rank; it may come before anything looks at how the script ends."""
+    """What to raise for a seed computed from the rank, possibly before any handler of errors is in place."""
     error = RankSeedError(
         f"a seed is made of job.rank in {place}, where one process stands for several ranks",
         hint="elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
@@ -105,8 +105,8 @@ _TORCH: Final = (TORCH_CPU, TORCH_DEVICE)
 
 
 class RngWatch:
-    """uneven: told where a call draws a number of values that depends on the state. seeded: told of the
-    generators, by name, before they are seeded, and again once they are; a set state is no new seed.
+    """uneven: called with the place of a call whose number of draws depends on the state. seeded: called with
+    the generators' names before and after they are seeded; setting a state does not count as seeding.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RngWatch:
         self._replaced: list[tuple[Any, str, Any]] = []
 
     def start(self) -> None:
-        """From now on calls are told of. A second call does nothing."""
+        """Starts watching. A second call does nothing."""
         if self._replaced:
             return
         python: Any = random._inst
@@ -136,7 +136,7 @@ class RngWatch:
                 self._watch_uneven(np.random, name)
 
     def stop(self) -> None:
-        """Everything is as it was."""
+        """Restores the original functions."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
             if original is _ABSENT:

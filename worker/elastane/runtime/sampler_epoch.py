@@ -1,8 +1,9 @@
-"""Which epoch the script tells its sampler to be in.
+"""The epoch number that the script passes to its sampler.
 
-A stock sampler orders its epoch by the number that `set_epoch` was last given. Here the order of an epoch
-must be the same in a worker that came in the middle of it, so it follows from the epoch's own number, and
-`set_epoch` is called for the script. A script that gives another number means another order, and is told so.
+A stock sampler derives an epoch's order from the number last passed to `set_epoch`. Here the order of an
+epoch must be the same in a worker that joins in the middle of it, so it is derived from the epoch's own
+number, and `set_epoch` is called for the script. A script that passes another number expects another order,
+and is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SamplerEpochError(ElastaneError):
-    """The script's sampler was told of another epoch than the one that is trained."""
+    """The script passed its sampler another epoch than the one being trained."""
 
     code = "ELA333"
     exit_code = EXIT_REFUSED
@@ -61,7 +62,7 @@ class SamplerEpoch:
 
 
 def watch_set_epoch(loader: DataLoader[Any]) -> SamplerEpoch | None:
-    """Of the sampler or batch sampler that the script gave; None where it has no `set_epoch`."""
+    """Watches the script's sampler or batch sampler; None if it has no `set_epoch`."""
     for sampler in (loader.batch_sampler, loader.sampler):
         if callable(getattr(sampler, "set_epoch", None)):
             return SamplerEpoch(sampler)

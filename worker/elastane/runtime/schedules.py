@@ -1,9 +1,9 @@
-"""Schedules that were counted with the length of a loader that was not yet prepared.
+"""Warns of schedules computed from the length of a loader that was not yet prepared.
 
 `CosineAnnealingLR(optimizer, T_max=epochs * len(loader))` before `prepare` counts the batches of one process.
-With N ESTs an epoch has a N-th of the steps, as under stock DDP: the schedule would come to a N-th of its
-way, in both. It has the same bits, and is seldom what was meant. What is known of a schedule are figures of
-steps; whether one was counted so is told from what it is a multiple of.
+With N ESTs an epoch has 1/N of the steps, as under stock DDP: the schedule would cover 1/N of its course in
+both. The bits are the same, but it is seldom what was meant. All that is known of a schedule are its numbers
+of steps; whether they were counted this way is inferred from what they are multiples of.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Lengths:
 
 
 def schedule_warnings(schedulers: Iterable[Any], lengths: Lengths) -> list[str]:
-    """One text for each scheduler that seems to be counted with the loader as it was before `prepare`."""
+    """One warning for each scheduler that seems to be counted with the unprepared loader."""
     if lengths.before <= lengths.after:
         return []
     texts = []
@@ -52,7 +52,7 @@ def schedule_warnings(schedulers: Iterable[Any], lengths: Lengths) -> list[str]:
 def _counted_before(steps: list[int], lengths: Lengths) -> bool:
     """Whether all are multiples of the length before, and none is what it would be if counted after.
 
-    A figure up to the number of epochs is one of epochs. One beyond the job's steps may be off by less than
+    A figure up to the number of epochs counts epochs. One beyond the job's steps may be off by less than
     an epoch: schedules are often given a step more or less.
     """
     if min(steps) <= lengths.epochs or lengths.total in steps:

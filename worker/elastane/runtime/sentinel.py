@@ -1,8 +1,8 @@
-"""A worker's part in the sentinel: says what gradients it has for the EST that the master checks in a step.
+"""A worker's part in the sentinel: reports the gradient digest of the EST that the master checks.
 
-Its host takes the digest of what that EST puts into the sums. Another worker runs the EST's turn before those
-of its own: the loader gives the loop body one mini-batch more (or several that accumulate), from the EST's
-context, and nothing of that turn counts. Its gradients lie where those of the worker's first own EST will.
+The EST's host computes the digest of its contribution to the sums. Another worker runs the EST's turn before
+its own: the loader gives the loop body one extra mini-batch (or several that accumulate), from the EST's
+context, and nothing in that turn takes effect. Its gradients use the slot of the worker's first own EST.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Sentinel:
         return [turn, *own]
 
     def ended(self, turn: Turn) -> None:
-        """A turn has had its last backward: tells the master, if it is one that is checked."""
+        """A turn has had its last backward: reports its digest to the master if it is checked."""
         if turn.digest is None:
             return
         protocol = self._attendance.protocol

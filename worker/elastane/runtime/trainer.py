@@ -507,7 +507,7 @@ class Trainer:
         self._tasks.append(task)
 
     def _keep(self, turn: Turn) -> None:
-        """What the EST's backward may still have changed: EST 0's buffers."""
+        """Snapshot EST 0's buffers after backward."""
         self._sentinel.ended(turn)
         if turn.rank == 0:
             self._reducer.keep_buffers(self._module_buffers)

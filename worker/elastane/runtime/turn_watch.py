@@ -1,19 +1,19 @@
-"""What must be the same in all turns of a step, and is the script's to change: compared, turn by turn.
+"""Compares, turn by turn, what the script may change but must be the same in all turns of a step.
 
 The loop body runs once for each EST of the worker, and again when a step is replayed. So in every turn of a
-step it must find the same hyperparameters and the same weights, and what it does to them itself it must do
-once: where the step has been applied.
+step it must find the same hyperparameters and the same weights, and must itself change them only once: where
+the step has been applied.
 
     hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
-                      that a replay is held to them too
+                      that a replay is checked against them too
     weights           parameters, prepared averages and copies, by their version counters: only the optimizer
-                      writes to them, and the script after it, where it has asked `job.stepped`. Writes to
-                      `.data` leave no version: in the first steps norms are compared as well
-    what is carried   by the loop, the model, an optimizer (`carried`), and copies of the weights that nobody
-                      prepared (`copies`)
+                      writes to them, and the script after it, under `if job.stepped:`. Writes to `.data`
+                      do not change the version: in the first steps norms are compared as well
+    what is carried   by the loop, the model, an optimizer (`loop_carried`), and copies of the weights that
+                      were not prepared (`copies`)
 
-A step of which all turns run in workers of their own would come out right without `job.stepped` too, until
-the first worker dies: it is refused all the same, in the first step that does it.
+If every EST has a worker of its own, a step comes out right even without `job.stepped`, until the first
+worker dies: it is refused all the same, in the first step that does it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
 
-#: Steps after the start, a change of the ring and the begin of an epoch in which norms are compared too.
+#: Steps after the start, a change of the ring and the beginning of an epoch in which norms are compared.
 CLOSE_STEPS: Final = 2
 
 
 class TurnWatch:
     """Of one worker; its methods are called by the script's thread, in the order of a step.
 
-    registered: objects that are each EST's own. num_ests: N. With one EST the step is its only turn, and what
-    it does behind the step is done once.
+    registered: objects that are each EST's own. num_ests: N. With one EST a step has a single turn, so what
+    it does after the step is done once.
     """
 
     def __init__(self, prepared: Prepared, registered: Iterable[object], num_ests: int) -> None:
@@ -58,7 +58,7 @@ class TurnWatch:
         self._close_until: int | None = None
 
     def begin_loop(self, frame: types.FrameType | None) -> None:
-        """A loop over the loader begins; frame: of whoever asks for its first mini-batch.
+        """A loop over the loader begins; frame: of the caller that asks for its first mini-batch.
 
         Raises CarriedValueError for what its source shows to be carried into the result.
         """
@@ -66,11 +66,11 @@ class TurnWatch:
         self.look_closely()
 
     def look_closely(self) -> None:
-        """The worker is in another ring, or the epoch another one: something new may run in the body."""
+        """The ring or the epoch has changed: the body may run different code."""
         self._close_until = None
 
     def replaced(self) -> None:
-        """Other weights and hyperparameters are in place, of a step that other workers have run."""
+        """Weights and hyperparameters were replaced by those of a step that other workers have run."""
         self._step = -1
 
     def begin_step(self, step: int) -> None:
@@ -111,15 +111,15 @@ class TurnWatch:
         self._check(turn, "before the step was applied")
 
     def after_step(self) -> None:
-        """What is prepared has changed what is prepared."""
+        """The prepared objects have made their changes: takes them as the new baseline."""
         self._take()
         self._shown = [hyperparameters(optimizer) for optimizer in self._optimizers]
 
     def end_turn(self, turn: Turn) -> None:
-        """The body is through with a mini-batch.
+        """The body has finished a mini-batch.
 
         Raises TurnError if it did what can only be right once a step, StepError without optimizer.step(),
-        CarriedValueError and CopyNotPreparedError for what is none of the job's state.
+        CarriedValueError and CopyNotPreparedError for what is not part of the job's state.
         """
         self._attributes.end_turn(turn)
         if self._is_close:
@@ -188,7 +188,7 @@ Hyperparameters = dict[str, Any]
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
-    """All that is a number, a word, or a few of them. Of a tensor its value, which on a GPU is waited for."""
+    """Numbers, strings and tuples of them; the value of a one-element tensor, which waits for a GPU."""
     return {
         f"{key} of param_group {place}": value.item() if isinstance(value, Tensor) else value
         for place, group in enumerate(optimizer.param_groups)
@@ -214,12 +214,12 @@ def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
 
 
 def _unequal(before: Any, after: Any) -> bool:
-    """Not the same; a NaN is the same as another."""
+    """Unequal; two NaNs count as equal."""
     return bool(before != after and (before == before or after == after))
 
 
 def _watched(prepared: Prepared) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors that only the optimizers and what was prepared for it may change."""
+    """Names and tensors that only the optimizers and the prepared averages may change."""
     found = [(f"parameter {name}", parameter) for name, parameter in prepared.model.named_parameters()]
     for extra in prepared.extras.values():
         if isinstance(extra, torch.nn.Module):

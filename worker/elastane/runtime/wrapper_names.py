@@ -1,11 +1,11 @@
-"""What scripts ask of DistributedDataParallel, on a model that is not wrapped.
+"""Names of DistributedDataParallel that scripts use, on a model that is not wrapped.
 
-`prepare` returns the script's own model. Scripts written for DDP look behind its wrapper (`model.module`) and
-call the wrapper's methods. `module` is answered: by the model as it was, one that has no `module`, so that
-`while hasattr(model, "module")` comes to its end. What would change how gradients are summed is refused.
+`prepare` returns the script's own model. Scripts written for DDP unwrap it (`model.module`) and call the
+wrapper's methods. `module` returns the model in its original class, which has no `module`, so that
+`while hasattr(model, "module")` terminates. Whatever would change how gradients are summed is refused.
 
-Like the wrapper, and unlike an attribute, this is of the prepared model alone: copies and pickles are of the
-script's own class, and state_dict, named_modules and repr do not know of it.
+Like the wrapper, and unlike an attribute, this applies to the prepared model alone: copies and pickles are of
+the script's own class, and state_dict, named_modules and repr do not show it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class WrapperCallError(UnsupportedError):
 
 
 def give_wrapper_names(model: torch.nn.Module) -> None:
-    """`model.module`, and refusals in words; a model that has such a name of its own keeps it."""
+    """Adds `model.module` and the refusals; names that the model defines itself are kept."""
     kind = type(model)
     if hasattr(model, "module") or isinstance(model, torch.jit.ScriptModule):
         return

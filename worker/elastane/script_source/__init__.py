@@ -1,10 +1,10 @@
-"""What a script's source says, read without running it; for the running loop, `elastane doctor` and `verify`.
+"""Static analysis of a script's source, for the running loop, `elastane doctor` and `verify`.
 
 carrying  what the script carries from turn to turn into the result
 names     names in a syntax tree
 places    which files are the script's, their syntax trees, places in them as messages name them
 
-Pure: neither torch nor a master is needed.
+Pure: needs neither torch nor a master.
 """
 
 from elastane.script_source.carrying import (

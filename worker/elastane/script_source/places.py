@@ -16,14 +16,14 @@ OWN_PACKAGES: Final = ("elastane", "elastane_proto", "elastane_shards", "elastan
 
 
 def is_script_file(filename: str) -> bool:
-    """Whether code of this file is the user's: of no installed package, and not of Elastane."""
+    """Whether this file is the user's code: neither an installed package nor Elastane."""
     if not filename or filename.startswith("<"):
         return False
     return _is_script_file(filename)
 
 
 def is_script_class(kind: type) -> bool:
-    """Whether the class is the user's own, of no library."""
+    """Whether the class is the user's own, not a library's."""
     return is_script_file(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
 
 
@@ -35,7 +35,7 @@ def script_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def display_name(filename: str) -> str:
-    """A file as findings name it: relative to the script's folder where it lies in it."""
+    """A file as findings name it: relative to the script's folder if it is in there."""
     path = Path(filename)
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     with contextlib.suppress(ValueError, OSError):
@@ -56,7 +56,7 @@ def line_in_words(filename: str, line: int) -> str:
 
 @lru_cache(maxsize=256)
 def tree_of(filename: str) -> ast.Module | None:
-    """The syntax tree of a file that has been imported, or run; None where there is no source."""
+    """The syntax tree of a file that has been imported or run; None if there is no source."""
     try:
         return ast.parse("".join(linecache.getlines(filename)), filename)
     except (SyntaxError, ValueError):

@@ -1,7 +1,7 @@
 """Digests of training state: cheap, and equal for equal bits.
 
-They are compared between workers of one job while it runs, so what counts is the cost: one pass over the
-memory, at its speed. They are no cryptography (`fingerprint` is, and compares runs).
+They are compared between workers of one job while it runs, so cost matters: one pass over the memory, at its
+speed. They are not cryptographic (`fingerprint` is; it compares runs).
 
 The rule. The elements' bytes, row-major, are 64-bit words, filled up with zeros. Word i is added to sum
 i mod WIDTH, modulo 2^64; the digest is the sum of all WIDTH sums, each times an odd number of its own. A
@@ -22,7 +22,7 @@ import torch
 WIDTH: Final = 1021
 _MASK: Final = (1 << 64) - 1
 _WORD_BYTES: Final = 8
-#: Tensors below this are put behind one another first: so many calls cost more than the copy.
+#: Smaller tensors are concatenated first: many calls would cost more than the copy.
 _SMALL_BYTES: Final = 1 << 16
 #: The odd factors: steps of a Weyl sequence (2^64 over the golden ratio), the last bit set.
 _FACTORS: Final = (np.arange(1, WIDTH + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
@@ -82,11 +82,10 @@ def combined(digests: Iterable[int]) -> int:
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor | str]]:
-    """What nested state consists of: where, and a tensor or a value in words. Dicts in the order of
-    their keys.
+    """The leaves of nested state: path, and a tensor or a value as text. Dicts in sorted key order.
 
-    Of objects that are none of numbers, texts, tensors, arrays and lists, tuples and dicts of them only
-    the type counts: what it holds cannot be told.
+    Of objects other than numbers, strings, tensors, arrays, and lists, tuples and dicts of them, only the
+    type counts: their contents cannot be read.
     """
     if isinstance(value, torch.Tensor):
         yield path, value

@@ -1,4 +1,4 @@
-"""Pure: what an untouched script's run left behind beside what an elastic run of the converted one did.
+"""Compares the results of an untouched script's run with those of an elastic run of the converted one. Pure.
 
 Both sides are taken down by the same function (`hook.elastane_reference.taken`). The converted script may
 hold in one module what the original trains as several, and may have given its optimizers to prepare in
@@ -16,7 +16,7 @@ from elastane.verify.results import NOTHING, Described, Row, Taken
 
 
 def unlike(reference: Taken, found: Taken) -> str:
-    """Why the two do not train the same architecture, in words; empty if they do."""
+    """Why the two do not train the same architecture, as text; empty if they do."""
     places = _places(reference, found)
     theirs = {name: v for number, model in enumerate(reference.models) for name, v in _named(number, model)}
     if places is None:
@@ -77,7 +77,7 @@ def first_event_difference(
 
 @dataclass(frozen=True, slots=True)
 class EventDifference:
-    """Where the original and the converted script part, both under stock DDP.
+    """Where the original and the converted script diverge, both under stock DDP.
 
     what: "initial weights", "mini-batch", "random numbers", "loss", "settings" (of the optimizer), "weights",
     "order" (another kind of event), "end" (one makes fewer). name: of the tensor, generator or setting.

@@ -1,6 +1,6 @@
-"""Runs the user's own DDP command, untouched, and reads what the hook took down of it.
+"""Runs the user's own DDP command, unmodified, and reads what the hook recorded.
 
-The command is run as it stands, but for the environment: PYTHONPATH begins with `verify/hook`, threads and
+The command is run as it stands, except for the environment: PYTHONPATH begins with `verify/hook`, threads and
 libraries are pinned as in our own runs, and torchrun gets a free port where the command names none.
 """
 
@@ -31,7 +31,7 @@ _LINES_SHOWN: Final = 20
 
 
 class OriginalError(ElastaneError):
-    """The user's own DDP script cannot be compared with; exit_code: of `elastane verify`."""
+    """The user's own DDP script cannot serve as a reference; exit_code: of `elastane verify`."""
 
     code = "ELA370"
     exit_code = 5
@@ -45,7 +45,7 @@ class OriginalLateError(OriginalError):
 
 
 class OriginalEmptyError(OriginalError):
-    """It ended well, and trained nothing with DistributedDataParallel."""
+    """It succeeded, but trained nothing with DistributedDataParallel."""
 
     code = "ELA372"
     exit_code = 7
@@ -166,7 +166,7 @@ def reference_environment(
         "PATH": _search_path(inherited),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), inherited.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
-        # Where the command names none: two proofs on one machine would meet at torchrun's 29500.
+        # Where the command names none: two proofs on one machine would both use torchrun's 29500.
         "PET_MASTER_PORT": inherited.get("PET_MASTER_PORT", str(_free_port())),
         **hook_variables(reports, determinism=determinism, threads=threads, traced=traced),
     }

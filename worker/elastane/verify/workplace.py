@@ -1,9 +1,9 @@
 """A folder of its own for each run of a proof, so that no run finds what another one wrote.
 
-A run starts in `work`, which stands for the folder that the proof was started in. What is small is copied
-there, what is large is linked: data is read by its relative path as ever, and new files and changed ones
-stay in the run's folder. What a script writes into a folder that was linked, or by an absolute path, is out
-of reach; `Workplace.written_through` tells of the first.
+A run starts in `work`, which stands in for the folder that the proof was started in. Small entries are copied
+there, large ones linked: relative paths to data still work, and new and changed files stay in the run's
+folder. What a script writes into a linked folder or to an absolute path is not contained;
+`Workplace.written_through` reports the former.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: What is copied for one run at most; the rest is linked. The smallest things come first.
+#: The most that is copied for one run, smallest entries first; the rest is linked.
 COPIED_BYTES_MAX: Final = 64 * 2**20
 COPIED_FILES_MAX: Final = 300
 #: How many files are looked at for `written_through`.

@@ -5,8 +5,8 @@ loop_rules   the loop over mini-batches
 epoch_rules  the loop over epochs
 setup_rules  seeds, prepare, torch.distributed, modules
 
-A rule names the line, the variable and the change that mends it. It says nothing rather than something
-wrong: what is only logged, and all that names do not tell, is passed over.
+A rule names the line, the variable and the remedy. It prefers silence to a false alarm: values that are only
+logged, and anything that names do not tell, are skipped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REASONS = ("break", "loop variable", "module state", "after the step")
 
 
 def examine_source(text: str, file: str = "script", *, main: bool = True) -> list[Finding]:
-    """Findings in the source of one file, by line; empty for what cannot be parsed: it fails when it is run.
+    """Findings in the source of one file, by line; empty if it cannot be parsed, as it then fails when run.
 
     main: the file is the script itself, not a module that it imports.
     """
@@ -49,7 +49,7 @@ def examine_source(text: str, file: str = "script", *, main: bool = True) -> lis
 
 
 def examine_script(command: Sequence[str]) -> list[Finding]:
-    """Of a script and of the modules beside it that it imports. command: as for the interpreter."""
+    """Findings of a script and of the modules beside it that it imports. command: as for the interpreter."""
     path = _path_of(command)
     if path is None:
         return []
@@ -61,7 +61,7 @@ def examine_script(command: Sequence[str]) -> list[Finding]:
 
 
 def with_source(found: Iterable[Finding], source: Sequence[Finding]) -> list[Finding]:
-    """All findings of a short run and of the source; a step that differed has its reason from the source."""
+    """Findings of a short run and of the source, which gives the reason for a step that differed."""
     reasons = [finding for finding in source if finding.kind in _REASONS]
     merged = []
     for finding in found:

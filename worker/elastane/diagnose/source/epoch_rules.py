@@ -10,7 +10,7 @@ from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import Script, exits, name_of
 from elastane.script_source import IN_EPOCHS
 
-#: Draws whose number depends on what is drawn: rejection.
+#: Functions that draw by rejection: how many values depends on the values drawn.
 _UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss", "choices")
 
 
@@ -23,7 +23,7 @@ def epoch_findings(script: Script, notes: Notes) -> None:
 
 
 def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
-    """Variables that live across epochs and decide; returns lines of those that decide when to stop."""
+    """Variables that live across epochs and decide something; returns the lines that decide when to stop."""
     # What the loader loop itself carries into the result has findings of its own there.
     inside = {
         carried.name

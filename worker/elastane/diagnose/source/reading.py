@@ -1,7 +1,7 @@
 """What a script's syntax tree says of its shape: the three lines, its loops, what was prepared.
 
-Nothing is run and nothing is imported. Names are followed as far as they go without guessing much: through
-assignments in a loop body, into functions of the script that are called by their names.
+Nothing is run and nothing is imported. Names are followed through assignments in a loop body, and into
+functions of the script that are called by name.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Script:
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """What names stand for, where that is under control, as far as the source tells."""
+        """What names stand for, for those that the job keeps, as far as the source tells."""
         found: dict[str, Role] = dict.fromkeys(self.kept | self.loaders | self.jobs, "other")
         for call in ast.walk(self.tree):
             if isinstance(call, ast.Call) and last_name(call.func) == "step":

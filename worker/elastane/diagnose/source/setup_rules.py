@@ -1,4 +1,4 @@
-"""Rules for the rest of a script: seeds, what prepare is given, torch.distributed, modules with a memory."""
+"""Rules for the rest of a script: seeds, prepare, torch.distributed, modules that keep state."""
 
 from __future__ import annotations
 

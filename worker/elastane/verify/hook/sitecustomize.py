@@ -1,4 +1,4 @@
-"""Begun by Python in every process of a reference: installs the recorder, then goes on as without it."""
+"""Run by Python in every process of a reference: installs the recorder, then continues as without it."""
 
 import importlib.machinery
 import importlib.util
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def _go_on() -> None:
-    """Run the sitecustomize that this one stands before, if there is one."""
+    """Run the sitecustomize that this one shadows, if there is one."""
     here = Path(__file__).absolute().parent
     others = [path for path in sys.path if Path(path).absolute() != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elastane.determinism import Level
 from elastane.verify.elastic_run import RunFailed
 from elastane.verify.reference import (
     OriginalError,
@@ -19,6 +20,7 @@ from elastane.verify.reference import (
     OtherArchitectureError,
     OtherStepsError,
     parse_reference,
+    run_original,
 )
 from elastane.verify.run import Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers, fork_servers
@@ -107,6 +109,16 @@ def test_what_cannot_be_compared_is_said(
     with pytest.raises(error, match=words) as raised:
         prove(original, *script, **options)
     assert isinstance(raised.value, OriginalError) and raised.value.exit_code == code
+
+
+def test_a_reference_that_hangs_after_its_last_step_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastane.verify.reference._EXIT_SECONDS", 1.0)
+    command = [sys.executable, str(SCRIPTS / "hangs_at_its_end.py")]
+    settings = {"directory": tmp_path, "determinism": Level.D1, "threads": 1, "traced": False}
+    original = run_original(tmp_path / "run", command, environment={}, timeout_seconds=120.0, **settings)
+    assert original.ranks == 1 and original.taken.steps == 1
 
 
 @pytest.mark.parametrize(

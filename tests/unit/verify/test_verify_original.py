@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,6 +206,27 @@ def test_a_rank_that_is_aborted_after_its_end_counts() -> None:
     assert judge(ExitStatus(1), lines, {0: REPORT}, seen=True, seconds=1.0).ranks == 1
     with pytest.raises(OriginalError):
         judge(ExitStatus(1), ["Signal 9 (SIGKILL)"], {0: REPORT}, seen=True, seconds=1.0)
+
+
+def test_a_reference_that_hangs_counts_once_all_its_ranks_have_reported() -> None:
+    assert judge(None, [], {0: REPORT}, seen=True, seconds=1.0).ranks == 1
+    with pytest.raises(OriginalLateError):
+        judge(None, [], {0: {**REPORT, "world": 2}}, seen=True, seconds=1.0)
+
+
+def test_a_rank_that_trains_on_withdraws_its_report(tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    group = SimpleNamespace(get_rank=lambda: 1, get_world_size=lambda: 2)
+    recorder = hook.Recorder(str(tmp_path), traced=False, settings={})
+    recorder.built(SimpleNamespace(distributed=group), SimpleNamespace(module=net))
+    recorder.stepped(optimizer)
+    recorder.finish()
+    assert json.loads((tmp_path / "rank-1.json").read_text())["steps"] == 1
+    recorder.stepped(optimizer)
+    assert not list(tmp_path.iterdir())
+    recorder.finish()
+    assert json.loads((tmp_path / "rank-1.json").read_text())["steps"] == 2
 
 
 def test_the_command_is_found_beside_this_python(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,13 @@ from elastane.verify.results import Taken
 
 HOOK: Final = Path(hook.__file__).parent
 _LINES_SHOWN: Final = 20
+_EXIT_SECONDS: Final = 10.0
+"""What a reference may take to end after all of its ranks have reported.
+
+PyTorch's gloo group can hang for good where DDP is freed after destroy_process_group: its destructor waits,
+holding the GIL, for a thread that waits for the GIL.
+"""
+_LOOK_SECONDS: Final = 0.5
 
 
 class OriginalError(ElastaneError):
@@ -142,7 +150,7 @@ def run_original(
     process = ChildProcess("reference", command, environment=variables, directory=directory, log=log)
     try:
         process.start()
-        status = process.wait(timeout_seconds)
+        status = _ended(process, reports, timeout_seconds)
     finally:
         process.kill_group()
         _kill_bearers(reports)  # torchrun's ranks lead sessions of their own
@@ -151,6 +159,30 @@ def run_original(
     return judge(
         status, lines, read_reports(reports), seen=(reports / "seen").exists(), seconds=timeout_seconds
     )
+
+
+def _ended(process: ChildProcess, reports: Path, timeout_seconds: float) -> ExitStatus | None:
+    """Wait for the reference; None when it has not ended in time, or hangs after its ranks' last word."""
+    deadline = time.monotonic() + timeout_seconds
+    complete_since: float | None = None
+    while True:
+        now = time.monotonic()
+        if not _all_reported(reports):
+            complete_since = None
+        elif complete_since is None:
+            complete_since = now
+        end = deadline if complete_since is None else min(deadline, complete_since + _EXIT_SECONDS)
+        status = process.wait(min(_LOOK_SECONDS, max(0.0, end - now)))
+        if status is not None or now >= end:
+            return status
+
+
+def _all_reported(folder: Path) -> bool:
+    """Whether there is a file of every rank; one that goes on training withdraws its own."""
+    paths = list(folder.glob("rank-*.json"))
+    with contextlib.suppress(FileNotFoundError):
+        return bool(paths) and len(paths) == json.loads(paths[0].read_text())["world"]
+    return False
 
 
 def reference_environment(
@@ -201,15 +233,19 @@ def judge(
     seen: bool,
     seconds: float,
 ) -> Original:
-    """What the run was. Pure. status: None when it did not end; seen: whether the hook was ever begun."""
+    """What the run was. Pure.
+
+    status: None when it did not end, which is no fault once every rank has reported. seen: whether the hook
+    was ever begun.
+    """
     said = "\n".join(lines[-_LINES_SHOWN:])
-    if status is None:
+    complete = bool(reports) and len(reports) == reports[min(reports)]["world"]
+    if status is None and not complete:
         raise OriginalLateError(
             f"the reference did not end in {seconds:g} s\n{said}",
             hint="give it more with --timeout; do all its ranks come to their end when you start it by hand?",
         )
-    complete = bool(reports) and len(reports) == reports[min(reports)]["world"]
-    if status.returncode != 0 and not (complete and _aborted_at_exit(lines)):
+    if status is not None and status.returncode != 0 and not (complete and _aborted_at_exit(lines)):
         raise OriginalError(
             f"the reference failed ({status})\n{said}",
             hint="it is run in a folder of its own: give paths outside of this one absolutely",

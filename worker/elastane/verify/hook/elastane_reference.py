@@ -233,6 +233,7 @@ class Recorder:
         """A DistributedDataParallel was built."""
         if os.getpid() != self._pid:
             return
+        self._withdraw()
         if not self._models:
             self._rank, self._world = torch.distributed.get_rank(), torch.distributed.get_world_size()
             atexit.register(self.finish)
@@ -248,6 +249,7 @@ class Recorder:
         """An optimizer has stepped."""
         if os.getpid() != self._pid or not self._models:
             return
+        self._withdraw()
         if id(optimizer) not in self._steps:
             self._optimizers.append(optimizer)
             self._steps[id(optimizer)] = 0
@@ -265,8 +267,18 @@ class Recorder:
             number = next(i for i, one in enumerate(self._optimizers) if one is optimizer)
             self.event(kind="step", optimizer=number, settings=settings, weights=weights)
 
+    def _withdraw(self) -> None:
+        """The training goes on: this rank's file, if there is one already, was not its last word."""
+        if self._written >= 0:
+            self._written = -1
+            self._path.unlink(missing_ok=True)
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / f"rank-{self._rank}.json"
+
     def finish(self) -> None:
-        """Write this rank's file; again only when there were more steps since."""
+        """Write this rank's file; again only when the training has gone on since."""
         steps = max([*self._steps.values(), self._updates], default=0)
         if os.getpid() != self._pid or not self._models or self._written == steps:
             return
@@ -281,10 +293,9 @@ class Recorder:
             report |= taken(self._models, self._optimizers)
             spaces = [self._held, *script_globals()]
             report["held"] = held(self._models, script_frames(), spaces)
-        path = self._directory / f"rank-{self._rank}.json"
-        draft = path.with_suffix(".partial")
+        draft = self._path.with_suffix(".partial")
         draft.write_text(json.dumps(report), encoding="utf-8")
-        draft.replace(path)
+        draft.replace(self._path)
 
     def event(self, **record: Any) -> None:
         """One line of the trace."""

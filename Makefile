@@ -24,7 +24,7 @@ BIN    := $(VENV)/bin
 PROTOS := $(sort $(wildcard proto/elastane_proto/v1/*.proto))
 BUF    := @bufbuild/buf@1.75.0
 
-JOBS         ?= 2
+JOBS         ?= 3
 
 CHAOS_MINUTES ?= 8
 FUZZ_MINUTES ?= 60
@@ -43,9 +43,10 @@ SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 demo: $(VENV)/.installed
 	$(BIN)/elastane demo
 
-# JOBS files of tests at once; most wait for processes of their own more than they work.
+# JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
+# files of few long tests come first then, and none of them is waited for at the end.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # An unset variable is an error here, and not a page of skipped tests that looks like success.
 test-kube: $(VENV)/.installed

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from elastane.data import current
 from elastane.data.source import BatchSource
-from elastane.errors import ElastaneError, StepError
+from elastane.errors import ElastaneError, StepError, UnsupportedError
 from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.asked import how_asked
 from elastane.runtime.environment import WorkerEnvironment
@@ -33,7 +33,14 @@ from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
+from elastane.script_source.places import place_of
 from elastane.tracking.process import TrackerProcesses
+
+
+class LeaderUnknownError(UnsupportedError):
+    """The script asks who leads before there is a ring."""
+
+    code = "ELA342"
 
 
 class ElasticLoader:
@@ -94,8 +101,13 @@ class ElasticJob(Job):
     def is_leader(self) -> bool:  # type: ignore[override]
         """Whether this worker hosts EST 0 now; in `each_rank`, whether it is EST 0's turn."""
         trainer = self._trainer
-        if trainer is None:
-            return False
+        if trainer is None or not trainer.joined:
+            raise LeaderUnknownError(
+                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker has joined the ring "
+                "in job.epochs: nobody leads yet",
+                hint="ask for it in the loop over job.epochs or behind it; before that write what every worker "
+                "may do, like os.makedirs(folder, exist_ok=True)",
+            )
         trainer.interval.asked("is_leader", sys._getframe(1))
         return trainer.is_leader and trainer.interval.turn in (None, 0)
 

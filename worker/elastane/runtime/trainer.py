@@ -48,7 +48,7 @@ from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
-from elastane.runtime.turn import EpochsClosed, Turn
+from elastane.runtime.turn import EpochsClosed, PartialGradientError, Turn
 from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
@@ -203,6 +203,11 @@ class Trainer:
     @property
     def current_epoch(self) -> int:
         return self.applied_step // self._source.steps_per_epoch
+
+    @property
+    def joined(self) -> bool:
+        """Whether this worker attends: from `join` on."""
+        return self._attendance.started
 
     @property
     def is_leader(self) -> bool:
@@ -416,6 +421,8 @@ class Trainer:
                 if not self._reducer.backward_done:
                     self._refuse_next(turn)
                 self.watch.end_turn(turn)
+                if not turn.sync:
+                    self._check_sums(turn)
                 if not turn.last:
                     self._end_batch(turn)
         if turn.applied:
@@ -436,6 +443,19 @@ class Trainer:
             raise StepError(
                 f"the loop body of step {step} ended without optimizer.step()",
                 hint="call backward() and optimizer.step() once for every mini-batch",
+            )
+
+    def _check_sums(self, turn: Turn) -> None:
+        """In a mini-batch that is not the last of its step the script leaves gradients alone."""
+        name = self._reducer.written_between()
+        if name is not None:
+            raise PartialGradientError(
+                f"the gradient of parameter {name} was changed behind backward() in step {turn.step}, in "
+                f"mini-batch {turn.micro + 1} of {turn.batches} that add up to the step",
+                hint="do it to the averages, once a step: in a function of the optimizer's, "
+                "optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ...)",
+                virtual_rank=turn.rank,
+                parameter=name,
             )
 
     def _refuse_next(self, turn: Turn) -> NoReturn:

@@ -18,6 +18,12 @@ class TurnError(StepError):
     code = "ELA350"
 
 
+class PartialGradientError(StepError):
+    """Gradients were changed by the script while they still add up over a step's mini-batches."""
+
+    code = "ELA341"
+
+
 @dataclass
 class Turn:
     """One EST's part of a step, as this worker runs it: one mini-batch, or several that accumulate."""

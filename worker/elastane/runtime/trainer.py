@@ -171,6 +171,8 @@ class Trainer:
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
+        #: The epoch at whose beginning the script's variables are what they would be in it.
+        self.values_epoch = 0
         self._max_steps = 0
         #: The epoch whose loader loop this worker was in last.
         self._looped_epoch = -1
@@ -216,6 +218,11 @@ class Trainer:
     @property
     def state(self) -> TrainState:
         return self._state
+
+    @property
+    def values_lost(self) -> bool:
+        """Whether no worker has the values that the script's variables had."""
+        return self._closed_epochs.lost
 
     @property
     def ended_early(self) -> bool:
@@ -730,8 +737,13 @@ class Trainer:
     def _begins_epoch(self, step: int) -> bool:
         return step % self._source.steps_per_epoch == 0 and step < self.total_steps
 
-    def _replaced(self) -> None:
-        """Other weights, buffers and hyperparameters are in place of those this worker had."""
+    def _replaced(self, loaded_step: int | None) -> None:
+        """Other weights, buffers and hyperparameters are in place of those this worker had.
+
+        loaded_step: of the checkpoint they come from; None: from other members.
+        """
+        if loaded_step is not None and loaded_step // self._source.steps_per_epoch != self.values_epoch:
+            self._closed_epochs.lost = True
         self._take_buffers()
         self.watch.replaced()
 

@@ -11,7 +11,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastane.script_source import HYPERPARAMETERS, IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source import IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source.across_epochs import setters_of
 from elastane.script_source.names import Function, dotted, walk_here
 
 
@@ -263,17 +264,7 @@ class Script:
     @cached_property
     def setters(self) -> dict[str, str]:
         """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
-        found: dict[str, str] = {}
-        for name, function in self.functions.items():
-            keys = [
-                key
-                for node in ast.walk(function)
-                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-                if (key := getattr(node.slice, "value", None)) in HYPERPARAMETERS
-            ]
-            if keys and any(getattr(node, "attr", "") == "param_groups" for node in ast.walk(function)):
-                found[name] = keys[0]
-        return found
+        return setters_of(self.tree)
 
     def carried(self, loop: ast.For | ast.AsyncFor, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
         """What a loop carries from turn to turn into its result."""

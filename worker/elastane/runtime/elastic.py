@@ -201,7 +201,10 @@ class ElasticJob(Job):
             self._warn_of_schedules(count)
         assert self._epoch_values is not None
         self._epoch_values.begin(
-            sys._getframe(1), trainer.current_epoch, leads=trainer.is_leader, lost=trainer.values_lost
+            sys._getframe(1),
+            trainer.current_epoch,
+            leads=trainer.is_leader,
+            lost=trainer.values_lost and trainer.applied_step < trainer.total_steps,
         )
         try:
             while trainer.applied_step < trainer.total_steps and not trainer.ended_early:

@@ -21,7 +21,8 @@ from typing import Any, Final, NoReturn
 
 from elastane.errors import UnsupportedError
 
-_HINTS: Final = {
+#: What to write in place of each.
+HINTS: Final = {
     "RANK": "use job.rank, or job.is_leader for what one worker does",
     "WORLD_SIZE": "use job.num_ests",
     "LOCAL_RANK": 'each worker has one device of its own, torch.device("cuda"); for what one worker does use '
@@ -54,7 +55,7 @@ class _Guarded(os._Environ):  # type: ignore[type-arg]
         try:
             return super().__getitem__(key)
         except KeyError:
-            if key in _HINTS:
+            if key in HINTS:
                 _asked(key, sys._getframe(1))
             raise
 
@@ -63,7 +64,7 @@ def install() -> None:
     """Guards this process. A second call does nothing."""
     if isinstance(os.environ, _Guarded):
         return
-    for name in _HINTS:
+    for name in HINTS:
         os.environ.pop(name, None)
     os.environ.__class__ = _Guarded
 
@@ -112,7 +113,7 @@ def _asked(name: str, frame: FrameType | None) -> None:
         return
     error = LauncherVariableError(
         f"{place} reads the variable {name}, which torchrun sets for each rank and Elastane does not",
-        hint=_HINTS[name] + _ALLOW,
+        hint=HINTS[name] + _ALLOW,
         variable=name,
     )
     _refusal = _refusal or error

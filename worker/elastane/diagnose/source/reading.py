@@ -81,8 +81,23 @@ class Script:
 
     @cached_property
     def uses_elastane(self) -> bool:
+        return bool(self.inits)
+
+    @cached_property
+    def inits(self) -> list[ast.Call]:
+        """Calls of elastane.init."""
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        return any(self.dotted(call.func) == "elastane.init" for call in calls)
+        return [call for call in calls if self.dotted(call.func) == "elastane.init"]
+
+    @cached_property
+    def seed_given(self) -> bool:
+        """Whether elastane.init is given a seed."""
+        return any(call.args or any(word.arg == "seed" for word in call.keywords) for call in self.inits)
+
+    @cached_property
+    def distributed_calls(self) -> bool:
+        """Whether the answers of a single process are meant."""
+        return any(word.arg == "distributed_calls" for call in self.inits for word in call.keywords)
 
     @cached_property
     def assigned(self) -> list[tuple[str, ast.expr]]:
@@ -315,6 +330,15 @@ class Script:
                 return True
             below = parent
         return False
+
+    def in_each_rank(self, node: ast.AST) -> bool:
+        """Whether it stands in `for rank in job.each_rank():`."""
+        return any(
+            isinstance(parent, ast.For)
+            and isinstance(parent.iter, ast.Call)
+            and self.is_job_method(parent.iter, "each_rank")
+            for parent in self.ancestors(node)
+        )
 
     def in_isolated(self, node: ast.AST) -> bool:
         """Whether it stands in `with job.isolated_rng():`, or another context of the job's."""

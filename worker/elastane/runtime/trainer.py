@@ -51,6 +51,7 @@ from elastane.runtime.tracing import open_trace
 from elastane.runtime.turn import EpochsClosed, PartialGradientError, Turn
 from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.codec import Exported
+from elastane.state.digests import same_bits
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -721,7 +722,7 @@ class Trainer:
         for (name, _), buffer, kept in zip(
             self._model.named_buffers(), self._module_buffers, self._rank0_buffers, strict=False
         ):
-            if not bool(torch.isclose(buffer, kept, rtol=0, atol=0, equal_nan=True).all()):
+            if not same_bits(buffer, kept):
                 raise BuffersChangedError(
                     f"buffer {name} was written to between two epochs, before step {self.applied_step}",
                     hint="call model.eval() before evaluating, and model.train() before the loop",

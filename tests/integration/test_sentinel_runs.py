@@ -55,7 +55,11 @@ def run(
         client.create_job("sums", job)
         agent = subprocess.Popen(
             [*command, "--local-workers", str(workers), BROKEN, SCRIPT, *EPOCHS],
-            env={**os.environ, "ELASTANE_REPORT_DIR": str(folder / "reports"), "ELASTANE_TEST_FAULTY": faulty},
+            env={
+                **os.environ,
+                "ELASTANE_REPORT_DIR": str(folder / "reports"),
+                "ELASTANE_TEST_FAULTY": faulty,
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -100,7 +104,7 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
 def test_a_wrong_bit_in_a_step_that_is_not_checked_is_not_found_and_of_two_nobody_can_say_who_is_faulty(
     master: EmbeddedMaster, tmp_path: Path
 ) -> None:
-    # Epochs have four steps, and their first steps leave their checks to the next: 5, 9 and so on are checked.
+    # Epochs have four steps, whose first leave their checks to the next: 5, 9 and so on are checked.
     code, said = run(master, tmp_path, "1:6:7:9:1000", workers=2)
     assert code == CODE_UNDECIDED, said
     job, events, _ = look(master)

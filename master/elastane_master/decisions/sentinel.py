@@ -9,9 +9,9 @@
     no third        the job is suspended, and both are named
 
 The host role rotates: it goes to the member whose own turn has not been compared for longest, so with P
-members a worker that computes wrongly from some step on is found within K * P steps. The other role goes to the member of
-which nothing has been compared for longest. What a worker computes wrongly only in steps that are not checked
-is not found.
+members a worker that computes wrongly from some step on is found within K * P steps. The other role goes to
+the member of which nothing has been compared for longest. What a worker computes wrongly only in steps that
+are not checked is not found.
 """
 
 from __future__ import annotations

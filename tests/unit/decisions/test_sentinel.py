@@ -20,7 +20,8 @@ RIGHT, WRONG = "00", "ff"
 
 
 class Checked(JobDriver):
-    """Workers that say what they have when they are asked. wrong: worker -> steps in which it computes wrongly."""
+    """Workers that say what they have when they are asked. wrong: worker -> steps in which it computes
+    wrongly."""
 
     def __init__(self, ests: int, every: int, **changes: Any) -> None:
         super().__init__(settings(ests, sentinel_steps=every, **changes), LONG)
@@ -256,7 +257,8 @@ def test_the_third_names_the_faulty_one_and_all_start_anew_from_before_it() -> N
     assert {worker: message.phase for worker, message in done.items()} == {"w0": "restart", "w2": "restart"}
     assert driver.state.sentinel.doubts == (effects.Doubt(3, before),)
     assert [saved.step for saved in driver.state.checkpoints.saved] == [2]
-    # A process of before is sent away whatever it says it holds; a new one is let in, but for the faulty one's.
+    # A process of before is sent away whatever it says it holds; a new one is let in, but for the faulty
+    # one's.
     driver.join("w1", session="w1-2", generation=before, applied_step=4, holds_state=True)
     assert driver.take(effects.Done)["w1"].phase == "restart"
     for worker in ("w0", "w2"):

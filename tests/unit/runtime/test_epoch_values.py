@@ -23,7 +23,7 @@ CLOSING = {
     "loss = float(epoch)\nif loss > best: bad += 1\nif bad > 3: break": {"bad"},
     "best = min(best, float(epoch))\noptimizer.param_groups[0]['lr'] = 1 / (1 + best)": {"best"},
     "best = min(best, float(epoch))\nset_lr(optimizer, best)": {"best"},
-    "state.best = min(state.best, float(epoch))\noptimizer.param_groups[0]['lr'] = 1 / (1 + state.best)": set(),
+    "state.best = min(state.best, float(epoch))\nset_lr(optimizer, state.best)": set(),
     "optimizer.param_groups[0]['lr'] = 1 / (1 + epoch)": set(),
 }
 
@@ -52,7 +52,9 @@ def begun(tmp_path: Path, closing: str, *, epoch: int = 0) -> tuple[EpochValues,
 
 
 @pytest.mark.parametrize("closing", CLOSING)
-def test_what_lives_across_epochs_is_told_of_and_refused_once_it_is_lost(tmp_path: Path, closing: str) -> None:
+def test_what_lives_across_epochs_is_told_of_and_refused_once_it_is_lost(
+    tmp_path: Path, closing: str
+) -> None:
     values, said = begun(tmp_path, closing)
     names = CLOSING[closing]
     assert len(said) == bool(names)

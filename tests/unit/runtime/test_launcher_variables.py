@@ -52,5 +52,7 @@ def test_who_reads_a_variable_of_the_launcher_is_refused_at_that_line(tmp_path: 
 def test_other_processes_are_left_alone() -> None:
     asked = "import os, elastane; print(type(os.environ).__name__, os.environ['RANK'])"
     environment = {**os.environ, "RANK": "7", "ELASTANE_MODE": "ddp", "ELASTANE_WORKER_ID": "w0"}
-    ran = subprocess.run([sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == ["_Environ", "7"]

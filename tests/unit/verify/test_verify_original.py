@@ -337,7 +337,9 @@ def test_what_cannot_be_taken_down_is_reported_and_never_seen_by_the_script(
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     monkeypatch.setattr(hook.atexit, "register", lambda action: None)
-    recorder.built(torch, SimpleNamespace(module=nn.Linear(1, 1), register_forward_pre_hook=lambda *_, **__: 0))
+    recorder.built(
+        torch, SimpleNamespace(module=nn.Linear(1, 1), register_forward_pre_hook=lambda *_, **__: 0)
+    )
     monkeypatch.setattr(hook, "taken", lambda *_: 1 / 0)
     recorder.finish()
     report = json.loads((tmp_path / "rank-0.json").read_text())

@@ -38,5 +38,6 @@ class Turn:
     guest: bool = False
     #: Gets every bucket as the EST puts it into the sums; None: nobody asks.
     digest: GradientDigest | None = None
-    #: Of a mini-batch that is not the EST's last of the step: every p.grad as backward left it, and its version.
+    #: Of a mini-batch that is not the EST's last of the step: every p.grad as backward left it, and its
+    #: version.
     left: list[tuple[Tensor | None, int]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Gradient accumulation: a global step of several mini-batches of each rank, in stock DDP or one process.
 
 The rule is that of DDP's no_sync(): in all mini-batches of a step but the last, gradients only add up in
-p.grad. Optimizers, schedulers, `zero_grad` and clipping do nothing in between, so that a loop body can stay as it is.
-The elastic trainer follows the same rule (`zeroing_counts`).
+p.grad. Optimizers, schedulers, `zero_grad` and clipping do nothing in between, so that a loop body can stay
+as it is. The elastic trainer follows the same rule (`zeroing_counts`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 With `accumulation_steps` the loop body stays as it is, so it clips in every mini-batch. A script written
 for DDP clips once, before the optimizer steps. So `clip_grad_norm_` and `clip_grad_value_` leave gradients of
-the prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` says the norm that they have
-so far. Scripts import these functions by name, so they are replaced in every module that holds them.
+the prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` returns the norm
+that they have so far. Scripts import these functions by name, so they are replaced in every module that holds
+them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,6 @@ def _norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """What `clip_grad_norm_` returns. Infinite and NaN parts of a sum are no error: the whole may be looked at
-    in the step's last mini-batch only."""
+    """What `clip_grad_norm_` returns. Infinite and NaN parts of a sum are no error here: the whole
+    is looked at in the step's last mini-batch."""
     return torch.nn.utils.get_total_norm(gradients, norm_type, False, foreach)

@@ -105,9 +105,11 @@ class ElasticJob(Job):
         trainer = self._trainer
         if trainer is None or not trainer.joined:
             raise LeaderUnknownError(
-                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker has joined the ring "
+                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker has joined "
+                "the ring "
                 "in job.epochs: nobody leads yet",
-                hint="ask for it in the loop over job.epochs or behind it; before that write what every worker "
+                hint="ask for it in the loop over job.epochs or behind it; before that write what every "
+                "worker "
                 "may do, like os.makedirs(folder, exist_ok=True)",
             )
         trainer.interval.asked("is_leader", sys._getframe(1))

@@ -1,8 +1,8 @@
 """Variables of the running script that live across epochs without `job.carry`.
 
-While a worker lives that has trained since the beginning, its values are the right ones, and fingerprints show where
-another worker's are not. When all workers are lost and the job goes on from a checkpoint, nobody has them
-and there is nobody to compare with. So the source is read when training begins:
+While a worker lives that has trained since the beginning, its values are the right ones, and fingerprints
+show where another worker's are not. When all workers are lost and the job goes on from a checkpoint, nobody
+has them and there is nobody to compare with. So the source is read when training begins:
 
     at the beginning                    a warning names the line, once a job
     in a worker that joins later        a warning: its values are the first ones
@@ -56,13 +56,15 @@ class EpochValues:
             self.refuse_lost(epoch)
         elif self._found and epoch:
             _log.warning(
-                f"this worker begins at epoch {epoch} without the values that the script's variables have in others: "
+                f"this worker begins at epoch {epoch} without the values that the script's variables have "
+                "in others: "
                 f"{self._words}. Other results are noticed only while a worker of before lives: "
                 f"{carry_line(self._found)}"
             )
         elif self._found and leads:
             _log.warning(
-                f"variables of the script live across epochs: {self._words}. A worker that joins later does not have "
+                f"variables of the script live across epochs: {self._words}. A worker that joins later "
+                "does not have "
                 f"them, and from a checkpoint the job would not go on: {carry_line(self._found)}"
             )
 
@@ -72,7 +74,8 @@ class EpochValues:
             raise LostValuesError(
                 f"the job goes on at epoch {epoch} from a checkpoint, which does not have the values of the "
                 f"script's variables: {self._words}",
-                hint=f"{carry_line(self._found)}: it is then in checkpoints. Start a new job with it: the values "
+                hint=f"{carry_line(self._found)}: it is then in checkpoints. Start a new job with it: the "
+                "values "
                 "of this one are lost",
                 variables=[carried.name for carried in self._found],
             )

@@ -1,7 +1,7 @@
 """RANK, WORLD_SIZE and the like, as the script sees them in a worker: torchrun sets them, Elastane does not.
 
-A worker stands for several ranks, and which ones changes. A script that reads `os.environ.get("RANK", 0)` would
-quietly get the answers of a single process, or those of the launcher that started the agent. So these
+A worker stands for several ranks, and which ones changes. A script that reads `os.environ.get("RANK", 0)`
+would quietly get the answers of a single process, or those of the launcher that started the agent. So these
 variables are taken out of the worker's environment, and who asks for one is refused at that line; what the
 script has set itself it may read. torch and Elastane get the true answer (not set), and so does an installed
 package, of which a warning says so once.
@@ -20,17 +20,11 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from elastane.errors import UnsupportedError
+from elastane.script_source.launcher import LAUNCHER_VARIABLES
 
-#: What to write in place of each.
-HINTS: Final = {
-    "RANK": "use job.rank, or job.is_leader for what one worker does",
-    "WORLD_SIZE": "use job.num_ests",
-    "LOCAL_RANK": 'each worker has one device of its own, torch.device("cuda"); for what one worker does use '
-    "job.is_leader",
-    "LOCAL_WORLD_SIZE": "use job.num_ests",
-    "GROUP_RANK": "leave it out: workers move between machines",
-}
-_ALLOW: Final = "; or elastane.init(..., distributed_calls=True), if the answers of a single process are meant"
+_ALLOW: Final = (
+    "; or elastane.init(..., distributed_calls=True), if the answers of a single process are meant"
+)
 _OURS: Final = frozenset({"torch", "elastane"})
 _PASSED_ON: Final = frozenset({"os", "_collections_abc", "collections.abc", __name__})
 _STANDARD_LIBRARY: Final = sysconfig.get_path("stdlib")
@@ -55,7 +49,7 @@ class _Guarded(os._Environ):  # type: ignore[type-arg]
         try:
             return super().__getitem__(key)
         except KeyError:
-            if key in HINTS:
+            if key in LAUNCHER_VARIABLES:
                 _asked(key, sys._getframe(1))
             raise
 
@@ -64,7 +58,7 @@ def install() -> None:
     """Guards this process. A second call does nothing."""
     if isinstance(os.environ, _Guarded):
         return
-    for name in HINTS:
+    for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
     os.environ.__class__ = _Guarded
 
@@ -74,7 +68,7 @@ def allow() -> None:
     global _refusal
     _refusal = None
     if isinstance(os.environ, _Guarded):
-        os.environ.__class__ = os._Environ
+        os.environ.__class__ = os._Environ  # type: ignore[assignment]
 
 
 def begin() -> None:
@@ -107,13 +101,14 @@ def _asked(name: str, frame: FrameType | None) -> None:
             import structlog
 
             structlog.get_logger(__name__).warning(
-                f"{place} of {package} reads the variable {name}, which torchrun sets for each rank: it is not "
+                f"{place} of {package} reads the variable {name}, which torchrun sets for each rank: it "
+                "is not "
                 "set. What it does once for all ranks under torchrun, it does in each worker"
             )
         return
     error = LauncherVariableError(
         f"{place} reads the variable {name}, which torchrun sets for each rank and Elastane does not",
-        hint=HINTS[name] + _ALLOW,
+        hint=LAUNCHER_VARIABLES[name] + _ALLOW,
         variable=name,
     )
     _refusal = _refusal or error

@@ -5,8 +5,8 @@ different numbers of values. And reseeding a generator with the seed it already 
 unchanged, while the other ESTs' states would change. So such calls are watched while that code runs: methods
 of Python's generator in the object itself, whoever holds a reference to it; functions of NumPy and torch, and
 those that seed, as attributes of their modules and under the names by which the script's own modules imported
-them. What is missed is a function that an installed package imported by name, or that the script keeps elsewhere: in
-a list, as a default argument.
+them. What is missed is a function that an installed package imported by name, or that the script keeps
+elsewhere: in a list, as a default argument.
 """
 
 from __future__ import annotations

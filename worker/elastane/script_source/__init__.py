@@ -2,6 +2,7 @@
 
 carrying       what the script carries from turn to turn into the result
 across_epochs  what it carries from epoch to epoch
+launcher       variables that a script may ask a launcher for
 names          names in a syntax tree
 places         which files are the script's, their syntax trees, places in them as messages name them
 

@@ -1,4 +1,4 @@
-"""Variables of a script that live across epochs and decide the result: best metric -> learning rate, patience.
+"""Variables of a script that live across epochs and decide the result: the best metric, a patience.
 
 A worker that joins later, or a job that goes on from a checkpoint, begins with their first values, unless
 `job.carry` keeps them. Pure, like `carrying`, which it asks.

@@ -9,8 +9,8 @@ single bit that differs changes one sum by a power of two, and an odd multiple o
 always found. WIDTH is a prime, so that rows of a table do not fall onto each other. NaNs are bits like
 all others; strides and devices do not enter.
 
-Zeros add nothing, and a digest of several tensors does not know where one ends: that a tensor is there, its dtype
-and its shape are compared as text (`form`).
+Zeros add nothing, and a digest of several tensors does not know where one ends: that a tensor is there, its
+dtype and its shape are compared as text (`form`).
 """
 
 from __future__ import annotations

@@ -88,7 +88,8 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
                     Severity.REFUSED,
                     "between epochs",
                     node,
-                    f"{name_of(node.func)} draws between epochs, as many numbers as it happens to need: it is "
+                    f"{name_of(node.func)} draws between epochs, as many numbers as it happens to need: "
+                    "it is "
                     "not known what each rank would have drawn",
                     "`for rank in job.each_rank():` around it has stock DDP's bits; or draw inside "
                     "`with job.isolated_rng():`, or from a generator of your own made from the epoch",
@@ -124,8 +125,10 @@ def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
                 Severity.REFUSED,
                 "between epochs",
                 node,
-                "job.is_leader is read before job.epochs, where no worker has joined the ring: nobody leads yet",
-                "ask for it in the loop over job.epochs or behind it; before that write what every worker may do",
+                "job.is_leader is read before job.epochs, where no worker has joined the ring: nobody "
+                "leads yet",
+                "ask for it in the loop over job.epochs or behind it; before that write what every worker "
+                "may do",
             )
 
 

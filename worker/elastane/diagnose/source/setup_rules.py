@@ -14,8 +14,8 @@ from elastane.diagnose.source.reading import (
     loads,
     name_of,
 )
-from elastane.runtime import launcher_variables
 from elastane.script_source import carried_attributes
+from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.names import Function
 
 _SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed")
@@ -57,14 +57,18 @@ def _seeds(script: Script, notes: Notes) -> None:
         if any(script.is_job_attribute(n, "rank") for n in ast.walk(seed)):
             _rank_seed(script, node, notes)
         elif (
-            module.endswith("numpy.random") or module == "np.random"
-        ) and isinstance(seed, ast.Constant) and isinstance(seed.value, int) and seed.value >= 2**32:
+            (module.endswith("numpy.random") or module == "np.random")
+            and isinstance(seed, ast.Constant)
+            and isinstance(seed.value, int)
+            and seed.value >= 2**32
+        ):
             notes.add(
                 Severity.REFUSED,
                 "seeds",
                 node,
                 f"NumPy takes no seed beyond 2^32, as {seed.value} is: it raises ValueError",
-                f"{name_of(node.func)}({seed.value} % 2**32), which is what elastane.init(seed={seed.value}) does",
+                f"{name_of(node.func)}({seed.value} % 2**32), which is what "
+                f"elastane.init(seed={seed.value}) does",
             )
 
 
@@ -80,7 +84,8 @@ def _rank_seed(script: Script, node: ast.Call, notes: Notes) -> None:
             Severity.NOTE,
             "seeds",
             node,
-            "a seed made of job.rank before prepare has no effect: EST r starts from the seed of elastane.init + r",
+            "a seed made of job.rank before prepare has no effect: EST r starts from the seed of "
+            "elastane.init + r",
             "leave it out",
         )
         return
@@ -149,7 +154,8 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[st
                 Severity.NOTE,
                 "distributed",
                 node,
-                "torch.distributed.is_initialized() is False, as distributed_calls=True asks for: what stands "
+                "torch.distributed.is_initialized() is False, as distributed_calls=True asks for: what "
+                "stands "
                 "behind it is passed over",
                 "make sure that what a single process does is meant",
             )
@@ -194,7 +200,7 @@ def _launcher_variables(script: Script, notes: Notes) -> None:
             name = getattr(node.args[0], "value", None)
         elif isinstance(node, ast.Compare) and script.dotted(node.comparators[0]) == "os.environ":
             name = getattr(node.left, "value", None)
-        if not isinstance(name, str) or name not in launcher_variables.HINTS:
+        if not isinstance(name, str) or name not in LAUNCHER_VARIABLES:
             continue
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             written.add(name)
@@ -209,7 +215,7 @@ def _launcher_variables(script: Script, notes: Notes) -> None:
                 node,
                 f"the variable {name}, which torchrun sets for each rank and Elastane does not, is read"
                 + (" (only under a condition)" if guarded else ""),
-                launcher_variables.HINTS[name],
+                LAUNCHER_VARIABLES[name],
                 variable=name,
             )
 

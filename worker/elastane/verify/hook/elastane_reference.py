@@ -185,13 +185,13 @@ def script_globals() -> list[Mapping[str, Any]]:
 
 
 def _unseen(method: Callable[..., None]) -> Callable[..., None]:
-    """An error in a method of the recorder is kept for its report, and does not end the script that called it."""
+    """An error in a method of the recorder is kept for its report; the script that called it goes on."""
 
     @functools.wraps(method)
     def call(self: Recorder, *args: Any, **kwargs: Any) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the script is not ours
             self.failed(f"{method.__name__}: {type(error).__name__}: {error}")
 
     return call

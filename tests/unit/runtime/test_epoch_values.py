@@ -14,7 +14,11 @@ from structlog.testing import capture_logs
 from elastane.runtime.carried import CarriedValues
 from elastane.runtime.epoch_values import EpochValues, LostValuesError
 
-HEAD = "def run(job, loader, net, optimizer, state):\n    best, bad, losses = 9.0, 0, []\n    for epoch in job:\n"
+HEAD = """\
+def run(job, loader, net, optimizer, state):
+    best, bad, losses = 9.0, 0, []
+    for epoch in job:
+"""
 TRAIN = "        for x in loader:\n            net(x).sum().backward()\n            optimizer.step()\n"
 #: Closing code of an epoch -> the names that live across epochs and decide something.
 CLOSING = {

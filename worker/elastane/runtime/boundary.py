@@ -36,8 +36,8 @@ class StepBoundary:
     initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
     step in flight; replaced: other weights and buffers are in place, of that step's checkpoint or from
     members; entered: a ring is formed, with the contexts of this worker's ESTs at the step it resumes at, as
-    the master has them and as they are behind the code before it. interval: that code, as it ran here; begins_epoch: whether there is such code before a
-    step. figures: get what a change of the ring took.
+    the master has them and as they are behind the code before it. interval: that code, as it ran here;
+    begins_epoch: whether there is such code before a step. figures: get what a change of the ring took.
     """
 
     def __init__(

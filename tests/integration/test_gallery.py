@@ -96,6 +96,9 @@ REFUSED = {
         "asks the loader for the next mini-batch before backward()",
         "prefetch_factor",
     ),
+    "summed gradients": ("mini-batch 1 of 2 that add up", "register_step_pre_hook"),
+    "launcher's variable": ("refused.py:", "reads the variable RANK", "use job.rank"),
+    "early leader": ("job.is_leader was read in refused.py:", "in the loop over job.epochs"),
     "looked at": ("was left at refused.py", "next(iter(DataLoader(dataset, ...)))"),
 }
 #: Slip of turns.py -> such words. With two ESTs in one worker.

@@ -10,6 +10,7 @@ import pytest
 from elastane.agent.cluster import local_cluster
 from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_REFUSED
+from elastane.runtime.rehearsal import Rehearsal, give_order
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "drifting.py")
@@ -38,3 +39,28 @@ def test_a_worker_that_drifts_away_stops_the_job(tmp_path: Path, drift: str, eve
         for worker in workers:
             assert cluster.workers[worker].wait(30) == ExitStatus(EXIT_REFUSED)
             assert "ELA340" in (tmp_path / f"{worker}.log").read_text()
+
+
+def test_variables_that_all_workers_have_lost_stop_a_job_that_goes_on_from_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    url = str(tmp_path / "checkpoints")
+    settings = job_pb2.JobSettings(ests=2, workers_min=1, workers_max=1, checkpoint_url=url)
+    drifts = {"ELASTANE_TEST_DRIFTS": "best"}
+    orders = tmp_path / "orders"
+    give_order(orders, "slow 0.05")
+    with local_cluster(tmp_path, settings, [SCRIPT]) as cluster:
+        first = cluster.add_worker(environment={**drifts, **Rehearsal(orders=str(orders)).environment()})
+        cluster.wait_for_step(11)  # in the second of two epochs of ten steps
+        cluster.client.suspend_job(cluster.job)
+        assert cluster.wait_for_end().phase == job_pb2.JOB_PHASE_SUSPENDED
+        cluster.client.resume_job(cluster.job)
+        second = cluster.add_worker(environment=drifts)
+        assert cluster.workers[second].wait(30) == ExitStatus(EXIT_REFUSED)
+        job = cluster.get_job()
+    assert job.phase != job_pb2.JOB_PHASE_SUCCEEDED and job.step == job.saved_step
+    said, warned = ((tmp_path / f"{worker}.log").read_text() for worker in (second, first))
+    found = r'best, set in line \d+, decides param_group\["lr"\] in line \d+'
+    assert re.search(rf"goes on at epoch 1 from a checkpoint.*{found}.*job\.carry\(best=\.\.\.\)", said)
+    assert "ELA343" in said and "without the values" not in said
+    assert re.search(rf"variables of the script live across epochs: .*{found}", warned)

@@ -10,6 +10,7 @@ Importing this package imports neither torch nor grpc; `init` does what it needs
 
 from __future__ import annotations
 
+import os
 import random
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,12 @@ from elastane.errors import (
 if TYPE_CHECKING:
     from elastane.runtime.job import Job
 
+if os.environ.get("ELASTANE_MODE") == "elastic" and "ELASTANE_WORKER_ID" in os.environ:
+    # A worker, and its script reads variables before it calls `init`.
+    from elastane.runtime import launcher_variables
+
+    launcher_variables.install()
+
 __version__ = "0.1.0"
 
 
@@ -36,8 +43,9 @@ def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     Args:
         seed: start EST r with Python, NumPy and torch seeded seed + r. None: every EST starts from
             the RNG state the script has at `prepare`.
-        distributed_calls: let the script ask torch.distributed. In elastic training it is told that there
-            is no process group, as in a single process; unless that is meant it is refused.
+        distributed_calls: let the script ask torch.distributed, and read RANK and the like. In elastic
+            training it is told that there is no process group, as in a single process; unless that is
+            meant it is refused.
     Raises:
         RefusedError: the environment is wrong; the text names every variable.
     """

@@ -45,9 +45,9 @@ def delay_seconds(deaths: int) -> float:
 
 def receive(turn: Turn, record: WorkerRecord) -> None:
     """A ring worker has joined: holds it back if it died too often, or was found to compute wrongly."""
-    lied_in = turn.state.sentinel.liars.get(record.worker)
-    if lied_in is not None:
-        put_out(turn, record, lied_in)
+    wrong_in = turn.state.sentinel.faulty.get(record.worker)
+    if wrong_in is not None:
+        put_out(turn, record, wrong_in)
         return
     deaths = [at for at in turn.state.deaths.get(record.worker, ()) if turn.now - at < WINDOW_SECONDS]
     delay = delay_seconds(len(deaths))

@@ -9,9 +9,9 @@
     no third        the job is suspended, and both are named
 
 The host role rotates: it goes to the member whose own turn has not been compared for longest, so with P
-members a worker that lies from some step on is found within K * P steps. The other role goes to the member of
-which nothing has been compared for longest. What a worker computes wrongly only in steps that are not checked
-is not found.
+members a worker that computes wrongly from some step on is found within K * P steps. The other role goes to
+the member of which nothing has been compared for longest. What a worker computes wrongly only in steps that
+are not checked is not found.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SentinelBook(msgspec.Struct):
     """What the sentinel knows of the workers.
 
     check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything
-    it computed, was found right. liars: who was found faulty, and in which step; they never train again.
+    it computed, was found right. faulty: who was found so, and in which step; they never train again.
     doubts: which checkpoints may be spoiled. anew_generation: processes that were in a ring before this
     generation are ahead of the history, and must be restarted.
     """
@@ -64,7 +64,8 @@ class SentinelBook(msgspec.Struct):
     check: Check | None = None
     hosted: dict[str, int] = {}
     clean: dict[str, int] = {}
-    liars: dict[str, int] = {}
+    #: Its name in stores is the one of before.
+    faulty: dict[str, int] = msgspec.field(name="liars", default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     anew_generation: int = 0
 
@@ -101,7 +102,7 @@ def choose(
     return Check(step, rank, (members[host].worker, members[other].worker))
 
 
-def liars(votes: Mapping[str, str]) -> tuple[str, ...] | None:
+def faulty(votes: Mapping[str, str]) -> tuple[str, ...] | None:
     """Who differs from the result that at least two workers share; None if no single result prevails."""
     counts = Counter(votes.values()).most_common(2)
     (result, supporters), *others = counts
@@ -116,7 +117,7 @@ def liars(votes: Mapping[str, str]) -> tuple[str, ...] | None:
 def _forget_oldest(state: JobState) -> None:
     """Bounds what is remembered: workers that are gone are dropped, the oldest first."""
     book, members = state.sentinel, state.ring.names()
-    for steps in (book.clean, book.hosted, book.liars):
+    for steps in (book.clean, book.hosted, book.faulty):
         for worker in [worker for worker in steps if worker not in members][: max(0, len(steps) - KEPT_MAX)]:
             del steps[worker]
 
@@ -221,7 +222,7 @@ def doubt(state: JobState, workers: Sequence[str]) -> int:
 
 def condemn(state: JobState, worker: str, step: int) -> None:
     """A worker was found wrong in `step`."""
-    state.sentinel.liars[worker] = step
+    state.sentinel.faulty[worker] = step
 
 
 def checkpoints_kept(state: JobState) -> int:

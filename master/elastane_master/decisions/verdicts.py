@@ -40,7 +40,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
 def _decide(turn: Turn, check: sentinel.Check) -> None:
     """Called once everybody who was asked has answered."""
     state = turn.state
-    found = sentinel.liars(check.votes)
+    found = sentinel.faulty(check.votes)
     if found is not None and not found:
         sentinel.agreed(state, check)
         boundary.prepare_if_complete(turn)
@@ -65,27 +65,27 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
         ring.reform(turn, f"step {check.step} is done again: {names} differ in it")
 
 
-def _go_back(turn: Turn, check: sentinel.Check, liars: tuple[str, ...]) -> None:
+def _go_back(turn: Turn, check: sentinel.Check, faulty: tuple[str, ...]) -> None:
     """These computed wrongly: they are evicted, and all processes restart from before the fault."""
     state = turn.state
     turn.touch()
-    right = " and ".join(worker for worker in check.votes if worker not in liars)
-    step = sentinel.doubt(state, liars)
-    names = " and ".join(liars)
+    right = " and ".join(worker for worker in check.votes if worker not in faulty)
+    step = sentinel.doubt(state, faulty)
+    names = " and ".join(faulty)
     found = f"{names} computed other gradients for EST {check.rank} in step {check.step} than {right}"
     turn.note(
-        "sentinel_liar",
+        "sentinel_faulty",
         f"{found}; what was done from step {step} on is in doubt",
-        liars[0],
+        faulty[0],
         virtual_rank=check.rank,
         at_step=check.step,
         doubtful_from=step,
     )
     life.dissolve(turn, found)
-    for liar in liars:
-        sentinel.condemn(state, liar, check.step)
-        if liar in state.workers:
-            sessions.evict(turn, state.workers[liar], f"it computed wrongly in step {check.step}")
+    for worker in faulty:
+        sentinel.condemn(state, worker, check.step)
+        if worker in state.workers:
+            sessions.evict(turn, state.workers[worker], f"it computed wrongly in step {check.step}")
     claims.void(state)
     for record in list(state.workers.values()):
         if record.awaited:

@@ -13,9 +13,7 @@ import elastane
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=3)
 parser.add_argument("--data-workers", type=int, default=0)
-parser.add_argument(
-    "--clip", action="store_true", help="in every turn, as a script without job.stepped would"
-)
+parser.add_argument("--clip", action="store_true", help="in every mini-batch, which counts once a step")
 parser.add_argument("--view", action="store_true", help="gradient_as_bucket_view")
 args = parser.parse_args()
 

@@ -1,6 +1,7 @@
 """What cannot be exact, and is refused with words: one case at a time."""
 
 import argparse
+import os
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ CASES = (
     "sparse", "compiled", "static-accumulation", "two-backwards", "unused", "dataset-generator",
     "stream", "late-draw", "late-buffer", "closure", "unfrozen", "clipped, not zeroed", "scheduler",
     "collective", "asked", "no_sync", "late group", "hidden scaler", "read ahead", "looked at",
-    "uneven-draw", "train-mode", "seed-and-rank",
+    "uneven-draw", "train-mode", "seed-and-rank", "summed gradients", "launcher's variable", "early leader",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("case", choices=CASES)
@@ -43,6 +44,8 @@ class Endless(IterableDataset):
 
 
 job = elastane.init(seed=None if case == "seed-and-rank" else 1)
+if case == "launcher's variable" and int(os.environ.get("RANK", -1)) != -1:
+    dist.init_process_group()
 if case == "seed-and-rank":
     mine = 1 + job.rank
     torch.manual_seed(mine)
@@ -63,6 +66,7 @@ if case == "compiled":
 options = {
     "stream": {"steps_per_epoch": 4},
     "static-accumulation": {"static_graph": True, "accumulation_steps": 2},
+    "summed gradients": {"accumulation_steps": 2},
 }.get(case, {})
 model, optimizer, loader = job.prepare(net, optimizer, loader, **options)
 
@@ -70,6 +74,8 @@ hidden = torch.amp.GradScaler("cpu", init_scale=8.0)
 batches = loader
 if case == "uneven-draw":
     np.random.permutation(5)
+if case == "early leader" and job.is_leader:
+    print("made once")
 for epoch in job.epochs(2):
     if case == "train-mode" and epoch:
         net(torch.randn(4, 3, 8, 8))
@@ -112,6 +118,9 @@ for epoch in job.epochs(2):
         loss.backward(retain_graph=case == "two-backwards")
         if case == "two-backwards":
             loss.backward()
+        if case == "summed gradients":
+            for parameter in net.parameters():
+                parameter.grad.clamp_(-0.01, 0.01)
         if case == "late-draw":
             torch.rand(1)
         if case == "late-buffer":

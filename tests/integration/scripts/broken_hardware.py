@@ -1,6 +1,6 @@
 """Runs a training script; in one worker, from one step on, a bit of its gradients is wrong.
 
-ELASTANE_TEST_LIAR: "SUFFIX:FIRST:END[:FIRST:END...]": the end of its id, and the steps in which it is so.
+ELASTANE_TEST_FAULTY: "SUFFIX:FIRST:END[:FIRST:END...]": the end of its id, and the steps in which it is so.
 """
 
 import functools
@@ -16,7 +16,7 @@ import elastane
 
 
 def main() -> None:
-    suffix, *bounds = os.environ["ELASTANE_TEST_LIAR"].split(":")
+    suffix, *bounds = os.environ["ELASTANE_TEST_FAULTY"].split(":")
     if os.environ["ELASTANE_WORKER_ID"].endswith(suffix):
         steps = zip(map(int, bounds[::2]), map(int, bounds[1::2]), strict=True)
         break_gradients({step for first, end in steps for step in range(first, end)})

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.agent.agent import Agent, sent_away
+from elastane.agent.agent import Agent, is_undecided, sent_away
 from elastane.agent.budget import RestartBudget
 from elastane.agent.output import Output
 from elastane.agent.settings import AgentSettings
@@ -213,6 +213,18 @@ def test_sent_away(history: list[tuple[str, str]], away: bool) -> None:
     events = [ring_pb2.Event(kind=kind, worker_id="w1", reason=reason) for kind, reason in history]
     assert sent_away("w1", events) is away
     assert sent_away("w2", events) is False
+
+
+@pytest.mark.parametrize(
+    ("kinds", "undecided"),
+    [
+        (["sentinel_difference", "sentinel_undecided", "job_suspended"], True),
+        (["sentinel_undecided", "job_suspended", "job_resumed", "job_suspended"], False),
+        (["job_suspended"], False),
+    ],
+)
+def test_who_suspended_the_job_is_in_its_events(kinds: list[str], undecided: bool) -> None:
+    assert is_undecided(ring_pb2.Event(kind=kind) for kind in kinds) is undecided
 
 
 def test_a_job_that_vanishes_is_told(master: FakeMaster, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from elastane.agent.policy import (
     CODE_FAILED,
     CODE_OK,
     CODE_REFUSED,
+    CODE_UNDECIDED,
     CODE_UNREACHABLE,
     OVER_GRACE_SECONDS,
     PHASE_WAIT_SECONDS,
@@ -230,6 +231,13 @@ def test_the_end_of_the_job_waits_for_the_workers(phase: str, code: int) -> None
     assert finished(actions) is None and "because" in said(actions)
     assert finished(policy.worker_exited(2.0, "w0", FINISHED)) is None
     assert finished(policy.worker_exited(3.0, "w1", DRAINED)) == code
+
+
+def test_a_job_that_the_sentinel_suspended_has_a_code_of_its_own() -> None:
+    policy = started(workers=1)
+    over = JobView("suspended", reason="w0 and w1 differ", undecided=True)
+    assert "w0 and w1 differ; `elastane resume` goes on" in said(policy.job_changed(1.0, over))
+    assert finished(policy.worker_exited(2.0, "w0", DRAINED)) == CODE_UNDECIDED
 
 
 def test_workers_that_ignore_the_end_are_killed() -> None:

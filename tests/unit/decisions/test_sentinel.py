@@ -1,10 +1,11 @@
-"""Who is checked, who is found to lie, and what follows from it."""
+"""Who is checked, who is found faulty, and what follows from it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import hypothesis
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ RIGHT, WRONG = "00", "ff"
 
 
 class Checked(JobDriver):
-    """Workers that say what they have when they are asked. wrong: worker -> steps in which it lies."""
+    """Workers that say what they have when they are asked. wrong: worker -> steps in which it computes
+    wrongly."""
 
     def __init__(self, ests: int, every: int, **changes: Any) -> None:
         super().__init__(settings(ests, sentinel_steps=every, **changes), LONG)
@@ -41,8 +43,8 @@ class Checked(JobDriver):
     def say(self, worker: str, digest: str = "") -> None:
         """The worker answers what it was asked."""
         order = self.orders.pop(worker)
-        lies = order.step in self.wrong.get(worker, range(0))
-        digest = digest or (WRONG if lies else RIGHT)
+        wrong = order.step in self.wrong.get(worker, range(0))
+        digest = digest or (WRONG if wrong else RIGHT)
         self.do(
             events.CheckReported(
                 worker, self.session(worker), self.generation, order.step, order.rank, digest
@@ -140,7 +142,7 @@ def test_the_first_step_of_an_epoch_leaves_its_check_to_the_next(
 )
 def test_two_of_three_decide(votes: str, found: str | None) -> None:
     said = {str(place): vote for place, vote in enumerate(votes)}
-    assert sentinel.liars(said) == (None if found is None else tuple(found))
+    assert sentinel.faulty(said) == (None if found is None else tuple(found))
 
 
 # ------------------------------------------------------------------ the step that is checked
@@ -222,10 +224,10 @@ def test_a_member_that_is_told_again_is_told_of_its_check() -> None:
     assert told.check is not None
 
 
-# ------------------------------------------------------------------ who lies
+# ------------------------------------------------------------------ who is faulty
 
 
-def test_the_third_names_the_liar_and_all_start_anew_from_before_it() -> None:
+def test_the_third_names_the_faulty_one_and_all_start_anew_from_before_it() -> None:
     driver = start(
         3, 2, "w0", "w1", "w2", checkpoint_url="file:///x", checkpoint_interval_steps=2, checkpoint_keep=1
     )
@@ -248,14 +250,15 @@ def test_the_third_names_the_liar_and_all_start_anew_from_before_it() -> None:
     assert set(driver.orders) == {"w0"}
     driver.take()
     driver.train(4)
-    (found,) = driver.noted("sentinel_liar")
+    (found,) = driver.noted("sentinel_faulty")
     assert (found.worker, found.facts["doubtful_from"]) == ("w1", "3")
     assert driver.closed == ["w1"]
     done = driver.take(effects.Done)
     assert {worker: message.phase for worker, message in done.items()} == {"w0": "restart", "w2": "restart"}
     assert driver.state.sentinel.doubts == (effects.Doubt(3, before),)
     assert [saved.step for saved in driver.state.checkpoints.saved] == [2]
-    # A process of before is sent away whatever it says it holds; a new one is let in, but for the liar's.
+    # A process of before is sent away whatever it says it holds; a new one is let in, but for the faulty
+    # one's.
     driver.join("w1", session="w1-2", generation=before, applied_step=4, holds_state=True)
     assert driver.take(effects.Done)["w1"].phase == "restart"
     for worker in ("w0", "w2"):
@@ -297,7 +300,7 @@ def test_without_a_deciding_vote_the_job_pauses_and_names_them(workers: tuple[st
     assert driver.state.phase == "suspended"
     (note,) = driver.noted("sentinel_undecided")
     assert " and ".join(", ".join(workers).rsplit(", ", 1)) in note.reason
-    assert not driver.closed and not driver.noted("sentinel_liar")
+    assert not driver.closed and not driver.noted("sentinel_faulty")
     assert driver.state.sentinel.doubts[-1].step_max == 0
     for worker in workers:
         driver.ready(worker, 2, holds=True)
@@ -327,9 +330,9 @@ def test_a_dispute_outlives_the_third_and_the_suspects() -> None:
     driver.all_ready(2)
     assert set(driver.orders) - {"w2"} == {"w3"}
     driver.train(2)
-    (found,) = driver.noted("sentinel_liar")
+    (found,) = driver.noted("sentinel_faulty")
     assert found.worker == "w1"
-    assert driver.state.sentinel.liars == {"w1": 2}
+    assert driver.state.sentinel.faulty == {"w1": 2}
 
 
 def test_a_dispute_with_nobody_left_to_decide_pauses() -> None:
@@ -345,7 +348,7 @@ def test_a_dispute_with_nobody_left_to_decide_pauses() -> None:
 
 def test_two_that_lie_alike_are_found_by_three_others() -> None:
     votes = {"w0": RIGHT, "w1": WRONG, "w2": WRONG, "w3": RIGHT, "w4": RIGHT}
-    assert sentinel.liars(votes) == ("w1", "w2")
+    assert sentinel.faulty(votes) == ("w1", "w2")
 
 
 def test_a_master_that_takes_over_knows_the_check() -> None:
@@ -366,24 +369,24 @@ def test_a_master_that_takes_over_knows_the_check() -> None:
 
 @given(st.integers(3, 6), st.integers(0, 3), st.integers(1, 4), st.data())
 @hypothesis.settings(deadline=None, max_examples=50)
-def test_a_liar_is_found_within_k_times_p_steps_and_nobody_else(
+def test_a_faulty_worker_is_found_within_k_times_p_steps_and_nobody_else(
     workers: int, more: int, every: int, data: st.DataObject
 ) -> None:
     names = [f"w{place}" for place in range(workers)]
     driver = start(workers + more, every, *names)
-    liar = data.draw(st.sampled_from(names))
+    faulty = data.draw(st.sampled_from(names))
     first = data.draw(st.integers(0, 3 * every * workers))
-    driver.wrong = {liar: range(first, 10**6)}
+    driver.wrong = {faulty: range(first, 10**6)}
     step = 0
-    while not driver.noted("sentinel_liar"):
+    while not driver.noted("sentinel_faulty"):
         assert step < max(1, first) + every * workers, "not found"
         driver.train(step)
         if driver.state.ring.stage == "preparing":
             driver.replay(step)
         step += 1
-    assert [note.worker for note in driver.noted("sentinel_liar")] == [liar]
-    assert set(driver.state.sentinel.liars) == {liar}
-    assert driver.closed == [liar]
+    assert [note.worker for note in driver.noted("sentinel_faulty")] == [faulty]
+    assert set(driver.state.sentinel.faulty) == {faulty}
+    assert driver.closed == [faulty]
     assert driver.state.sentinel.doubts[-1].step_max <= max(first, 0)
 
 
@@ -408,3 +411,10 @@ def test_honest_workers_are_never_put_out_and_no_step_is_held_up(acts: list[tupl
             return
         step = driver.state.steps.current
     assert not driver.noted("sentinel_difference")
+
+
+def test_books_of_before_are_read() -> None:
+    kept = msgspec.msgpack.encode({"liars": {"w1": 2}})
+    book = msgspec.msgpack.decode(kept, type=sentinel.SentinelBook)
+    assert book.faulty == {"w1": 2}
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(book))["liars"] == {"w1": 2}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -93,4 +95,29 @@ def test_a_value_is_set_once_the_step_is_applied() -> None:
 def test_checkpoints_of_older_versions_have_the_count_only() -> None:
     closed = EpochsClosed()
     closed.load_state_dict({"count": 2})
-    assert (closed.begun, closed.count, closed.ended) == (2, 2, False)
+    assert (closed.begun, closed.count, closed.ended, closed.lost) == (2, 2, False, False)
+
+
+@pytest.mark.parametrize(
+    ("loaded_step", "values_epoch", "lost"),
+    [
+        (None, 0, False),  # from a member that has them
+        (0, 0, False),
+        (9, 0, False),  # within the first epoch: a fresh process has the same values
+        (10, 0, True),
+        (25, 2, False),  # back within the epoch that runs
+        (19, 2, True),  # back to an epoch before
+    ],
+)
+def test_a_checkpoint_of_another_epoch_lacks_the_values_of_variables(
+    loaded_step: int | None, values_epoch: int, lost: bool
+) -> None:
+    trainer = trainer_between_epochs(epoch=values_epoch, looped=values_epoch, begun=0, count=0)
+    trainer._source = SimpleNamespace(steps_per_epoch=10)
+    trainer._module_buffers, trainer.watch = [], SimpleNamespace(replaced=lambda: None)
+    trainer.values_epoch = values_epoch
+    trainer._replaced(loaded_step)
+    assert trainer.values_lost is lost
+    received = EpochsClosed()
+    received.load_state_dict(trainer._closed_epochs.state_dict())
+    assert received.lost is lost

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -94,3 +95,26 @@ def test_a_worker_alone_and_one_told_not_to_compare_nothing() -> None:
     _, off = worker(0)
     assert digests(off, 0, whole=True) == (None, None)
     assert off.whole() is None
+
+
+def test_a_tensor_of_zeros_that_is_missing_or_of_another_form_is_found_and_named() -> None:
+    name = "optimizer, state of 0.weight, spare"
+    for changed in (None, torch.zeros(3), torch.zeros(4, 1), torch.zeros(4, dtype=torch.float64)):
+        (state, sound), (other, wrong) = worker(), worker()
+        for one, value in ((state, torch.zeros(4)), (other, changed)):
+            if value is not None:
+                one.optimizers[0].state[one.model[0].weight]["spare"] = value
+        assert digests(sound, 0, whole=True) != digests(wrong, 0, whole=True), changed
+        theirs = {label: digest for label, digest, _ in wrong.details()}
+        assert [label for label, digest, _ in sound.details() if theirs.get(label) != digest] == [name]
+
+
+@pytest.mark.parametrize("value", [[0.5, 0.5], {"a": 0.5}, ([0.5], 1)], ids=str)
+def test_a_hyperparameter_changed_in_place_is_found(value: Any) -> None:
+    state, prints = worker()
+    state.optimizers[0].param_groups[0]["own"] = value
+    first = digests(prints, 0)
+    assert digests(prints, 1)[0] == first[0]
+    inner = value[0] if isinstance(value, tuple) else value
+    inner["a" if isinstance(inner, dict) else 0] = 0.25
+    assert digests(prints, 1)[0] != first[0]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from numpy.random import randint as np_randint  # by name, as scripts do
+from torch import manual_seed as torch_seed
 
 from elastane.context import EstContext
 from elastane.registry import Registry
@@ -165,11 +167,15 @@ def test_the_same_seed_for_all_is_the_same_state_for_all(worker: Worker) -> None
         torch.manual_seed(100)  # the one that rank 0 has anyway
         torch.rand(4)
 
-    worker.begin()
-    seeded()
-    behind = worker.behind()
-    for rank in range(RANKS):
-        assert behind[rank].rng == alone(rank, seeded)
+    def by_name() -> None:
+        torch_seed(100)
+
+    for code in (seeded, by_name):
+        worker.begin()
+        code()
+        behind = worker.behind()
+        for rank in range(RANKS):
+            assert behind[rank].rng == alone(rank, code)
 
 
 def test_isolated_draws_count_for_nobody(worker: Worker) -> None:
@@ -190,6 +196,8 @@ def test_isolated_draws_count_for_nobody(worker: Worker) -> None:
         (lambda: random.shuffle([1, 2, 3]), "depends on the generator's state in test_interval.py"),
         (lambda: random.normalvariate(0, 1), "depends on the generator's state"),
         (lambda: np.random.randint(5), "depends on the generator's state"),
+        (lambda: np_randint(5), "depends on the generator's state in test_interval.py"),
+        (lambda: torch_seed(int(torch.randint(9, ()))), "may have been drawn"),
         (lambda: torch.poisson(torch.ones(2)), "depends on the generator's state"),
         (lambda: random.gauss(0, 1), "python's generator"),
         (lambda: torch.randn(1), "torch_cpu's generator"),
@@ -239,10 +247,12 @@ def test_who_entered_behind_the_code_says_nothing_of_it(worker: Worker) -> None:
 
 def test_functions_are_as_they_were_when_the_code_is_over(worker: Worker) -> None:
     before = random.seed, np.random.randint, torch.manual_seed, torch.random.manual_seed
+    by_name = np_randint, torch_seed
     worker.begin()
     assert torch.manual_seed is not before[2]
     worker.interval.end()
     assert (random.seed, np.random.randint, torch.manual_seed, torch.random.manual_seed) == before
+    assert (np_randint, torch_seed) == by_name
     assert not {"_randbelow", "random"} & set(vars(random._inst))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import nn
 from elastane.errors import StepError
 from elastane.runtime.copies import CopyNotPreparedError, CopyWatch
 from elastane.runtime.forward_watch import ForwardWatch, SecondForwardError
+from elastane.runtime.interval import BuffersChangedError
 from elastane.runtime.loop_carried import AttributeWatch, CarriedValueError
 from elastane.runtime.prepared import Prepared
+from elastane.runtime.trainer import Trainer
 from elastane.runtime.turn import Turn, TurnError
 from elastane.runtime.turn_watch import CLOSE_STEPS, TurnWatch, differing, hyperparameters
 
@@ -309,3 +312,15 @@ def test_a_second_forward_is_refused_where_the_first_has_changed_a_buffer(batch_
         return
     with pytest.raises(SecondForwardError, match=r"second forward in step 5 .* buffer 1.num_batches_tracked"):
         net(x)
+
+
+def test_the_sign_of_a_zero_in_a_buffer_is_a_change_between_epochs() -> None:
+    trainer = Trainer.__new__(Trainer)
+    trainer._model = nn.BatchNorm1d(3)
+    trainer._module_buffers = list(trainer._model.buffers())
+    trainer._protocol = SimpleNamespace(applied_step=4)  # type: ignore[assignment]
+    trainer._take_buffers()
+    trainer._check_buffers_between()
+    trainer._module_buffers[0][1] = -0.0
+    with pytest.raises(BuffersChangedError, match="buffer running_mean was written to between two epochs"):
+        trainer._check_buffers_between()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastane.state.digests import WIDTH, digest_of_tensor, digest_of_tensors, leaves
+from elastane.state.digests import WIDTH, digest_of_tensor, digest_of_tensors, leaves, same_bits
 
 LENGTHS = [0, 1, 3, 7, 8, 1000, 2 * WIDTH, 20_001]
 
@@ -65,3 +65,11 @@ def test_leaves_name_what_state_consists_of() -> None:
     assert found["state, b[1]"] == "0.5"
     assert found["state, f"] == "<builtin_function_or_method>"
     assert dict(leaves({"x": 1}, "")) != dict(leaves({"x": 1.0}, ""))
+
+
+def test_bits_are_the_same_or_not() -> None:
+    plain = torch.tensor([0.0, 1.0, float("nan")])
+    assert same_bits(plain, plain.clone())
+    assert same_bits(torch.zeros(()), torch.zeros(())) and same_bits(torch.zeros(0), torch.zeros(0))
+    assert not same_bits(plain, torch.tensor([-0.0, 1.0, float("nan")]))
+    assert not same_bits(torch.tensor(3), torch.tensor(4))

@@ -149,6 +149,8 @@ def events(**changed: object) -> list[dict[str, object]]:
         ({"loss": [(7.0).hex()]}, "loss", "the loss (2.0 in the reference, 7.0 here)"),
         ({"settings": {"0: lr": (0.2).hex()}}, "settings", "setting 0: lr (0.1 in the reference, 0.2 here)"),
         ({"weights": {"w": "9"}}, "weights", "the weight w after the step"),
+        ({"weights": {"w": "2", "v": "9"}}, "weights", "the weight v after the step"),
+        ({"settings": {"0: lr": (0.1).hex(), "1: lr": (0.2).hex()}}, "settings", "(absent in the reference"),
         ({"kind": "end"}, "order", "what is done next"),
     ],
 )
@@ -161,6 +163,11 @@ def test_the_first_event_that_differs_is_named(changed: dict[str, object], what:
     assert words in event_in_words(found)
     cause = conversion_cause(found)
     assert (cause.kind, cause.ours) == ("the conversion", False) and cause.hint
+
+
+def test_names_that_have_nothing_in_common_and_generators_of_one_side_are_passed_over() -> None:
+    other = events(weights={"maker.w": "9"}, random={"torch": "r2", "NumPy": "n"})
+    assert first_event_difference({0: events()}, {0: other}) is None
 
 
 def test_an_end_that_comes_sooner_and_lines_that_were_cut_off() -> None:
@@ -184,6 +191,13 @@ REPORT = {"rank": 0, "world": 1, "steps": 3, "models": [], "optimizers": [], "ev
         (ExitStatus(0), {}, True, OriginalEmptyError, "built no torch.nn.parallel.DistributedDataParallel"),
         (ExitStatus(0), {0: {**REPORT, "world": 2}}, True, OriginalEmptyError, "a result of rank 1"),
         (ExitStatus(0), {0: {**REPORT, "steps": 0}}, True, OriginalEmptyError, "no optimizer"),
+        (
+            ExitStatus(0),
+            {0: {"rank": 0, "world": 1, "steps": 0, "error": "finish: ValueError: odd"}},
+            True,
+            OriginalError,
+            "rank 0 of the reference trained could not be taken down: finish: ValueError: odd",
+        ),
         (
             ExitStatus(0),
             {0: {**REPORT, "world": 2}, 1: {**REPORT, "rank": 1, "world": 2, "steps": 4}},
@@ -335,3 +349,26 @@ def test_a_command_is_written_for_another_folder(tmp_path: Path) -> None:
     outside = str(tmp_path / "data")
     changed = [str(origin / "train.py"), f"--data={outside}", outside, "../none", "other.py", "x=../data"]
     assert absolute_command(command, origin) == ["torchrun", *changed]
+
+
+def test_what_cannot_be_taken_down_is_reported_and_never_seen_by_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = hook.Recorder(str(tmp_path), traced=True, settings={})
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+    monkeypatch.setattr(hook.atexit, "register", lambda action: None)
+    recorder.built(
+        torch, SimpleNamespace(module=nn.Linear(1, 1), register_forward_pre_hook=lambda *_, **__: 0)
+    )
+    monkeypatch.setattr(hook, "taken", lambda *_: 1 / 0)
+    recorder.finish()
+    report = json.loads((tmp_path / "rank-0.json").read_text())
+    assert (report["rank"], report["error"]) == (0, "finish: ZeroDivisionError: division by zero")
+    monkeypatch.setattr(hook, "taken", lambda *_: {})
+    recorder.stepped(SimpleNamespace(param_groups=None))
+    recorder.finish()
+    assert "ZeroDivisionError" in json.loads((tmp_path / "rank-0.json").read_text())["error"]
+    (tmp_path / "rank-0.json").unlink()
+    recorder._directory = tmp_path / "gone"
+    recorder.stepped(SimpleNamespace(param_groups=None))

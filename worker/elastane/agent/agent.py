@@ -220,7 +220,7 @@ class Agent:
         self._job = job
         if settings.settings is not None:
             self._compare_prices(job, settings.settings)
-        view = job_view(job)
+        view = self._view_of(job)
         limits = f"{job.settings.workers_min}:{job.settings.workers_max}"
         how = "new" if created else f"{view.phase} at step {view.step}"
         self._output.say(
@@ -328,7 +328,7 @@ class Agent:
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
                 self._job = job
-                return self._policy.job_changed(now, job_view(job))
+                return self._policy.job_changed(now, self._view_of(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
             case _Noticed(notice):
@@ -433,6 +433,17 @@ class Agent:
             self._settings, own | self._notices.environment() | self._metrics.variables(worker)
         )
 
+    def _view_of(self, job: job_pb2.Job) -> JobView:
+        """What the policy sees of the job; why it is suspended is in its events."""
+        undecided = False
+        if job.phase == job_pb2.JOB_PHASE_SUSPENDED and job.settings.sentinel_steps:
+            try:
+                with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
+                    undecided = is_undecided(client.events(self._settings.job))
+            except ElastaneError as error:
+                self._output.say(f"why the job is suspended is not known: {error.args[0]}", "warning")
+        return job_view(job, undecided=undecided)
+
     def _worker_exited(self, now: float, worker: str, status: ExitStatus) -> list[Action]:
         counts = self._metrics.counts
         if self._placement is not None:
@@ -451,7 +462,7 @@ class Agent:
             with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
                 self._job = client.get_job(self._settings.job)
                 asked = sent_away(worker, client.events(self._settings.job))
-            actions = self._policy.job_changed(now, job_view(self._job))
+            actions = self._policy.job_changed(now, self._view_of(self._job))
         except ElastaneError as error:
             actions = [policies.Say(f"why {worker} left is not known: {error.args[0]}", "warning")]
         return [*actions, *self._policy.worker_exited(now, worker, status, asked_to_leave=asked)]
@@ -548,7 +559,16 @@ def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
     return last is not None and last.kind == "worker_draining" and "operator" in last.reason
 
 
-def job_view(job: job_pb2.Job) -> JobView:
+def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
+    """Whether the sentinel has suspended the job, and nobody has resumed it since."""
+    found = False
+    for event in events:
+        if event.kind in ("sentinel_undecided", "job_resumed"):
+            found = event.kind == "sentinel_undecided"
+    return found
+
+
+def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
     """What the policy sees of a job."""
     phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
     return JobView(
@@ -560,4 +580,5 @@ def job_view(job: job_pb2.Job) -> JobView:
         standby=frozenset(
             worker.worker_id for worker in job.workers if worker.state == job_pb2.WORKER_STATE_STANDBY
         ),
+        undecided=undecided,
     )

@@ -16,6 +16,8 @@ CODE_OK, CODE_FAILED, CODE_USAGE, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 2, 3, 4
 CODE_MAX_WAIT: Final = 5
 #: No job of that name came within --job-timeout.
 CODE_NO_JOB: Final = 6
+#: The sentinel has suspended the job: workers compute different bits, and nobody can say which are right.
+CODE_UNDECIDED: Final = 7
 
 #: What the agent asks drained workers to exit with (ELASTANE_DRAIN_EXIT_CODE).
 EXIT_DRAINED: Final = 80

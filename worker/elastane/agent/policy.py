@@ -31,6 +31,7 @@ from elastane.agent.exit_codes import (
     CODE_MAX_WAIT,
     CODE_OK,
     CODE_REFUSED,
+    CODE_UNDECIDED,
     CODE_UNREACHABLE,
     EXIT_DRAINED,
 )
@@ -66,6 +67,7 @@ class JobView:
     """What the policy needs to know of a job.
 
     steps: of all epochs; 0 while no worker has told. standby: ids of workers that attend without ESTs.
+    undecided: it was the sentinel that suspended it.
     """
 
     phase: Phase
@@ -74,6 +76,7 @@ class JobView:
     step: int = 0
     steps: int = 0
     standby: frozenset[str] = frozenset()
+    undecided: bool = False
 
 
 # ------------------------------------------------------------------ actions
@@ -429,7 +432,8 @@ class SupervisorPolicy:
         """The job is over: workers leave by themselves, within a grace time."""
         view = self._view
         kind = {"succeeded": "success", "failed": "error", "max_wait_exceeded": "error"}
-        self._code = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}.get(view.phase, CODE_OK)
+        codes = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}
+        self._code = CODE_UNDECIDED if view.undecided else codes.get(view.phase, CODE_OK)
         self._kill_at = now + OVER_GRACE_SECONDS
         self._drop(SlotState.BACKOFF)
         text = f"job {view.phase.replace('_', ' ')}"
@@ -437,7 +441,10 @@ class SupervisorPolicy:
             text += f": {view.reason}"
         if view.phase == "max_wait_exceeded":
             text += "; `elastane resume` waits again"
-        return [Say(text, kind.get(view.phase, "warning"), f"job_{view.phase}")]
+        if view.undecided:
+            text += "; `elastane resume` goes on, with other machines or another worker to decide"
+        weight = "error" if view.undecided else kind.get(view.phase, "warning")
+        return [Say(text, weight, f"job_{view.phase}")]
 
     def _stop(self, now: float, code: int) -> list[Action]:
         """Every worker is to drain and leave; the agent exits with `code` afterwards."""

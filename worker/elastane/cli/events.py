@@ -37,6 +37,9 @@ _ALARMING = (
     "refused",
     "unusable",
     "forgotten",
+    "faulty",
+    "liar",  # the same in events of before
+    "undecided",
 )
 
 

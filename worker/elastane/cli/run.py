@@ -77,7 +77,8 @@ HELP = "\n\n".join(
         "Every option is a variable too, so that a container's command may be just: elastane run train.py",
         "Exits with 0 when the job succeeded or was suspended or cancelled, 1 when it failed, 3 when it "
         "was refused, 4 when the master was unreachable, 5 when fewer workers than needed were there for "
-        "--max-wait, 6 when the job to be joined was not created, 130 or 143 when a signal ended it. With "
+        "--max-wait, 6 when the job to be joined was not created, 7 when the sentinel suspended it, 130 "
+        "or 143 when a signal ended it. With "
         "--exit-codes pod, 204 and 206 stand for 4 and 6.",
     )
 )

@@ -228,6 +228,15 @@ class Reducer:
         """Whether the present mini-batch has had its backward()."""
         return self._turn is not None and self._turn.complete
 
+    def written_between(self) -> str | None:
+        """The first parameter whose gradient the script has changed since backward() of a mini-batch that is
+        not its EST's last of the step; None: none."""
+        left = self._turn.left if self._turn is not None else ()
+        for name, param, (gradient, version) in zip(self._names, self._params, left, strict=False):
+            if param.grad is not gradient or (gradient is not None and gradient._version != version):
+                return name
+        return None
+
     def gradients_used(self) -> None:
         """The optimizer's part of the turn is over: whoever writes to p.grad from here on zeroes it."""
         if self._slots is not None and self._slots.versions:
@@ -486,6 +495,7 @@ class Reducer:
         if not turn.guest:
             self._used = bytearray(map(or_, self._used, turn.arrived))
         if not turn.sync:
+            turn.left = [(p.grad, p.grad._version if p.grad is not None else 0) for p in self._params]
             return
         late: list[int] = []
         if self._deferred or 0 in turn.arrived:

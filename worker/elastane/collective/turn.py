@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -38,3 +38,6 @@ class Turn:
     guest: bool = False
     #: Gets every bucket as the EST puts it into the sums; None: nobody asks.
     digest: GradientDigest | None = None
+    #: Of a mini-batch that is not the EST's last of the step: every p.grad as backward left it, and its
+    #: version.
+    left: list[tuple[Tensor | None, int]] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Gradient accumulation: a global step of several mini-batches of each rank, in stock DDP or one process.
 
 The rule is that of DDP's no_sync(): in all mini-batches of a step but the last, gradients only add up in
-p.grad. Optimizers, schedulers and `zero_grad` do nothing in between, so that a loop body can stay as it is.
-The elastic trainer follows the same rule (`zeroing_counts`).
+p.grad. Optimizers, schedulers, `zero_grad` and clipping do nothing in between, so that a loop body can stay
+as it is. The elastic trainer follows the same rule (`zeroing_counts`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class LocalCalls:
                 micro = 0 if self.sync else micro + 1
         finally:
             self._in_loop = self.stepped = False
+
+    def adding(self) -> bool:
+        return self._in_loop and not self.sync
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._in_loop and not self.sync:

@@ -34,10 +34,10 @@ class StepBoundary:
     """A worker's side of everything that happens at a step boundary.
 
     initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
-    step in flight; replaced: other weights and buffers are in place; entered: a ring is formed, with the
-    contexts of this worker's ESTs at the step it resumes at, as the master has them and as they are behind
-    the code before it. interval: that code, as it ran here; begins_epoch: whether there is such code before a
-    step. figures: get what a change of the ring took.
+    step in flight; replaced: other weights and buffers are in place, of that step's checkpoint or from
+    members; entered: a ring is formed, with the contexts of this worker's ESTs at the step it resumes at, as
+    the master has them and as they are behind the code before it. interval: that code, as it ran here;
+    begins_epoch: whether there is such code before a step. figures: get what a change of the ring took.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepBoundary:
         device: torch.device,
         *,
         drop_step: Callable[[], None],
-        replaced: Callable[[], None],
+        replaced: Callable[[int | None], None],
         entered: Callable[[dict[int, EstContext], dict[int, EstContext], int], None],
         interval: Interval,
         begins_epoch: Callable[[int], bool],
@@ -137,7 +137,7 @@ class StepBoundary:
         loaded = load_state(
             message, self._state, self._initial, num_ests=len(self._initial), pristine=self.pristine
         )
-        self._replaced()
+        self._replaced(loaded.step)
         self.pristine = self.pristine and loaded.step == 0
         self._attendance.spans.loaded(
             message.generation, perf_counter() - began, step=loaded.step, checkpoint=loaded.checkpoint
@@ -212,7 +212,7 @@ class StepBoundary:
             self._tell_handover("receive", go, perf_counter() - began, size)
             self._state.load(received)
             self._received = received
-            self._replaced()
+            self._replaced(None)
             self.pristine = False
             self._attendance.tell(lambda: self._protocol.end_replace(go.generation, go.resume_step))
         self._figures.handover_seconds += perf_counter() - began

@@ -23,6 +23,7 @@ import structlog
 from torch.distributed import distributed_c10d
 
 from elastane.errors import UnsupportedError
+from elastane.runtime import launcher_variables
 
 _log = structlog.get_logger(__name__)
 
@@ -65,6 +66,7 @@ def check() -> None:
     """Raises again a refusal that the script has caught. Called where training begins or goes on."""
     if _refusal is not None:
         raise _refusal
+    launcher_variables.check()
 
 
 def install() -> None:

@@ -11,10 +11,11 @@ from torch.utils.data import DataLoader
 
 from elastane.data import current
 from elastane.data.source import BatchSource
-from elastane.errors import ElastaneError, StepError
+from elastane.errors import ElastaneError, StepError, UnsupportedError
 from elastane.runtime import distributed_calls, rehearsal
 from elastane.runtime.asked import how_asked
 from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.epoch_values import EpochValues
 from elastane.runtime.job import Job, checked_max_steps
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
@@ -33,7 +34,14 @@ from elastane.runtime.step_calls import ElasticCalls
 from elastane.runtime.tasks import LeasedTask, TaskAttendance, lease_tasks
 from elastane.runtime.trainer import Trainer
 from elastane.runtime.wrapper_names import give_wrapper_names
+from elastane.script_source.places import place_of
 from elastane.tracking.process import TrackerProcesses
+
+
+class LeaderUnknownError(UnsupportedError):
+    """The script asks who leads before there is a ring."""
+
+    code = "ELA342"
 
 
 class ElasticLoader:
@@ -68,6 +76,7 @@ class ElasticJob(Job):
         rehearsal.install()
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
+        self._epoch_values: EpochValues | None = None
         #: Before prepare only seeds made of the rank count, and those only where prepare does not seed.
         self._watch = RngWatch(lambda place: None, lambda names, done: None)
         if self._seed is None:
@@ -94,8 +103,15 @@ class ElasticJob(Job):
     def is_leader(self) -> bool:  # type: ignore[override]
         """Whether this worker hosts EST 0 now; in `each_rank`, whether it is EST 0's turn."""
         trainer = self._trainer
-        if trainer is None:
-            return False
+        if trainer is None or not trainer.joined:
+            raise LeaderUnknownError(
+                f"job.is_leader was read in {place_of(sys._getframe(1))}, before this worker has joined "
+                "the ring "
+                "in job.epochs: nobody leads yet",
+                hint="ask for it in the loop over job.epochs or behind it; before that write what every "
+                "worker "
+                "may do, like os.makedirs(folder, exist_ok=True)",
+            )
         trainer.interval.asked("is_leader", sys._getframe(1))
         return trainer.is_leader and trainer.interval.turn in (None, 0)
 
@@ -163,6 +179,7 @@ class ElasticJob(Job):
         give_wrapper_names(prepared.model)
         loader = ElasticLoader(prepared.loader, trainer, source.batches_per_epoch)
         self._trainer = trainer
+        self._epoch_values = EpochValues(prepared, source.registry.objects)
         self._note_schedules(prepared, source.steps_per_epoch)
         result = tuple(loader if o is prepared.loader else o for o in objects)
         return result[0] if len(result) == 1 else result
@@ -184,12 +201,22 @@ class ElasticJob(Job):
         trainer.join(count, checked_max_steps(max_steps))
         if trainer.is_leader and trainer.applied_step == 0:
             self._warn_of_schedules(count)
+        assert self._epoch_values is not None
+        self._epoch_values.begin(
+            sys._getframe(1),
+            trainer.current_epoch,
+            leads=trainer.is_leader,
+            lost=trainer.values_lost and trainer.applied_step < trainer.total_steps,
+        )
         try:
             while trainer.applied_step < trainer.total_steps and not trainer.ended_early:
-                trainer.epoch = trainer.current_epoch
+                trainer.epoch = trainer.values_epoch = trainer.current_epoch
+                if trainer.values_lost:
+                    self._epoch_values.refuse_lost(trainer.epoch)
                 yield trainer.epoch
                 distributed_calls.check()
                 trainer.close_epoch(trainer.epoch)
+                trainer.values_epoch = trainer.epoch + 1
         except GeneratorExit:
             when_left(lambda place: self._end(trainer, trackers, place))
             raise

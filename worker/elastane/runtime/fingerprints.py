@@ -13,7 +13,7 @@ waits for the sum. A worker that is alone has nobody to compare with, and pays n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from elastane.state.digests import (
     digest_of_tensor,
     digest_of_tensors,
     digest_of_text,
+    form,
     in_words,
     leaves,
 )
@@ -101,7 +102,8 @@ class Fingerprints:
             for name, leaf in unit():
                 if isinstance(leaf, torch.Tensor):
                     value = in_words(leaf.item()) if leaf.numel() == 1 else ""
-                    found.append((name, digest_of_tensor(leaf), value))
+                    digest = combined((digest_of_tensor(leaf), digest_of_text(form(leaf))))
+                    found.append((name, digest, value))
                 else:
                     found.append((name, digest_of_text(leaf), leaf[:_VALUE_CHARACTERS_MAX]))
         return found
@@ -193,6 +195,7 @@ def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
         for name, leaf in unit():
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
+                texts.append(f"{name}: {form(leaf)}")
             else:
                 texts.append(f"{name}={leaf}")
     return tensors, texts
@@ -212,7 +215,8 @@ def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:
 def _of_groups(
     optimizer: torch.optim.Optimizer, known: list[tuple[tuple[object, ...], int]]
 ) -> Iterator[int]:
-    """The digests of its param_groups, recomputed where a value is a different object."""
+    """The digests of its param_groups, recomputed where a value is a different object, or may have changed in
+    place."""
     groups = optimizer.param_groups
     if len(known) != len(groups):
         known[:] = [((), 0)] * len(groups)
@@ -220,7 +224,16 @@ def _of_groups(
         values = tuple(group.values())
         before, digest = known[place]
         if len(before) != len(values) or any(a is not b for a, b in zip(before, values, strict=True)):
-            texts = [f"{key}={in_words(value)}" for key, value in _settings_of(group)]
+            settings = _settings_of(group)
+            texts = [f"{key}={in_words(value)}" for key, value in settings]
             digest = digest_of_text("\n".join((*texts, f"{len(group['params'])} parameters")))
-            known[place] = (values, digest)
+            stays = all(_stays(value) for _, value in settings)
+            known[place] = (values if stays else (), digest)
         yield digest
+
+
+def _stays(value: object) -> bool:
+    """Whether what `in_words` says of it stays the same as long as it is the same object."""
+    if isinstance(value, tuple):
+        return all(_stays(item) for item in value)
+    return not isinstance(value, list | Mapping)

@@ -223,12 +223,15 @@ def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
 
             warming.begin()
             from elastane.runtime import distributed_calls as guard
-            from elastane.runtime import exits
+            from elastane.runtime import exits, launcher_variables
             from elastane.runtime.elastic import ElasticJob
 
             exits.tell_agent()
-            if not distributed_calls:
+            if distributed_calls:
+                launcher_variables.allow()
+            else:
                 guard.install()
+                launcher_variables.begin()
 
             return ElasticJob(environment, seed)
         if mode == "doctor":

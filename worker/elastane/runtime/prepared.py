@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from elastane.errors import UnsupportedError
+from elastane.runtime.clipping import count_clips_once
 from elastane.state.train_state import Stateful
 
 
@@ -135,6 +136,10 @@ class StepCalls(Protocol):
     Each is given the object's own method first, then the arguments of the call.
     """
 
+    def adding(self) -> bool:
+        """Whether gradients only add up in this mini-batch: it is not the last of its step."""
+        ...
+
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`optimizer.step` and `scaler.unscale_`, `scaler.step`: with the averaged gradients only."""
         ...
@@ -153,13 +158,14 @@ class StepCalls(Protocol):
 
 
 def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
-    """Let `calls` decide what the prepared objects' methods do; zeroing: zero_grad too."""
+    """Let `calls` decide what the prepared objects' methods do; zeroing: zero_grad and clipping too."""
     for optimizer in prepared.optimizers:
         _in_instance(optimizer, "step", calls.optimizer_step)
         if zeroing:
             _in_instance(optimizer, "zero_grad", calls.zero_grad)
     if zeroing:
         _in_instance(prepared.model, "zero_grad", calls.zero_grad)
+        count_clips_once(prepared.model, calls.adding)
     for scheduler in prepared.schedulers:
         _in_class(scheduler, "step", calls.scheduler_step)
     for scaler in prepared.scalers:

@@ -3,8 +3,10 @@
 `random.shuffle` draws again until a number is small enough. How often depends on the state, so ESTs draw
 different numbers of values. And reseeding a generator with the seed it already had leaves its state
 unchanged, while the other ESTs' states would change. So such calls are watched while that code runs: methods
-of Python's generator in the object itself, whoever holds a reference to it; functions of NumPy and torch as
-attributes of their modules, which misses functions that the script imported by name.
+of Python's generator in the object itself, whoever holds a reference to it; functions of NumPy and torch, and
+those that seed, as attributes of their modules and under the names by which the script's own modules imported
+them. What is missed is a function that an installed package imported by name, or that the script keeps
+elsewhere: in a list, as a default argument.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ import functools
 import random
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, Final
 
 import torch
 
 from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
-from elastane.script_source.places import line_in_words
+from elastane.script_source.places import is_script_file, line_in_words
 
 if HAS_NUMPY:
     import numpy as np
@@ -115,11 +117,14 @@ class RngWatch:
         self._uneven = uneven
         self._seeded = seeded
         self._replaced: list[tuple[Any, str, Any]] = []
+        #: Where the script's modules hold functions: namespace and name, by the function's id.
+        self._names: dict[int, list[tuple[ModuleType, str]]] = {}
 
     def start(self) -> None:
         """Starts watching. A second call does nothing."""
         if self._replaced:
             return
+        self._names = _names_in_scripts()
         python: Any = random._inst
         # The class's own, which `sample`, `shuffle` and `randint` look up in the object at each call.
         self._in_instance(python, "_randbelow", self._uneven_below(python._randbelow))
@@ -149,8 +154,10 @@ class RngWatch:
         setattr(owner, name, replacement)
 
     def _in_module(self, owner: Any, name: str, replacement: Any) -> None:
-        self._replaced.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, replacement)
+        original = getattr(owner, name)
+        for holder, held in [(owner, name), *self._names.get(id(original), ())]:
+            self._replaced.append((holder, held, original))
+            setattr(holder, held, replacement)
 
     def _watch_uneven(self, owner: Any, name: str) -> None:
         original = getattr(owner, name, None)
@@ -199,6 +206,18 @@ class RngWatch:
 
 
 _ABSENT: Final = object()
+
+
+def _names_in_scripts() -> dict[int, list[tuple[ModuleType, str]]]:
+    """Where functions of other modules stand in the namespaces of the script and of the modules beside it."""
+    found: dict[int, list[tuple[ModuleType, str]]] = {}
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        if is_script_file(names.get("__file__") or ""):
+            for name, value in names.items():
+                if callable(value):
+                    found.setdefault(id(value), []).append((module, name))
+    return found
 
 
 def _place(frame: FrameType | None) -> str:

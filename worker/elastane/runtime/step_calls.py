@@ -23,6 +23,10 @@ class ElasticCalls:
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
 
+    def adding(self) -> bool:
+        turn = self._trainer.turn
+        return turn is not None and not turn.sync
+
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         trainer, optimizer = self._trainer, _optimizer_of(original, args)
         if trainer.turn is not None and optimizer is not None:

@@ -48,9 +48,10 @@ from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.sentinel import Sentinel
 from elastane.runtime.signature import script_signature
 from elastane.runtime.tracing import open_trace
-from elastane.runtime.turn import EpochsClosed, Turn
+from elastane.runtime.turn import EpochsClosed, PartialGradientError, Turn
 from elastane.runtime.turn_watch import TurnWatch
 from elastane.state.codec import Exported
+from elastane.state.digests import same_bits
 from elastane.state.train_state import TrainState
 from elastane_proto.v1 import ring_pb2
 
@@ -171,6 +172,8 @@ class Trainer:
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
+        #: The epoch at whose beginning the script's variables are what they would be in it.
+        self.values_epoch = 0
         self._max_steps = 0
         #: The epoch whose loader loop this worker was in last.
         self._looped_epoch = -1
@@ -205,12 +208,22 @@ class Trainer:
         return self.applied_step // self._source.steps_per_epoch
 
     @property
+    def joined(self) -> bool:
+        """Whether this worker attends: from `join` on."""
+        return self._attendance.started
+
+    @property
     def is_leader(self) -> bool:
         return self._attendance.is_leader
 
     @property
     def state(self) -> TrainState:
         return self._state
+
+    @property
+    def values_lost(self) -> bool:
+        """Whether no worker has the values that the script's variables had."""
+        return self._closed_epochs.lost
 
     @property
     def ended_early(self) -> bool:
@@ -416,6 +429,8 @@ class Trainer:
                 if not self._reducer.backward_done:
                     self._refuse_next(turn)
                 self.watch.end_turn(turn)
+                if not turn.sync:
+                    self._check_sums(turn)
                 if not turn.last:
                     self._end_batch(turn)
         if turn.applied:
@@ -436,6 +451,19 @@ class Trainer:
             raise StepError(
                 f"the loop body of step {step} ended without optimizer.step()",
                 hint="call backward() and optimizer.step() once for every mini-batch",
+            )
+
+    def _check_sums(self, turn: Turn) -> None:
+        """In a mini-batch that is not the last of its step the script leaves gradients alone."""
+        name = self._reducer.written_between()
+        if name is not None:
+            raise PartialGradientError(
+                f"the gradient of parameter {name} was changed behind backward() in step {turn.step}, in "
+                f"mini-batch {turn.micro + 1} of {turn.batches} that add up to the step",
+                hint="do it to the averages, once a step: in a function of the optimizer's, "
+                "optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: ...)",
+                virtual_rank=turn.rank,
+                parameter=name,
             )
 
     def _refuse_next(self, turn: Turn) -> NoReturn:
@@ -694,7 +722,7 @@ class Trainer:
         for (name, _), buffer, kept in zip(
             self._model.named_buffers(), self._module_buffers, self._rank0_buffers, strict=False
         ):
-            if not bool(torch.isclose(buffer, kept, rtol=0, atol=0, equal_nan=True).all()):
+            if not same_bits(buffer, kept):
                 raise BuffersChangedError(
                     f"buffer {name} was written to between two epochs, before step {self.applied_step}",
                     hint="call model.eval() before evaluating, and model.train() before the loop",
@@ -710,8 +738,13 @@ class Trainer:
     def _begins_epoch(self, step: int) -> bool:
         return step % self._source.steps_per_epoch == 0 and step < self.total_steps
 
-    def _replaced(self) -> None:
-        """Other weights, buffers and hyperparameters are in place of those this worker had."""
+    def _replaced(self, loaded_step: int | None) -> None:
+        """Other weights, buffers and hyperparameters are in place of those this worker had.
+
+        loaded_step: of the checkpoint they come from; None: from other members.
+        """
+        if loaded_step is not None and loaded_step // self._source.steps_per_epoch != self.values_epoch:
+            self._closed_epochs.lost = True
         self._take_buffers()
         self.watch.replaced()
 

@@ -18,6 +18,12 @@ class TurnError(StepError):
     code = "ELA350"
 
 
+class PartialGradientError(StepError):
+    """Gradients were changed by the script while they still add up over a step's mini-batches."""
+
+    code = "ELA341"
+
+
 @dataclass
 class Turn:
     """One EST's part of a step, as this worker runs it: one mini-batch, or several that accumulate."""
@@ -67,18 +73,21 @@ class EpochsClosed:
     """Whose epochs' code outside the loader loop is in the state; travels with it.
 
     begun: epochs whose code before the loader loop has run. count: those whose closing code, after it, has.
-    ended: that code left the loop over epochs; the training is over.
+    ended: that code left the loop over epochs; the training is over. lost: once the state came from a
+    checkpoint of another epoch than the script's variables were of, in the one process there was.
     """
 
     def __init__(self) -> None:
         self.begun = 0
         self.count = 0
         self.ended = False
+        self.lost = False
 
     def state_dict(self) -> dict[str, int | bool]:
-        return {"begun": self.begun, "count": self.count, "ended": self.ended}
+        return {"begun": self.begun, "count": self.count, "ended": self.ended, "lost": self.lost}
 
     def load_state_dict(self, state: dict[str, int | bool]) -> None:
         self.count = state["count"]
         self.begun = state.get("begun", self.count)  # checkpoints of older versions have the count only
         self.ended = bool(state.get("ended", False))
+        self.lost = bool(state.get("lost", False))

@@ -8,6 +8,9 @@ i mod WIDTH, modulo 2^64; the digest is the sum of all WIDTH sums, each times an
 single bit that differs changes one sum by a power of two, and an odd multiple of that is never 0: it is
 always found. WIDTH is a prime, so that rows of a table do not fall onto each other. NaNs are bits like
 all others; strides and devices do not enter.
+
+Zeros add nothing, and a digest of several tensors does not know where one ends: that a tensor is there, its
+dtype and its shape are compared as text (`form`).
 """
 
 from __future__ import annotations
@@ -68,6 +71,17 @@ def digest_of_tensor(tensor: torch.Tensor) -> int:
     return (total + last * int(_FACTORS[words.numel() % WIDTH])) & _MASK
 
 
+def form(tensor: torch.Tensor) -> str:
+    """What its digest does not say: dtype and shape."""
+    return f"{tensor.dtype} {tuple(tensor.shape)}"
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype have the same bits: -0.0 is not 0.0, and a NaN is itself."""
+    bits = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return torch.equal(*bits)
+
+
 def digest_of_text(text: str) -> int:
     """64 bits of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -91,6 +105,7 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor | str]]
         yield path, value
     elif isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         yield path, torch.frombuffer(bytearray(value.tobytes()) or bytearray(1), dtype=torch.uint8)
+        yield f"{path} form", f"{value.dtype.str} {value.shape}"
     elif isinstance(value, Mapping):
         for key in sorted(value, key=lambda key: (type(key).__name__, key)):
             yield from leaves(value[key], f"{path}, {key}" if path else str(key))
@@ -109,4 +124,6 @@ def in_words(value: Any) -> str:
         return repr(value)
     if isinstance(value, tuple | list):
         return f"({', '.join(in_words(item) for item in value)})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{in_words(key)}: {in_words(item)}' for key, item in value.items())}}}"
     return f"<{type(value).__name__}>"

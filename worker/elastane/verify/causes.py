@@ -106,8 +106,8 @@ def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
 
 
 def _decides_the_loss(finding: Finding) -> bool:
-    """A loop variable that decides a setting is refused; one that decides the loss, differs."""
-    loop = finding.kind == "loop variable" and finding.severity is Severity.DIFFERS
+    """And not a setting, which the other variables of the loop are said to set."""
+    loop = finding.kind == "loop variable" and " is set from " not in finding.what
     return loop or finding.kind == "module state"
 
 

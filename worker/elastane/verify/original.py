@@ -130,9 +130,16 @@ def _between(
 def _named_difference(
     rank: int, step: int, what: str, stock: Mapping[str, str], other: Mapping[str, str]
 ) -> EventDifference | None:
-    for name, value in stock.items():
-        if name in other and other[name] != value:
-            short = (text[:16] if what != "settings" else text for text in (value, other[name]))
+    """The first entry that differs, or that only one of them has.
+
+    Nothing is missing where no name is common: the converted script holds in one module what the original
+    has as several. A generator is, where the script has not imported its library.
+    """
+    named_alike = what != "random numbers" and not stock.keys().isdisjoint(other)
+    for name in [*stock, *(name for name in other if name not in stock)]:
+        values = stock.get(name, "absent"), other.get(name, "absent")
+        if values[0] != values[1] and (named_alike or (name in stock and name in other)):
+            short = (text[:16] if what != "settings" else text for text in values)
             return EventDifference(rank, step, what, name, *short)
     return None
 

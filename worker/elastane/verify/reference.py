@@ -260,6 +260,12 @@ def judge(
             f"the reference built no torch.nn.parallel.DistributedDataParallel\n{said}",
             hint="name the script that trains under DDP; FSDP and DeepSpeed are not compared with",
         )
+    for rank, report in sorted(reports.items()):
+        if report.get("error"):
+            raise OriginalError(
+                f"what rank {rank} of the reference trained could not be taken down: {report['error']}",
+                hint="the script itself is not to blame; report the text, with the tensor or object it names",
+            )
     if not complete or 0 not in reports or "models" not in reports[0]:
         raise OriginalEmptyError(
             f"the reference ended without a result of {_missing(reports)}\n{said}",

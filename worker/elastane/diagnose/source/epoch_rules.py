@@ -11,7 +11,7 @@ from elastane.diagnose.source.reading import Script, exits, name_of
 from elastane.script_source import IN_EPOCHS
 
 #: Functions that draw by rejection: how many values depends on the values drawn.
-_UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss", "choices")
+_UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss")
 
 
 def epoch_findings(script: Script, notes: Notes) -> None:
@@ -20,6 +20,7 @@ def epoch_findings(script: Script, notes: Notes) -> None:
         told = _variables(script, loop, notes)
         _breaks(loop, notes, told)
         _draws(script, loop, notes)
+        _early_leader(script, loop, notes)
 
 
 def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
@@ -49,7 +50,7 @@ def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
             "epoch variable",
             lines[name],
             f"{name} lives across epochs and {' and '.join(found)}: a worker that joins later does not "
-            "have it",
+            "have it, and from a checkpoint the job does not go on",
             f"state = job.carry({name}=...) before the loop, and state.{name} in it: it travels with the "
             "model",
             variable=name,
@@ -77,20 +78,21 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
         if (
             isinstance(node, ast.Call)
             and not script.in_isolated(node)
+            and not script.in_each_rank(node)
             and not script.under_if(node, "is_leader")
         ):
             dotted = script.dotted(node.func)
             module, _, method = dotted.rpartition(".")
             if module in ("random", "numpy.random", "np.random") and method in _UNEVEN:
                 notes.add(
-                    Severity.NOTE,
+                    Severity.REFUSED,
                     "between epochs",
                     node,
                     f"{name_of(node.func)} draws between epochs, as many numbers as it happens to need: "
-                    "where it is "
-                    "not certain which rank they belong to, training is stopped",
-                    "draw inside `with job.isolated_rng():`, or from a generator of your own made from the "
-                    "epoch",
+                    "it is "
+                    "not known what each rank would have drawn",
+                    "`for rank in job.each_rank():` around it has stock DDP's bits; or draw inside "
+                    "`with job.isolated_rng():`, or from a generator of your own made from the epoch",
                 )
     for name, value in script.assigned:
         if script.is_job_attribute(value, "is_leader") and any(
@@ -107,6 +109,26 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
                 "cannot be told to be the leader's",
                 "ask job.is_leader where it is needed",
                 variable=name,
+            )
+
+
+def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
+    """job.is_leader before there is a ring: in the loop's own function, above it."""
+    home = script.function_of(loop)
+    for node in ast.walk(home or script.tree):
+        if (
+            script.is_job_attribute(node, "is_leader")
+            and node.lineno < loop.lineno  # type: ignore[attr-defined]
+            and script.function_of(node) is home
+        ):
+            notes.add(
+                Severity.REFUSED,
+                "between epochs",
+                node,
+                "job.is_leader is read before job.epochs, where no worker has joined the ring: nobody "
+                "leads yet",
+                "ask for it in the loop over job.epochs or behind it; before that write what every worker "
+                "may do",
             )
 
 

@@ -18,6 +18,7 @@ from elastane.diagnose.source.reading import (
 from elastane.script_source import cure, turn_counter
 from elastane.script_source.names import walk_here
 
+_BATCH_NORMS = ("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm")
 _COUNTS = (
     "a worker's loop has a turn for every EST that it hosts, and one that joins begins anew: it is not the "
     "same "
@@ -66,7 +67,7 @@ def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
             )
         else:
             notes.add(
-                Severity.DIFFERS,
+                Severity.REFUSED,
                 "loop variable",
                 carried.at,
                 f"{name} decides {carried.decides}, and "
@@ -110,7 +111,7 @@ def _written_weights(script: Script, loop: LoaderLoop, notes: Notes) -> None:
             )
         elif written in given:
             notes.add(
-                Severity.DIFFERS,
+                Severity.REFUSED,
                 "after the step",
                 at,
                 f"{written} is changed in every turn, also in those in which the optimizer does not step",
@@ -119,7 +120,7 @@ def _written_weights(script: Script, loop: LoaderLoop, notes: Notes) -> None:
             )
         elif script.main:
             notes.add(
-                Severity.DIFFERS,
+                Severity.REFUSED,
                 "after the step",
                 at,
                 f"{written} is a copy of weights that was not given to prepare: it is changed in every "
@@ -142,7 +143,7 @@ def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
         average = method == "update_parameters" or (method == "update" and "ema" in owner.lower())
         if average and owner and owner not in given and not owner.startswith("self."):
             notes.add(
-                Severity.DIFFERS,
+                Severity.REFUSED,
                 "after the step",
                 call,
                 f"{owner} averages the weights and was not given to prepare: it is updated in every turn, "
@@ -263,25 +264,65 @@ def _exclusive(script: Script, first: ast.AST, second: ast.AST) -> bool:
 
 
 def _second_forward(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    calls = [call for call in calls_in(loop.node.body) if name_of(call.func) in script.models]
-    for call in calls[1:]:
-        if not _exclusive(script, calls[0], call) and _has_buffers(script):
+    """Before backward(), of a model that changes its buffers in each forward."""
+    if not _changes_buffers(script):
+        return
+    calls = list(calls_in(loop.node.body))
+    ends = (c.lineno for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "backward")
+    end = next(ends, loop.node.end_lineno or loop.node.lineno)
+    forwards = [call for call in calls if name_of(call.func) in script.models and call.lineno <= end]
+    for call in forwards[1:]:
+        if not _exclusive(script, forwards[0], call) and not _without_gradients(script, forwards[0]):
             notes.add(
-                Severity.NOTE,
+                Severity.REFUSED,
                 "loop body",
                 call,
-                f"a second forward of {name_of(call.func)} in a turn, and the model has buffers that forward "
-                "changes: stock DDP hands out rank 0's before each",
-                "one forward of both inputs is cheaper: torch.cat them; `elastane verify` shows whether "
-                "the bits stay",
+                f"a second forward of {name_of(call.func)} in a turn, and each forward changes the model's "
+                "buffers: stock DDP would start it from what rank 0's first forward left",
+                "one forward of both inputs, torch.cat([a, b]); or keep buffers as they are in training: "
+                "GroupNorm, track_running_stats=False, eval() of the part",
             )
             return
 
 
-def _has_buffers(script: Script) -> bool:
-    words = ("register_buffer", "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "InstanceNorm2d")
+def _without_gradients(script: Script, call: ast.Call) -> bool:
+    """Whether it stands under torch.no_grad(): DDP broadcasts no buffers after it."""
     return any(
-        last_name(node) in words
-        for node in ast.walk(script.tree)
-        if isinstance(node, ast.Attribute | ast.Name)
+        isinstance(parent, ast.With)
+        and any(
+            last_name(part) in ("no_grad", "inference_mode")
+            for item in parent.items
+            for part in ast.walk(item.context_expr)
+            if isinstance(part, ast.Attribute | ast.Name)
+        )
+        for parent in script.ancestors(call)
     )
+
+
+def _changes_buffers(script: Script) -> bool:
+    """Whether the source has BatchNorm, or a module whose forward writes to its buffers."""
+    for node in ast.walk(script.tree):
+        if isinstance(node, ast.Attribute | ast.Name) and last_name(node) in _BATCH_NORMS:
+            return True
+        if isinstance(node, ast.ClassDef) and (buffers := _buffers_of(node)):
+            forwards = (one for one in node.body if getattr(one, "name", "") == "forward")
+            if any(_written(part) in buffers for one in forwards for part in ast.walk(one)):
+                return True
+    return False
+
+
+def _buffers_of(kind: ast.ClassDef) -> set[str]:
+    registered = (n for n in ast.walk(kind) if isinstance(n, ast.Call) and n.args)
+    names = (getattr(n.args[0], "value", None) for n in registered if last_name(n.func) == "register_buffer")
+    return {f"self.{name}" for name in names if isinstance(name, str)}
+
+
+def _written(node: ast.AST) -> str:
+    """What is written to in place, as "self.mean"; empty for anything else."""
+    if isinstance(node, ast.AugAssign):
+        return name_of(node.target)
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return name_of(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        return name_of(node.func.value)
+    return ""

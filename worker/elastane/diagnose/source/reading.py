@@ -11,7 +11,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastane.script_source import HYPERPARAMETERS, IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source import IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source.across_epochs import setters_of
 from elastane.script_source.names import Function, dotted, walk_here
 
 
@@ -80,8 +81,23 @@ class Script:
 
     @cached_property
     def uses_elastane(self) -> bool:
+        return bool(self.inits)
+
+    @cached_property
+    def inits(self) -> list[ast.Call]:
+        """Calls of elastane.init."""
         calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
-        return any(self.dotted(call.func) == "elastane.init" for call in calls)
+        return [call for call in calls if self.dotted(call.func) == "elastane.init"]
+
+    @cached_property
+    def seed_given(self) -> bool:
+        """Whether elastane.init is given a seed."""
+        return any(call.args or any(word.arg == "seed" for word in call.keywords) for call in self.inits)
+
+    @cached_property
+    def distributed_calls(self) -> bool:
+        """Whether the answers of a single process are meant."""
+        return any(word.arg == "distributed_calls" for call in self.inits for word in call.keywords)
 
     @cached_property
     def assigned(self) -> list[tuple[str, ast.expr]]:
@@ -263,17 +279,7 @@ class Script:
     @cached_property
     def setters(self) -> dict[str, str]:
         """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
-        found: dict[str, str] = {}
-        for name, function in self.functions.items():
-            keys = [
-                key
-                for node in ast.walk(function)
-                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-                if (key := getattr(node.slice, "value", None)) in HYPERPARAMETERS
-            ]
-            if keys and any(getattr(node, "attr", "") == "param_groups" for node in ast.walk(function)):
-                found[name] = keys[0]
-        return found
+        return setters_of(self.tree)
 
     def carried(self, loop: ast.For | ast.AsyncFor, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
         """What a loop carries from turn to turn into its result."""
@@ -324,6 +330,15 @@ class Script:
                 return True
             below = parent
         return False
+
+    def in_each_rank(self, node: ast.AST) -> bool:
+        """Whether it stands in `for rank in job.each_rank():`."""
+        return any(
+            isinstance(parent, ast.For)
+            and isinstance(parent.iter, ast.Call)
+            and self.is_job_method(parent.iter, "each_rank")
+            for parent in self.ancestors(node)
+        )
 
     def in_isolated(self, node: ast.AST) -> bool:
         """Whether it stands in `with job.isolated_rng():`, or another context of the job's."""

@@ -15,6 +15,7 @@ from elastane.diagnose.source.reading import (
     name_of,
 )
 from elastane.script_source import carried_attributes
+from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.names import Function
 
 _SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed")
@@ -27,12 +28,14 @@ _SHARDED = (
     "DeviceMesh",
     "parallelize_module",
 )
+_ENVIRONMENT_READS = ("os.environ.get", "os.getenv")
 _WRAPPED = ("DistributedDataParallel", "DDP")
 
 
 def setup_findings(script: Script, notes: Notes) -> None:
     _seeds(script, notes)
     _distributed(script, notes)
+    _launcher_variables(script, notes)
     _module_states(script, notes)
     if script.preparation is not None:
         _prepared(script, notes)
@@ -44,7 +47,6 @@ def setup_findings(script: Script, notes: Notes) -> None:
 
 
 def _seeds(script: Script, notes: Notes) -> None:
-    prepared = script.preparation
     for node in ast.walk(script.tree):
         if not (isinstance(node, ast.Call) and node.args):
             continue
@@ -53,33 +55,48 @@ def _seeds(script: Script, notes: Notes) -> None:
             continue
         seed = node.args[0]
         if any(script.is_job_attribute(n, "rank") for n in ast.walk(seed)):
-            notes.add(
-                Severity.NOTE,
-                "seeds",
-                node,
-                "the script seeds by job.rank, which changes with the EST that runs",
-                "elastane.init(seed=S) starts EST r from S + r, as stock rank r would with S + rank",
-            )
+            _rank_seed(script, node, notes)
         elif (
-            prepared is not None
-            and node.lineno > prepared.line
-            and _same_function(script, node, prepared.call)
+            (module.endswith("numpy.random") or module == "np.random")
+            and isinstance(seed, ast.Constant)
+            and isinstance(seed.value, int)
+            and seed.value >= 2**32
         ):
             notes.add(
-                Severity.NOTE,
+                Severity.REFUSED,
                 "seeds",
                 node,
-                "the script seeds after prepare, when every EST has random states of its own",
-                "seed before prepare, or by elastane.init(seed=S)",
+                f"NumPy takes no seed beyond 2^32, as {seed.value} is: it raises ValueError",
+                f"{name_of(node.func)}({seed.value} % 2**32), which is what "
+                f"elastane.init(seed={seed.value}) does",
             )
-        elif isinstance(seed, ast.Constant) and isinstance(seed.value, int) and seed.value >= 2**32:
-            notes.add(
-                Severity.NOTE,
-                "seeds",
-                node,
-                f"the seed {seed.value} is beyond 2^32, which NumPy does not take",
-                "use one below 4294967296",
-            )
+
+
+def _rank_seed(script: Script, node: ast.Call, notes: Notes) -> None:
+    """A seed that is computed from job.rank: in the loader loop and in each_rank it is a rank's own."""
+    around = list(script.ancestors(node))
+    if any(loop.node in around for loop in script.loader_loops) or script.in_each_rank(node):
+        return
+    prepared = script.preparation
+    before = prepared is not None and node.lineno < prepared.line
+    if before and script.seed_given and _same_function(script, node, prepared.call):  # type: ignore[union-attr]
+        notes.add(
+            Severity.NOTE,
+            "seeds",
+            node,
+            "a seed made of job.rank before prepare has no effect: EST r starts from the seed of "
+            "elastane.init + r",
+            "leave it out",
+        )
+        return
+    notes.add(
+        Severity.REFUSED,
+        "seeds",
+        node,
+        "a seed is made of job.rank where one process stands for several ranks",
+        "elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
+        "`for rank in job.each_rank():`",
+    )
 
 
 def _same_function(script: Script, one: ast.AST, other: ast.AST) -> bool:
@@ -132,14 +149,15 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[st
         and last not in told
     ):
         told.add(last)
-        if last == "is_initialized":
+        if last == "is_initialized" and script.distributed_calls:
             notes.add(
-                Severity.DIFFERS,
+                Severity.NOTE,
                 "distributed",
                 node,
-                "torch.distributed.is_initialized() is False under Elastane: what stands behind it is "
-                "passed over",
-                "use job.rank, job.num_ests and job.is_leader; what is reduced over ranks needs another form",
+                "torch.distributed.is_initialized() is False, as distributed_calls=True asks for: what "
+                "stands "
+                "behind it is passed over",
+                "make sure that what a single process does is meant",
             )
             return
         guarded = _conditional(script, node)
@@ -155,6 +173,8 @@ def _distributed_call(script: Script, node: ast.Call, notes: Notes, told: set[st
 
 def _instead(name: str) -> str:
     words = {
+        "is_initialized": "job.num_ests, job.rank and job.is_leader; or elastane.init(..., "
+        "distributed_calls=True), if the answers of a single process are meant",
         "get_rank": "job.rank",
         "get_world_size": "job.num_ests",
         "barrier": "nothing: ESTs are in step anyway",
@@ -166,6 +186,38 @@ def _instead(name: str) -> str:
         if name in words
         else "log values with job.log; gradients are reduced for you"
     )
+
+
+def _launcher_variables(script: Script, notes: Notes) -> None:
+    """RANK and the like, read from the environment: of a script that does not set them itself."""
+    reads: list[tuple[str, ast.AST]] = []
+    written: set[str] = set()
+    for node in ast.walk(script.tree):
+        name: object = None
+        if isinstance(node, ast.Subscript) and script.dotted(node.value) == "os.environ":
+            name = getattr(node.slice, "value", None)
+        elif isinstance(node, ast.Call) and node.args and script.dotted(node.func) in _ENVIRONMENT_READS:
+            name = getattr(node.args[0], "value", None)
+        elif isinstance(node, ast.Compare) and script.dotted(node.comparators[0]) == "os.environ":
+            name = getattr(node.left, "value", None)
+        if not isinstance(name, str) or name not in LAUNCHER_VARIABLES:
+            continue
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            written.add(name)
+        else:
+            reads.append((name, node))
+    for name, node in () if script.distributed_calls or not script.uses_elastane else reads:
+        if name not in written:
+            guarded = _conditional(script, node)
+            notes.add(
+                Severity.NOTE if guarded else Severity.REFUSED,
+                "distributed",
+                node,
+                f"the variable {name}, which torchrun sets for each rank and Elastane does not, is read"
+                + (" (only under a condition)" if guarded else ""),
+                LAUNCHER_VARIABLES[name],
+                variable=name,
+            )
 
 
 def _is_distributed(script: Script, dotted: str) -> bool:
@@ -270,9 +322,7 @@ def _lengths(script: Script, notes: Notes) -> None:
                 f"{name} counts len(loader) before prepare, the whole dataset's mini-batches: a rank makes "
                 "one N-th "
                 "of them, and the schedule goes one N-th of its way, as it would under DDP",
-                "divide by job.num_ests, or build it after prepare from the new loader's length and "
-                "prepare it then "
-                "in one call with all else",
+                "if it counts steps: steps = job.steps_per_epoch(loader), before prepare",
                 variable=name,
             )
 
@@ -295,15 +345,7 @@ def _loader_uses(script: Script, notes: Notes) -> None:
         if not isinstance(node, ast.Call):
             continue
         if last_name(node.func) == "set_epoch":
-            notes.add(
-                Severity.NOTE,
-                "loop body",
-                node,
-                f"{name_of(node.func) or 'set_epoch'} is called by the script; Elastane calls it for every "
-                "epoch of "
-                "job.epochs, with the epoch's number",
-                "leave it out, or call it with the epoch's number alone",
-            )
+            _set_epoch(script, node, notes)
         elif (
             isinstance(node.func, ast.Name)
             and node.func.id == "iter"
@@ -321,6 +363,42 @@ def _loader_uses(script: Script, notes: Notes) -> None:
                 "go through it with `for ... in loader:` inside job.epochs; look at a sample by dataset[0]",
                 variable=name_of(node.args[0]),
             )
+
+
+def _set_epoch(script: Script, node: ast.Call, notes: Notes) -> None:
+    """With the number of job.epochs it is what is done anyway; with another one training is stopped."""
+    name = name_of(node.func)
+    if "dataset" in name.lower() or not node.args:
+        return
+    given = node.args[0]
+    loop = next((one for one in script.ancestors(node) if one in script.epoch_loops), None)
+    epoch = name_of(loop.target) if isinstance(loop, ast.For) else ""
+    if isinstance(given, ast.Name) and (given.id == epoch or not epoch):
+        return  # in a function of its own it is most often the parameter
+    off = (isinstance(given, ast.Constant) and (loop is not None or given.value != 0)) or (
+        isinstance(given, ast.BinOp)
+        and {epoch} == loads(given)
+        and any(isinstance(part, ast.Constant) and part.value for part in (given.left, given.right))
+    )
+    notes.add(
+        Severity.REFUSED if off and not _unshuffled(script) else Severity.NOTE,
+        "loop body",
+        node,
+        f"{name}({ast.unparse(given)})"
+        + (" is not the number of the epoch" if off else ", if that is not the number of the epoch")
+        + ": stock DDP would have another order, and training is stopped",
+        f"{name}({epoch or 'epoch'}) in every epoch, with the number that job.epochs gives, or leave it out",
+    )
+
+
+def _unshuffled(script: Script) -> bool:
+    """Whether a sampler is told not to shuffle: its epochs are alike."""
+    return any(
+        word.arg == "shuffle" and isinstance(word.value, ast.Constant) and not word.value.value
+        for node in ast.walk(script.tree)
+        if isinstance(node, ast.Call) and last_name(node.func).endswith("Sampler")
+        for word in node.keywords
+    )
 
 
 # ---------------------------------------------------------------------- modules
@@ -349,8 +427,9 @@ def _attributes(kind: ast.ClassDef, module: bool, notes: Notes) -> None:
         and call.args
         and isinstance(call.args[0], ast.Constant)
     }
+    called = {last_name(n.func) for n in ast.walk(kind) if isinstance(n, ast.Call)}
     for attribute, line in carried_attributes(kind, kind.name).items():
-        if attribute in buffers:
+        if attribute in buffers or attribute in called:  # what is called is a module, with state of its own
             continue
         method = next(one for one in methods if one.lineno <= line <= (one.end_lineno or line))
         variable = f"{method.args.args[0].arg}.{attribute}"
@@ -364,4 +443,4 @@ def _attributes(kind: ast.ClassDef, module: bool, notes: Notes) -> None:
         else:
             what = f"{keeps}, and state_dict does not hold it: a worker that joins would not have it"
             todo = "keep it in self.state[parameter] or in a param_group, which state_dict holds"
-        notes.add(Severity.DIFFERS, "module state", line, what, todo, variable=variable)
+        notes.add(Severity.REFUSED, "module state", line, what, todo, variable=variable)

@@ -5,6 +5,7 @@ built and every optimizer that steps is remembered, and when the process group i
 process ends (also by sys.exit or os._exit) each rank writes `rank-<r>.json` into ELASTANE_REFERENCE_DIR:
 
     {"rank", "world", "steps", "facts"}; rank 0 also {"models", "optimizers", "held"} as `taken` gives them
+    {"rank", "world", "steps", "error"} where something could not be taken down: the script never sees that
 
 With ELASTANE_REFERENCE_TRACE=1 it also writes `trace-<r>.jsonl`, an object for each event in order:
 
@@ -18,6 +19,7 @@ Only the standard library, and torch when the script has imported it: see the pa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -182,6 +184,19 @@ def script_globals() -> list[Mapping[str, Any]]:
 # ---------------------------------------------------------------------- in the reference's processes
 
 
+def _unseen(method: Callable[..., None]) -> Callable[..., None]:
+    """An error in a method of the recorder is kept for its report; the script that called it goes on."""
+
+    @functools.wraps(method)
+    def call(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the script is not ours
+            self.failed(f"{method.__name__}: {type(error).__name__}: {error}")
+
+    return call
+
+
 class Recorder:
     """Of one process: what it built and stepped, and its files."""
 
@@ -198,6 +213,7 @@ class Recorder:
         self._held: dict[str, Any] = {}
         self._written = -1
         self._trace = -1
+        self._error = ""
 
     def torch_is_there(self, torch: Any) -> None:
         """The script has imported torch: set what decides the bits, and listen."""
@@ -229,6 +245,7 @@ class Recorder:
 
             torch.Tensor.backward = hear
 
+    @_unseen
     def built(self, torch: Any, ddp: Any) -> None:
         """A DistributedDataParallel was built."""
         if os.getpid() != self._pid:
@@ -245,6 +262,7 @@ class Recorder:
                 self.event(kind="begin", weights=self._weights())
             ddp.register_forward_pre_hook(self._forward, with_kwargs=True)
 
+    @_unseen
     def stepped(self, optimizer: Any) -> None:
         """An optimizer has stepped."""
         if os.getpid() != self._pid or not self._models:
@@ -277,6 +295,7 @@ class Recorder:
     def _path(self) -> Path:
         return self._directory / f"rank-{self._rank}.json"
 
+    @_unseen
     def finish(self) -> None:
         """Write this rank's file; again only when the training has gone on since."""
         steps = max([*self._steps.values(), self._updates], default=0)
@@ -289,14 +308,27 @@ class Recorder:
             "steps": steps,
             "facts": _facts(),
         }
-        if self._rank == 0:
+        if self._error:
+            report["error"] = self._error
+        elif self._rank == 0:
             report |= taken(self._models, self._optimizers)
             spaces = [self._held, *script_globals()]
             report["held"] = held(self._models, script_frames(), spaces)
+        self._write(report)
+
+    def failed(self, error: str) -> None:
+        """Something could not be taken down: the report says so, in place of a result."""
+        self._error = self._error or error
+        report = {"rank": self._rank, "world": self._world, "steps": 0, "error": self._error}
+        with contextlib.suppress(OSError):  # then the report is missing, which is told of as well
+            self._write(report)
+
+    def _write(self, report: Mapping[str, Any]) -> None:
         draft = self._path.with_suffix(".partial")
         draft.write_text(json.dumps(report), encoding="utf-8")
         draft.replace(self._path)
 
+    @_unseen
     def event(self, **record: Any) -> None:
         """One line of the trace."""
         if os.getpid() != self._pid or self._rank < 0:
@@ -306,6 +338,7 @@ class Recorder:
             self._trace = os.open(self._directory / f"trace-{self._rank}.jsonl", flags, 0o644)
         os.write(self._trace, json.dumps(record).encode() + b"\n")
 
+    @_unseen
     def _forward(self, ddp: Any, args: Any, kwargs: Any) -> None:
         import torch
 

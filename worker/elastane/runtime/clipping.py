@@ -1,0 +1,65 @@
+"""Clipping of gradients while they add up: it counts once a step, as `optimizer.step()` and `zero_grad()` do.
+
+With `accumulation_steps` the loop body stays as it is, so it clips in every mini-batch. A script written
+for DDP clips once, before the optimizer steps. So `clip_grad_norm_` and `clip_grad_value_` leave gradients of
+the prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` returns the norm
+that they have so far. Scripts import these functions by name, so they are replaced in every module that holds
+them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad
+
+Clip = Callable[..., Any]
+
+#: Of the job: the model's parameters by id, and whether the present mini-batch is not the last of its step.
+_job: tuple[dict[int, Tensor], Callable[[], bool]] = {}, lambda: False
+
+
+def count_clips_once(model: torch.nn.Module, adding: Callable[[], bool]) -> None:
+    """From now on clipping counts once a step. adding: whether gradients only add up in this mini-batch."""
+    global _job
+    _job = {id(parameter): parameter for parameter in model.parameters()}, adding
+    if hasattr(clip_grad.clip_grad_norm_, "_elastane"):
+        return
+    replaced: dict[int, Clip] = {
+        id(clip_grad.clip_grad_norm_): _once(clip_grad.clip_grad_norm_, _norm),
+        id(clip_grad.clip_grad_value_): _once(clip_grad.clip_grad_value_, lambda gradients, *_, **__: None),
+    }
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if id(value) in replaced and callable(value):
+                setattr(module, name, replaced[id(value)])
+
+
+def _once(original: Clip, instead: Clip) -> Clip:
+    @functools.wraps(original)
+    def clip(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+        given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        own, adding = _job
+        if adding() and any(id(parameter) in own for parameter in given):
+            return instead([p.grad for p in given if p.grad is not None], *args, **kwargs)
+        return original(given, *args, **kwargs)
+
+    clip._elastane = True  # type: ignore[attr-defined]
+    return clip
+
+
+def _norm(
+    gradients: list[Tensor],
+    max_norm: float = 0.0,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """What `clip_grad_norm_` returns. Infinite and NaN parts of a sum are no error here: the whole
+    is looked at in the step's last mini-batch."""
+    return torch.nn.utils.get_total_norm(gradients, norm_type, False, foreach)

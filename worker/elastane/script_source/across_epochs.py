@@ -1,0 +1,85 @@
+"""Variables of a script that live across epochs and decide the result: the best metric, a patience.
+
+A worker that joins later, or a job that goes on from a checkpoint, begins with their first values, unless
+`job.carry` keeps them. Pure, like `carrying`, which it asks.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from elastane.script_source.carrying import (
+    HYPERPARAMETERS,
+    IN_EPOCHS,
+    Carried,
+    Loop,
+    Role,
+    carried_values,
+)
+from elastane.script_source.names import Function
+
+
+def epoch_values(
+    tree: ast.Module,
+    loop: Loop,
+    roles: Mapping[str, Role],
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> list[Carried]:
+    """What the loop over epochs carries from one epoch into the result of later ones, once for each variable.
+
+    Without what an inner loop over mini-batches carries from turn to turn: that is refused there.
+    roles, names: as of `carried_values`.
+    """
+    setters = setters_of(tree)
+    inside = {
+        carried.name
+        for inner in _training_loops(loop)
+        for carried in carried_values(tree, inner, roles, names, setters=setters)
+    }
+    found: dict[str, Carried] = {}
+    for carried in carried_values(tree, loop, roles, names, kinds=IN_EPOCHS, setters=setters):
+        if carried.name not in inside:
+            found.setdefault(carried.name, carried)
+    return list(found.values())
+
+
+def in_words(carried: Carried) -> str:
+    """Where the variable is changed and what it decides."""
+    return f"{carried.name}, set in line {carried.line}, decides {carried.decides} in line {carried.reaches}"
+
+
+def carry_line(found: Sequence[Carried]) -> str:
+    """The change that mends it."""
+    names = list(dict.fromkeys(carried.name.rpartition(".")[2] for carried in found))
+    given = ", ".join(f"{name}=..." for name in names)
+    return f"write `state = job.carry({given})` before the loop over epochs, and `state.{names[0]}` in it"
+
+
+def setters_of(tree: ast.AST) -> dict[str, str]:
+    """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
+    found: dict[str, str] = {}
+    for function in ast.walk(tree):
+        if not isinstance(function, Function):
+            continue
+        keys = [
+            key
+            for node in ast.walk(function)
+            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
+            if (key := getattr(node.slice, "value", None)) in HYPERPARAMETERS
+        ]
+        if keys and any(getattr(node, "attr", "") == "param_groups" for node in ast.walk(function)):
+            found[function.name] = keys[0]
+    return found
+
+
+def _training_loops(loop: Loop) -> Iterator[Loop]:
+    """Loops inside it that call backward()."""
+    for node in ast.walk(loop):
+        if node is not loop and isinstance(node, Loop) and _calls_backward(node):
+            yield node
+
+
+def _calls_backward(loop: Loop) -> bool:
+    return any(getattr(node, "attr", "") == "backward" for node in ast.walk(loop))

@@ -22,6 +22,7 @@ from elastane.errors import UnsupportedError
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn
 from elastane.script_source import Carried, Role, carried_attributes, carried_values, cure, loop_at
+from elastane.script_source.loops import is_generator
 from elastane.script_source.places import (
     display_name,
     is_script_class,
@@ -55,9 +56,10 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
     found = carried_in_loop(frame, prepared, registered)
     if found:
         file, carried = found[0]
+        of = f" of {carried.reaches_file or file}" if carried.reaches_file != carried.file else ""
         raise CarriedValueError(
-            f"{file}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
-            f" {carried.decides} in line {carried.reaches}",
+            f"{carried.file or file}, line {carried.line}: {carried.name} is carried from turn to turn, and"
+            f" decides {carried.decides} in line {carried.reaches}{of}",
             hint=cure(carried),
             variable=carried.name,
         )
@@ -67,15 +69,19 @@ def carried_in_loop(
     frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
 ) -> list[tuple[str, Carried]]:
     """What `check_loop` refuses, with the file's name: for `elastane doctor`."""
+    result: list[tuple[str, Carried]] = []
     while frame is not None:
         tree = tree_of(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
-        loop = loop_at(tree, frame.f_lineno) if tree is not None else None
+        generator = frame.f_code.co_name == "<genexpr>"
+        loop = loop_at(tree, frame.f_lineno, generator=generator) if tree is not None else None
         if tree is not None and loop is not None:
             roles = roles_in(frame, prepared, registered)
             found = carried_values(tree, loop, roles, {**frame.f_globals, **frame.f_locals})
-            return [(display_name(frame.f_code.co_filename), carried) for carried in found]
+            result += [(display_name(frame.f_code.co_filename), carried) for carried in found]
+            if not is_generator(loop):
+                break
         frame = frame.f_back
-    return []
+    return result
 
 
 def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:

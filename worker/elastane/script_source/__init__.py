@@ -13,7 +13,7 @@ places      which files are the script's, their syntax trees, places in them as 
 Pure: needs neither torch nor a master.
 """
 
-from elastane.script_source.attributes import carried_attributes
+from elastane.script_source.attributes import carried_attributes, reported_attributes
 from elastane.script_source.body import HYPERPARAMETERS, Kind, Role
 from elastane.script_source.carrying import IN_EPOCHS, IN_TURNS, Carried, carried_values, cure
 from elastane.script_source.loops import loop_at, turn_counter
@@ -29,5 +29,6 @@ __all__ = [
     "carried_values",
     "cure",
     "loop_at",
+    "reported_attributes",
     "turn_counter",
 ]

@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from elastane.script_source.names import dotted, innermost, stored
+from elastane.script_source.names import dotted, innermost, is_whole, stored
 from elastane.script_source.options import settled
-from elastane.script_source.words import LIMITS, MUTATES, TELLS, in_place
+from elastane.script_source.words import LIMITS, MUTATES, OVERWRITES, TELLS, in_place
 
 
 def carried_attributes(
@@ -24,10 +24,28 @@ def carried_attributes(
 ) -> dict[str, int]:
     """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
 
-    Counters that are only printed, caches that are only replaced, the largest value so far: not among them.
-    instance: of the class; names: of its module. Branches that options settle are not gone into where they
-    are not taken.
+    Counters that are only printed or only told by a getter, caches that are only replaced, the largest value
+    so far: not among them. instance: of the class; names: of its module. Branches that options settle are not
+    gone into where they are not taken.
     """
+    updated, used = _updated_and_used(tree, class_name, instance, names)
+    return {name: line for name, line in updated.items() if name in used}
+
+
+def reported_attributes(
+    tree: ast.AST,
+    class_name: str,
+    instance: object = None,
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, int]:
+    """The others that methods compute from their old value: what reads them outside of the class decides."""
+    updated, used = _updated_and_used(tree, class_name, instance, names)
+    return {name: line for name, line in updated.items() if name not in used}
+
+
+def _updated_and_used(
+    tree: ast.AST, class_name: str, instance: object, names: Mapping[str, object]
+) -> tuple[dict[str, int], set[str]]:
     kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
     updated: dict[str, int] = {}
     used: set[str] = set()
@@ -49,8 +67,9 @@ def carried_attributes(
         for name, line in owner.updated.items():
             if name not in begun and name not in _set_anew(method):
                 updated.setdefault(name, line)
-        used |= owner.used
-    return {name: line for name, line in updated.items() if name in used}
+        if not _is_getter(method, tree):
+            used |= owner.used
+    return updated, used
 
 
 class _Attributes(ast.NodeVisitor):
@@ -103,7 +122,9 @@ class _Attributes(ast.NodeVisitor):
     def visit_Expr(self, node: ast.Expr) -> None:
         call = node.value
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
-            word, name = call.func.attr, self._attribute(innermost(call.func.value))
+            word, changed = call.func.attr, innermost(call.func.value)
+            part = changed.value if isinstance(changed, ast.Subscript) and in_place(word) else changed
+            name = self._attribute(part)
             if word in TELLS:
                 return
             if name is not None and (word in MUTATES or in_place(word)):
@@ -138,6 +159,21 @@ class _Attributes(ast.NodeVisitor):
         return None
 
 
+def _is_getter(method: ast.FunctionDef, tree: ast.AST) -> bool:
+    """Whether it only tells an attribute, to code outside of classes: `def seen(self): return self.count`.
+
+    What a loop does with what it is told is seen there.
+    """
+    last = method.body[-1]
+    plain = len(method.body) == 1 or (len(method.body) == 2 and ast.get_docstring(method) is not None)
+    if not (plain and isinstance(last, ast.Return) and len(method.args.args) == 1):
+        return False
+    if method.name.startswith("__") or method.name in ("forward", "step"):
+        return False
+    inner = [one for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in ast.walk(node)]
+    return not any(isinstance(one, ast.Attribute) and one.attr == method.name for one in inner)
+
+
 def _set_anew(method: ast.FunctionDef) -> set[str]:
     """Attributes that each call of the method gives a value before it does anything else with them."""
     own = method.args.args[0].arg
@@ -152,6 +188,18 @@ def _set_anew(method: ast.FunctionDef) -> set[str]:
             plain = [target for target in statement.targets if isinstance(target, ast.Attribute)]
             names = {target.attr for target in plain if dotted(target) == f"{own}.{target.attr}"}
             found |= names - mentioned - attributes(statement.value)
+            for target in statement.targets:
+                if isinstance(target, ast.Subscript) and is_whole(target.slice):
+                    found |= {part.attr for part in [target.value] if isinstance(part, ast.Attribute)} & (
+                        attributes(target.value) - mentioned - attributes(statement.value)
+                    )
+        call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+        while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            part, given = call.func.value, [*call.args, *(one.value for one in call.keywords)]
+            if isinstance(part, ast.Attribute) and call.func.attr in OVERWRITES:
+                used = set[str]().union(*(attributes(one) for one in given))
+                found |= ({part.attr} & attributes(part)) - mentioned - used
+            call = part
         mentioned |= attributes(statement)
     return found
 

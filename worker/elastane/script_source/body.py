@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from elastane.script_source.callees import Callee, Callees, Scope
-from elastane.script_source.names import dotted, innermost, prefixes, within
+from elastane.script_source.names import dotted, innermost, is_whole, prefixes, within
 from elastane.script_source.options import is_fixed, settled
 from elastane.script_source.words import CLIPS, KEEPS_SHAPE, MAKES, MUTATES, OVERWRITES, in_place
 
@@ -297,18 +297,17 @@ class Body:
                 key = str(target.slice.value)
                 self._reach(given, "setting", f'param_group["{key}"]', target.lineno, key)
             changed = self._scope.path(target.value)
-            if changed is not None and _is_whole(target.slice):
+            if changed is not None and is_whole(target.slice):
                 values[changed] = NONE
             if changed is not None:
                 self._mutate(changed, given, target.lineno, values)
         else:
             bound, role = self._scope.path(target), self._role(target)
             if bound is not None and role is None:
-                values[bound] = given
-                for part in [name for name in values if name.startswith(f"{bound}.")]:
-                    values[part] = given
+                parts = [part for part in values if part.startswith(f"{bound}.")]
+                values |= dict.fromkeys([bound, *parts], given)
                 self._change(bound, given, target.lineno)
-            elif bound is not None and role == "model" and isinstance(target, ast.Attribute):
+            elif role == "model" and isinstance(target, ast.Attribute) and bound and bound not in values:
                 self._reach(given, "model", bound, target.lineno)
 
     def _mutate(self, name: str, given: Deps, line: int, values: Values) -> None:
@@ -350,7 +349,8 @@ class Body:
         """The role of what an expression of attributes, subscripts and calls is a part of."""
         while dotted(node) is None and isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
             node = node.func if isinstance(node, ast.Call) else node.value
-        found = (self._roles[one] for one in prefixes(self._scope.path(node) or "") if one in self._roles)
+        name = self._scope.path(node)
+        found = (self._roles[one] for one in prefixes(name or "") if one in self._roles)
         return next(found, None)
 
     # ------------------------------------------------------------------ expressions
@@ -411,7 +411,7 @@ class Body:
         if word == "next" and node.args and (name := self._scope.path(node.args[0])) is not None:
             self._mutate(name, given | {VARIES}, node.lineno, values)
         told, named = len(self.reached), {one.kind for one in self.reached[count:]}
-        callee = self._callee(node)
+        callee = self._callee(node, values)
         followed = None if callee is None else self._follow(callee, node, given, values)
         if "setting" in named:  # the line of the call says it
             again = (one for one in self.reached[told:] if one.kind != "setting" or not one.by <= given)
@@ -474,15 +474,23 @@ class Body:
 
     # ------------------------------------------------------------------ calls that are followed
 
-    def _callee(self, node: ast.Call) -> Callee | None:
+    def _callee(self, node: ast.Call, values: Values) -> Callee | None:
         owner = node.func.value if isinstance(node.func, ast.Attribute) else node.func
         own = dotted(owner) == self._scope.own
-        if self._role(owner) is not None and not own:
+        asked = isinstance(node.func, ast.Attribute) and node.func.attr != "forward"
+        if self._role(owner) is not None and not (own or (asked and self._is_counting(owner, values))):
             return None
         return self._callees.of(node.func, self._scope)
 
+    def _is_counting(self, node: ast.expr, values: Values) -> bool:
+        """Whether it is a model of which an attribute is known to change in every turn."""
+        path = self._scope.path(node)
+        return path is not None and any(name.startswith(f"{path}.") for name in values)
+
     def _property(self, node: ast.Attribute, values: Values) -> Deps:
-        if not isinstance(node.ctx, ast.Load) or self._role(node) is not None:
+        if not isinstance(node.ctx, ast.Load):
+            return NONE
+        if self._role(node) is not None and not self._is_counting(node.value, values):
             return NONE
         getter = self._callees.property_of(node, self._scope)
         return NONE.union(*self._follow(getter, None, NONE, values) or ()) if getter is not None else NONE
@@ -579,13 +587,6 @@ def _turns_back(node: ast.If, *, in_call: bool) -> bool:
         return any(isinstance(one, ast.Return) for one in inner)
     ends = (part[-1] for part in (node.body, node.orelse) if part)
     return any(isinstance(one, ast.Continue) for one in ends)
-
-
-def _is_whole(part: ast.expr) -> bool:
-    """Whether it is the [:] or [...] of a tensor."""
-    if isinstance(part, ast.Slice):
-        return part.lower is None and part.upper is None and part.step is None
-    return isinstance(part, ast.Constant) and part.value is Ellipsis
 
 
 def _mentions(node: ast.AST, name: str | None) -> bool:

@@ -79,6 +79,12 @@ class Source:
             waiting += [dotted(base) or "" for base in one.bases]
         return None
 
+    def is_whole(self, kind: str) -> bool:
+        """Whether all that the class inherits is in the file, but for a torch module's."""
+        one = self.classes.get(kind)
+        bases = [dotted(base) or "" for base in one.bases] if one is not None else [""]
+        return all(base.rpartition(".")[2] in ("Module", "object") or self.is_whole(base) for base in bases)
+
     def class_of(self, function: Function) -> str:
         """The class whose method it is; "" if it is none."""
         return next((name for name, kind in self.classes.items() if function in kind.body), "")
@@ -180,7 +186,7 @@ class Callees:
             return None
         if (built := self._built(written, scope)) is not None:
             method = next((one for name in _CALLED if (one := source.method(built, name))), None)
-            return None if method is None else Callee(method, source, scope.canonical(written), whole=False)
+            return self._method(method, scope, written, built)
         if isinstance(function, ast.Name):
             found = source.functions.get(written)
             return (
@@ -193,7 +199,12 @@ class Callees:
         method = source.method(kind, function.attr)
         if method is None and owner == scope.own:
             method = source.methods.get(function.attr)
-        return None if method is None else Callee(method, source, scope.canonical(owner), whole=False)
+        return self._method(method, scope, owner, kind)
+
+    def _method(self, method: Function | None, scope: Scope, owner: str, kind: str) -> Callee | None:
+        if method is None:
+            return None
+        return Callee(method, scope.source, scope.canonical(owner), whole=scope.source.is_whole(kind))
 
     def _built(self, written: str, scope: Scope) -> str | None:
         built = scope.source.built

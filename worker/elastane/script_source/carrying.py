@@ -59,13 +59,15 @@ def carried_values(
     *,
     kinds: Container[Kind] = IN_TURNS,
     setters: Mapping[str, str] = MappingProxyType({}),
+    counting: Mapping[str, Place] = MappingProxyType({}),
 ) -> list[Carried]:
     """What a loop, that over the prepared loader, carries into its result; in the order of lines it reaches.
 
     tree: the whole file; loop: of it. roles: names that are under control, also "self.model": they carry
     nothing. names: values that names have as the loop begins: with them functions of other files are followed
     too, and branches that the script's options settle are not gone into where they are not taken. kinds: of
-    what is looked for. setters: functions that write to param_groups, and the key.
+    what is looked for. setters: functions that write to param_groups, and the key. counting: attributes of
+    the model that its own methods change in every turn, as the loop writes them, and where.
     """
     home = _home(tree, loop)
     function = home if isinstance(home, Function) else None
@@ -75,8 +77,11 @@ def carried_values(
     fresh = _only_inside(home, loop)
     while True:  # what the calls of the body change is only known once it has run
         body = Body(scope, callees, roles, inside, setters)
-        _run(body, loop, {name: frozenset({name}) for name in inside if name not in fresh})
-        found = {name for name in body.changed if "@" not in name} - inside
+        body.changed |= {name: frozenset({name}) for name in counting}
+        body.places |= counting
+        begun = {*inside, *counting} - fresh
+        _run(body, loop, {name: frozenset({name}) for name in begun})
+        found = {name for name in body.changed if "@" not in name} - inside - set(counting)
         if not found:
             break
         inside = inside | found

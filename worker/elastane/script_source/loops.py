@@ -36,9 +36,9 @@ def as_loop(node: ast.AST) -> Loop | None:
         if len(node.args) != 2:
             return None
         function, source = node.args
-        call = ast.Call(function, [ast.Name(_ITEM, ast.Load())], [])
-        body = [ast.copy_location(ast.Expr(ast.copy_location(call, node)), node)]
-        return _loop(node, ast.Name(_ITEM, ast.Store()), source, body)
+        item, target = (ast.copy_location(ast.Name(_ITEM, use), node) for use in (ast.Load(), ast.Store()))
+        call = ast.copy_location(ast.Call(function, [item], []), node)
+        return _loop(node, target, source, [ast.copy_location(ast.Expr(call), node)])
     return None
 
 
@@ -98,7 +98,8 @@ def _asking_at(tree: ast.AST, line: int) -> Loop | None:
     loop = max(found, key=lambda node: node.lineno, default=None)
     if isinstance(loop, ast.While):
         condition = ast.copy_location(ast.If(loop.test, [ast.Pass()], []), loop)
-        return _loop(loop, ast.Tuple([], ast.Store()), ast.Tuple([], ast.Load()), [condition, *loop.body])
+        target, source = (ast.copy_location(ast.Tuple([], use), loop) for use in (ast.Store(), ast.Load()))
+        return _loop(loop, target, source, [condition, *loop.body])
     return loop
 
 

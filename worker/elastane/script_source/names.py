@@ -36,6 +36,13 @@ def innermost(node: ast.expr) -> ast.expr:
     return node
 
 
+def is_whole(part: ast.expr) -> bool:
+    """Whether it is the [:] or [...] of a tensor."""
+    if isinstance(part, ast.Slice):
+        return part.lower is None and part.upper is None and part.step is None
+    return isinstance(part, ast.Constant) and part.value is Ellipsis
+
+
 def stored(node: ast.AST) -> set[str]:
     """Names and attributes that are given a value anywhere in it."""
     stores = (one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store))

@@ -46,4 +46,4 @@ KEEPS_SHAPE: Final = frozenset(
 
 def in_place(word: str) -> bool:
     """Whether a method is one of torch's that write to their tensor."""
-    return word.endswith("_") and not word.endswith("__") and word not in CLIPS
+    return word.endswith("_") and not word.endswith("__") and word not in CLIPS and word != "requires_grad_"

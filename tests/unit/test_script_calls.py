@@ -22,9 +22,9 @@ ROLES: dict[str, Role] = {
 REST = "opt.zero_grad(); loss.backward(); opt.step()"
 
 
-def found(source: str, names: dict[str, object] | None = None, tree: ast.Module | None = None):
+def found(source: str, names: dict[str, object] | None = None) -> list[tuple[str, str]]:
     """(name, what it decides) of the loop over the loader in a source."""
-    tree = tree or ast.parse(textwrap.dedent(source))
+    tree = ast.parse(textwrap.dedent(source))
     (loop,) = [one for one in loops_in(tree) if "loader" in ast.unparse(one.iter)]
     return [(one.name, one.decides) for one in carried_values(tree, loop, ROLES, names or {})]
 
@@ -82,46 +82,57 @@ def body(statements: str, header: str = "for x, y in loader:", before: str = "")
 
 DECIDES = {
     "a function is given the counter": (
-        STEP + body("train_step(batch, i)", "for i, batch in enumerate(loader):"), [("i", "the loss")],
+        STEP + body("train_step(batch, i)", "for i, batch in enumerate(loader):"),
+        [("i", "the loss")],
     ),
     "by its name": (
-        STEP + body("train_step(step=i, batch=b)", "for i, b in enumerate(loader):"), [("i", "the loss")],
+        STEP + body("train_step(step=i, batch=b)", "for i, b in enumerate(loader):"),
+        [("i", "the loss")],
     ),
     "a function gives the loss back": (
         "def weigh(loss, n):\n    return loss / n\nn = 1\n"
-        + body(f"n += 1\nloss = weigh(f(model(x), y), n); {REST}"), [("n", "the loss")],
+        + body(f"n += 1\nloss = weigh(f(model(x), y), n); {REST}"),
+        [("n", "the loss")],
     ),
     "one of two values that it gives back": (
         "def both(x, n):\n    return f(x) / n, f(x)\nn = 1\n"
-        + body(f"n += 1\nloss, other = both(x, n); {REST}"), [("n", "the loss")],
+        + body(f"n += 1\nloss, other = both(x, n); {REST}"),
+        [("n", "the loss")],
     ),
     "by which of its returns it takes": (
         "def pick(loss, n):\n    if n > 9: return 2 * loss\n    return loss\nn = 1\n"
-        + body(f"n += 1\nloss = pick(f(x), n); {REST}"), [("n", "the loss")],
+        + body(f"n += 1\nloss = pick(f(x), n); {REST}"),
+        [("n", "the loss")],
     ),
     "a function with a global": (
-        "n = 0\ndef count():\n    global n\n    n += 1\n    return n\n" + body(f"loss = f(x) / count(); {REST}"),
+        "n = 0\ndef count():\n    global n\n    n += 1\n    return n\n"
+        + body(f"loss = f(x) / count(); {REST}"),
         [("n", "the loss")],
     ),
     "a function with a container": (
         "T = {'n': 0}\ndef count():\n    T['n'] += 1\n    return T['n']\n"
-        + body(f"turn = count(); x = x * turn; loss = f(x); {REST}"), [("T", "the loss")],
+        + body(f"turn = count(); x = x * turn; loss = f(x); {REST}"),
+        [("T", "the loss")],
     ),
     "a function with an argument of its own": (
-        "def count(seen=[]):\n    seen.append(1)\n    return len(seen)\n" + body(f"loss = f(x) / count(); {REST}"),
+        "def count(seen=[]):\n    seen.append(1)\n    return len(seen)\n"
+        + body(f"loss = f(x) / count(); {REST}"),
         [("count.seen", "the loss")],
     ),
     "a function with an attribute": (
-        "def count():\n    count.n += 1\n    return count.n\ncount.n = 0\n" + body(f"loss = f(x) * count(); {REST}"),
+        "def count():\n    count.n += 1\n    return count.n\ncount.n = 0\n"
+        + body(f"loss = f(x) * count(); {REST}"),
         [("count.n", "the loss")],
     ),
     "a function in a function": (
         "def outer(x, n):\n    return inner(x, n)\ndef inner(y, m):\n    return f(y) / m\nn = 1\n"
-        + body(f"n += 1; loss = outer(x, n); {REST}"), [("n", "the loss")],
+        + body(f"n += 1; loss = outer(x, n); {REST}"),
+        [("n", "the loss")],
     ),
     "whether a function steps": (
         "def step(loss, n):\n    loss.backward()\n    if n % 2: return\n    opt.step()\nn = 1\n"
-        + body("n += 1\nstep(f(x), n)"), [("n", "whether opt.step() is called")],
+        + body("n += 1\nstep(f(x), n)"),
+        [("n", "whether opt.step() is called")],
     ),
     "turns that are passed over": (
         "n = 1\n" + body("n += 1; loss.backward()\nif n % 2: continue\nopt.step()"),
@@ -129,29 +140,38 @@ DECIDES = {
     ),
     "a closure": (
         "def main():\n    n = 0\n    def count():\n        nonlocal n\n        n += 1\n        return n\n"
-        + textwrap.indent(body(f"loss = f(x) / count(); {REST}"), "    "), [("n", "the loss")],
+        + textwrap.indent(body(f"loss = f(x) / count(); {REST}"), "    "),
+        [("n", "the loss")],
     ),
     "a closure that the optimizer calls": (
-        "n = 0\n" + body(
-            "n += 1\ndef closure():\n    loss = f(model(x), y) / n\n    loss.backward()\n    return loss\nopt.step(closure)"
-        ), [("n", "the loss")],
+        "n = 0\n"
+        + body(
+            "n += 1\ndef closure():\n    loss = f(model(x), y) / n\n    loss.backward()\n"
+            "    return loss\nopt.step(closure)"
+        ),
+        [("n", "the loss")],
     ),
     "a trainer's method": (
-        trainer(compute="return loss * min(1, self.step / 20)"), [("self.step", "the loss")],
+        trainer(compute="return loss * min(1, self.step / 20)"),
+        [("self.step", "the loss")],
     ),
     "a trainer's property": (trainer(compute="return loss * self.beta"), [("self.step", "the loss")]),
     "a method that keeps what it is given": (
-        trainer(compute="self.last = 1 / self.seen; return loss * self.last"), [("self.seen", "the loss")],
+        trainer(compute="self.last = 1 / self.seen; return loss * self.last"),
+        [("self.seen", "the loss")],
     ),
     "a trainer's inner step": (
         "class T:\n    def fit(self):\n        for b in self.loader: self.inner(b)\n"
         "    def inner(self, b):\n        self.n += 1\n        loss = f(self.model(b)) / self.n\n"
-        "        loss.backward(); self.opt.step()\n", [("self.n", "the loss")],
+        "        loss.backward(); self.opt.step()\n",
+        [("self.n", "the loss")],
     ),
     "a method of a base class": (
         "class B:\n    def weigh(self, loss):\n        self.n += 1\n        return loss / self.n\n"
-        "class T(B):\n    def fit(self):\n        for x in self.loader:\n            loss = self.weigh(f(x))\n"
-        "            loss.backward(); self.opt.step()\n", [("self.n", "the loss")],
+        "class T(B):\n    def fit(self):\n        for x in self.loader:\n"
+        "            loss = self.weigh(f(x))\n"
+        "            loss.backward(); self.opt.step()\n",
+        [("self.n", "the loss")],
     ),
     "a criterion": (
         CRITERION.format(used="min(.2, self.it / 50)") + body(f"loss = criterion(model(x), y); {REST}"),
@@ -159,12 +179,16 @@ DECIDES = {
     ),
     "a criterion that is given to a function": (
         CRITERION.format(used="self.it")
-        + f"def step(x, y, lossf):\n    loss = lossf(model(x), y); {REST}\n" + body("step(x, y, criterion)"),
+        + f"def step(x, y, lossf):\n    loss = lossf(model(x), y); {REST}\n"
+        + body("step(x, y, criterion)"),
         [("criterion.it", "the loss")],
     ),
     "an attribute of a library's criterion": (
         "crit = nn.CrossEntropyLoss()\n"
-        + body(f"crit.label_smoothing = i / 9; loss = crit(model(x), y); {REST}", "for i, (x, y) in enumerate(loader):"),
+        + body(
+            f"crit.label_smoothing = i / 9; loss = crit(model(x), y); {REST}",
+            "for i, (x, y) in enumerate(loader):",
+        ),
         [("i", "the loss")],
     ),
     "a meter in the loss": (
@@ -172,39 +196,60 @@ DECIDES = {
         [("meter.avg", "the loss")],
     ),
     "a comprehension": (
-        STEP + "losses = [train_step(b, i) for i, b in enumerate(loader)]\n", [("i", "the loss")],
+        STEP + "losses = [train_step(b, i) for i, b in enumerate(loader)]\n",
+        [("i", "the loss")],
     ),
     "a dict's, of some turns": (
-        STEP + "losses = {i: train_step(b, i) for i, b in enumerate(loader) if b}\n", [("i", "the loss")],
+        STEP + "losses = {i: train_step(b, i) for i, b in enumerate(loader) if b}\n",
+        [("i", "the loss")],
     ),
-    "a generator expression": (STEP + "total = sum(train_step(b, i) for i, b in enumerate(loader))\n", [("i", "the loss")]),
+    "a generator expression": (
+        STEP + "total = sum(train_step(b, i) for i, b in enumerate(loader))\n",
+        [("i", "the loss")],
+    ),
     "map": (
         "n = 0\ndef step(b):\n    global n\n    n += 1\n    (f(model(b)) / n).backward(); opt.step()\n"
-        "losses = list(map(step, loader))\n", [("n", "the loss")],
+        "losses = list(map(step, loader))\n",
+        [("n", "the loss")],
     ),
     "a list that a comprehension reads": (
-        "h = []\ndef step(x):\n    loss = f(x) / (1 + sum(h)); loss.backward(); opt.step(); h.append(loss.item())\n"
-        "[step(x) for x in loader]\n", [("h", "the loss")],
+        "h = []\ndef step(x):\n    loss = f(x) / (1 + sum(h)); loss.backward(); opt.step(); "
+        "h.append(loss.item())\n"
+        "[step(x) for x in loader]\n",
+        [("h", "the loss")],
     ),
     "a mask that is drawn": (
-        "mask = None\n" + body(f"if mask is None or len(mask) != len(x): mask = torch.rand(len(x))\nloss = f(x, mask); {REST}"),
+        "mask = None\n"
+        + body(
+            f"if mask is None or len(mask) != len(x): mask = torch.rand(len(x))\nloss = f(x, mask); {REST}"
+        ),
         [("mask", "the loss")],
     ),
     "a mask of another thing than its size": (
-        "mask = None\n" + body(f"if mask is None or len(mask) != len(x): mask = torch.zeros(len(x)) + y\nloss = f(x, mask); {REST}"),
+        "mask = None\n"
+        + body(
+            f"if mask is None or len(mask) != len(x): mask = torch.zeros(len(x)) + y\n"
+            f"loss = f(x, mask); {REST}"
+        ),
         [("mask", "the loss")],
     ),
     "a mask that is larger than what it is compared with": (
-        "mask = None\n" + body(f"if mask is None or len(mask) != len(x): mask = torch.zeros(len(x) + 1)\nloss = f(x, mask); {REST}"),
+        "mask = None\n"
+        + body(
+            f"if mask is None or len(mask) != len(x): mask = torch.zeros(len(x) + 1)\n"
+            f"loss = f(x, mask); {REST}"
+        ),
         [("mask", "the loss")],
     ),
     "a buffer of which a part is old": (
-        "buf = 0\n" + body(f"buf[:len(x)] = x; loss = f(model(buf), y); {REST}"), [("buf", "the loss")],
+        "buf = 0\n" + body(f"buf[:len(x)] = x; loss = f(model(buf), y); {REST}"),
+        [("buf", "the loss")],
     ),
-}  # fmt: skip
+}
 HARMLESS = {
     "a function that prints the counter": (
-        "def step(x, i):\n    loss = f(model(x)); loss.backward(); opt.step()\n    if i % 9 == 0: print(i, loss)\n"
+        "def step(x, i):\n    loss = f(model(x)); loss.backward(); "
+        "opt.step()\n    if i % 9 == 0: print(i, loss)\n"
         + body("step(x, i)", "for i, x in enumerate(loader):")
     ),
     "a value that a function does not use for what it gives": (
@@ -224,17 +269,21 @@ HARMLESS = {
     "a trainer that counts and prints": trainer(),
     "a trainer that evaluates now and then": trainer(
         "loss = self.compute(x, y)\n            if self.step % 9 == 0: self.evaluate()",
-        "return loss\n    def evaluate(self):\n        self.model.eval(); self.best = max(self.best, self.seen)",
+        "return loss\n    def evaluate(self):\n        self.model.eval(); "
+        "self.best = max(self.best, self.seen)",
     ),
     "a criterion that counts and prints": (
         CRITERION.format(used="print(self.it)") + body(f"loss = criterion(model(x), y); {REST}")
     ).replace("f(out, y, print(self.it))", "f(out, y)\n    def report(self):\n        print(self.it)"),
-    "a meter": METER + body(f"loss = f(model(x), y); {REST}\nmeter.update(loss.item(), len(x)); print(meter.avg)"),
+    "a meter": METER
+    + body(f"loss = f(model(x), y); {REST}\nmeter.update(loss.item(), len(x)); print(meter.avg)"),
     "a criterion that is told the epoch": (
-        "class C:\n    def update(self, epoch): self.w = 1 / epoch\n    def __call__(self, x): return f(x) * self.w\n"
+        "class C:\n    def update(self, epoch): self.w = 1 / epoch\n"
+        "    def __call__(self, x): return f(x) * self.w\n"
         "crit = C()\n" + body(f"crit.update(epoch); loss = crit(model(x)); {REST}")
     ),
-    "a comprehension": f"def step(x):\n    loss = f(model(x)); {REST}\n    return loss\nl = [step(x) for x in loader]\n",
+    "a comprehension": f"def step(x):\n    loss = f(model(x)); "
+    f"{REST}\n    return loss\nl = [step(x) for x in loader]\n",
     "functions that call each other": (
         "def a(x, n):\n    return b(x, n)\ndef b(x, n):\n    return a(x, n - 1) if n else f(x)\n"
         + body(f"loss = a(x, 3); {REST}")
@@ -242,18 +291,23 @@ HARMLESS = {
     "job.step through a function": STEP + body("train_step((x, y), job.step)"),
     "a mask made anew for another size": (
         "mask = None\n"
-        + body(f"if mask is None or mask.size(0) != len(x): mask = torch.triu(torch.ones(len(x), len(x)), 1)\n"
-               f"loss = f(model(x, mask), y); {REST}")
+        + body(
+            f"if mask is None or mask.size(0) != len(x): mask = torch.triu(torch.ones(len(x), len(x)), 1)\n"
+            f"loss = f(model(x, mask), y); {REST}"
+        )
     ),
     "such a mask by a function": (
         "mask = None\ndef make(n):\n    return torch.triu(torch.full((n, n), float('-inf')), diagonal=1)\n"
-        + body(f"if mask is None or len(mask) != x.size(0): mask = make(x.size(0))\nloss = f(model(x, mask)); {REST}")
+        + body(
+            f"if mask is None or len(mask) != x.size(0): mask = make(x.size(0))\n"
+            f"loss = f(model(x, mask)); {REST}"
+        )
     ),
     "a buffer that is filled anew": (
         "buf = 0\n" + body(f"buf.zero_(); buf[:len(x)] = x; loss = f(model(buf), y); {REST}")
     ),
     "a buffer that is written over": ("buf = 0\n" + body(f"buf[:] = x; loss = f(model(buf), y); {REST}")),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", DECIDES)
@@ -319,6 +373,14 @@ def test_with_values_objects_and_functions_of_other_files_are_followed(
     assert found(loss, {"crit": other.Warm(False)}) == []
     assert found(loss, {"crit": other.Warm(True).weigh}) == [("crit.n", "the loss")]
     assert found(loss, {"crit": other.make()}) == [("their_losses.n", "the loss")]
+    parts = body(f"loss = sum(part(x) for part in parts.values()); {REST}")
+    assert found(parts, {"parts": {"warm": other.Warm(True), "plain": len}}) == [
+        ("parts['warm'].n", "the loss")
+    ]
+    assert found(
+        parts.replace("sum(part(x) for part in parts.values())", "parts['warm'].weigh(x)"),
+        {"parts": {"warm": other.Warm(True)}},
+    ) == [("parts['warm'].n", "the loss")]
     assert found(turn, {"losses": other}) == [("their_losses.TURNS", "the loss")]
     tree = ast.parse(turn)
     (loop,) = loops_in(tree)
@@ -353,7 +415,8 @@ def test_the_loop_that_asks_is_found_however_it_is_written() -> None:
     lines = {line: loop_at(tree, line) for line in range(1, 14)}
     iters = {line: ast.unparse(loop.iter) for line, loop in lines.items() if loop is not None}
     assert iters == {
-        1: "epochs", 2: "loader", 3: "loader", 5: "loader", 8: "()", 9: "range(9)", 11: "range(9)", 13: "loader",
+        1: "epochs", 2: "loader", 3: "loader", 5: "loader", 8: "()", 9: "range(9)", 11: "range(9)",
+        13: "loader",
     }  # fmt: skip
     expression = loop_at(tree, 4, generator=True)
     assert expression is not None and is_generator(expression)

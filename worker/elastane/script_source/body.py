@@ -38,6 +38,8 @@ _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|lea
 _LIBRARIES: Final = frozenset({"torch", "np", "numpy", "nn.Transformer", "torch.nn.Transformer"})
 #: Calls within calls that are followed.
 _DEPTH_MAX: Final = 8
+#: Calls that are followed, the same with the same arguments counted once: some 2 s.
+_CALLS_MAX: Final = 2_000
 #: Stands for what is another value in every turn, without being carried: the mini-batch.
 VARIES: Final = "*"
 
@@ -99,6 +101,8 @@ class Body:
         self._control: list[tuple[Deps, int]] = []
         self._calls: list[_Call] = []
         self._running: list[ast.AST] = []
+        #: Names that stand for elements of something, one after the other.
+        self._over: dict[str, ast.expr] = {}
         self._known: dict[object, tuple[list[Deps], Values]] = {}
         self.changed: dict[str, Deps] = {}
         self.places: dict[str, Place] = {}
@@ -151,6 +155,7 @@ class Body:
                 | ast.AsyncFor(target=target, iter=source, body=body)
             ):
                 given = self._of(source, values)
+                self._goes_over(target, source)
                 self._loops += 1
                 for _ in range(2):
                     self.bind_target(target, given, values)
@@ -375,6 +380,7 @@ class Body:
                 found_in = []
                 for part in node.generators:
                     over = self._of(part.iter, inside)
+                    self._goes_over(part.target, part.iter)
                     bound = (one for one in ast.walk(part.target) if isinstance(one, ast.Name))
                     inside |= {self._scope.canonical(one.id): over for one in bound}
                     found_in += [over, *(self._of(test, inside) for test in part.ifs)]
@@ -413,6 +419,9 @@ class Body:
         told, named = len(self.reached), {one.kind for one in self.reached[count:]}
         callee = self._callee(node, values)
         followed = None if callee is None else self._follow(callee, node, given, values)
+        if callee is None:
+            for element in self._of_elements(node.func):
+                given = given.union(*self._follow(element, node, given, values) or ())
         if "setting" in named:  # the line of the call says it
             again = (one for one in self.reached[told:] if one.kind != "setting" or not one.by <= given)
             self.reached[told:] = again
@@ -482,6 +491,19 @@ class Body:
             return None
         return self._callees.of(node.func, self._scope)
 
+    def _of_elements(self, function: ast.expr) -> list[Callee]:
+        """What a call of what a container holds runs: `parts["a"](x)`, `for part in parts: part(x)`."""
+        element = function.value if isinstance(function, ast.Attribute) else function
+        if isinstance(element, ast.Subscript) and self._role(element) is None:
+            return self._callees.of_elements(function, element.value, self._scope)
+        container = self._over.get(self._scope.path(element) or "")
+        return [] if container is None else self._callees.of_elements(function, container, self._scope)
+
+    def _goes_over(self, target: ast.expr, source: ast.expr) -> None:
+        for one in ast.walk(target):
+            if (name := self._scope.path(one)) is not None:
+                self._over[name] = source
+
     def _is_counting(self, node: ast.expr, values: Values) -> bool:
         """Whether it is a model of which an attribute is known to change in every turn."""
         path = self._scope.path(node)
@@ -500,6 +522,8 @@ class Body:
     ) -> list[Deps] | None:
         """Run a function of the script; what it returns, part by part. None: it is not gone into."""
         if len(self._running) >= _DEPTH_MAX or callee.function in self._running:
+            return None
+        if len(self._known) >= _CALLS_MAX:
             return None
         mark = f"{callee.function.name}@{len(self._running)}:"
         moving = _Moving(self._scope, self._moving)

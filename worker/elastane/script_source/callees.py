@@ -12,10 +12,11 @@ import contextlib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from types import FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Final
 
 from elastane.script_source.names import Function, dotted, parameters, stored, walk_scope
@@ -23,6 +24,9 @@ from elastane.script_source.options import UnknownValueError, value_of
 from elastane.script_source.places import display_name, is_script_class, is_script_file, tree_of
 
 _CALLED: Final = ("forward", "__call__")
+#: Stands for an element of a container.
+_ELEMENT: Final = "an element"
+_ELEMENTS_MAX: Final = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +86,11 @@ class Source:
     def is_whole(self, kind: str) -> bool:
         """Whether all that the class inherits is in the file, but for a torch module's."""
         one = self.classes.get(kind)
-        bases = [dotted(base) or "" for base in one.bases] if one is not None else [""]
-        return all(base.rpartition(".")[2] in ("Module", "object") or self.is_whole(base) for base in bases)
+        bases = [dotted(base) or "" for base in one.bases] if one is not None else [kind]
+        return all(
+            base.rpartition(".")[2] in ("Module", "object") or (base != kind and self.is_whole(base))
+            for base in bases
+        )
 
     def class_of(self, function: Function) -> str:
         """The class whose method it is; "" if it is none."""
@@ -162,6 +169,30 @@ class Callees:
             return None
         found, certain = _at_run_time(function, scope)
         return found if found is not None or certain else self._in_source(function, scope)
+
+    def of_elements(self, function: ast.expr, container: ast.expr, scope: Scope) -> list[Callee]:
+        """What calling an element of a container, or its method, runs: of any of those that it holds now."""
+        found = []
+        for node in ast.walk(container):
+            path = scope.path(node)
+            try:
+                value = (
+                    value_of(node, scope.known) if path is not None and isinstance(node, ast.expr) else None
+                )
+            except UnknownValueError:
+                continue
+            for key, element in _elements(value):
+                held = replace(
+                    scope,
+                    known={**scope.known, _ELEMENT: element},
+                    roots={**scope.roots, _ELEMENT: f"{path}[{key!r}]"},
+                )
+                called: ast.expr = ast.Name(_ELEMENT, ast.Load())
+                if isinstance(function, ast.Attribute):
+                    called = ast.Attribute(called, function.attr, ast.Load())
+                if (callee := _at_run_time(called, held)[0]) is not None:
+                    found.append(callee)
+        return found
 
     def property_of(self, node: ast.Attribute, scope: Scope) -> Callee | None:
         """What reading the attribute runs, if it is a property of a class of the script."""
@@ -304,23 +335,43 @@ def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]
     return (_defined(method, scope.path(function.value), owner), True) if callable(method) else (None, False)
 
 
+def _elements(value: object) -> Iterator[tuple[object, object]]:
+    """The script's own objects in a container: key, object."""
+    held = value
+    if not isinstance(value, list | tuple | dict):
+        held = getattr(value, "__dict__", {}).get("_modules") if not isinstance(value, type) else None
+    pairs = (
+        held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list | tuple) else ())
+    )
+    for key, element in islice(pairs, _ELEMENTS_MAX):
+        if is_script_class(type(element)) or isinstance(element, FunctionType):
+            yield key, element
+
+
 def _defined(function: object, own: str | None = None, owner: object = None) -> Callee | None:
     """Where a function is defined, if that is in the script."""
     function = inspect.unwrap(function) if callable(function) else function
     code = getattr(function, "__code__", None)
     if not isinstance(function, FunctionType) or code is None or not is_script_file(code.co_filename):
         return None
+    tree, node = tree_of(code.co_filename), _definition(code)
+    if tree is None or node is None:
+        return None
+    names = {**function.__globals__, **_cells(function)}
+    whole = owner is None or all(_is_plain(kind) for kind in type(owner).__mro__)
+    return Callee(node, source_of(tree, display_name(code.co_filename)), own, owner, names, whole)
+
+
+@lru_cache(maxsize=1024)
+def _definition(code: CodeType) -> Function | None:
     tree = tree_of(code.co_filename)
     for node in ast.walk(tree) if tree is not None else ():
         if (
-            tree is not None
-            and isinstance(node, Function)
+            isinstance(node, Function)
             and node.name == code.co_name
             and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
         ):
-            names = {**function.__globals__, **_cells(function)}
-            whole = owner is None or all(_is_plain(kind) for kind in type(owner).__mro__)
-            return Callee(node, source_of(tree, display_name(code.co_filename)), own, owner, names, whole)
+            return node
     return None
 
 

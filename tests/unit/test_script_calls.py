@@ -218,6 +218,12 @@ DECIDES = {
         "[step(x) for x in loader]\n",
         [("h", "the loss")],
     ),
+    "a generator with a counter of its object": (
+        "class T:\n    def batches(self):\n        for x in data:\n            self.n += 1\n"
+        "            yield x, self.n\n    def fit(self):\n        for x, n in self.batches(self.loader):\n"
+        "            loss = f(self.model(x)) / n; loss.backward(); self.opt.step()\n",
+        [("self.n", "the loss")],
+    ),
     "a mask that is drawn": (
         "mask = None\n"
         + body(
@@ -281,6 +287,11 @@ HARMLESS = {
         "class C:\n    def update(self, epoch): self.w = 1 / epoch\n"
         "    def __call__(self, x): return f(x) * self.w\n"
         "crit = C()\n" + body(f"crit.update(epoch); loss = crit(model(x)); {REST}")
+    ),
+    "a generator that counts and prints": (
+        "def every(it, k):\n    i = 0\n    for x in it:\n        yield x\n        i += 1\n"
+        "        if i % k == 0: print(i)\n"
+        + body(f"loss = f(model(x)); {REST}", "for x in every(loader, 9):")
     ),
     "a comprehension": f"def step(x):\n    loss = f(model(x)); "
     f"{REST}\n    return loss\nl = [step(x) for x in loader]\n",

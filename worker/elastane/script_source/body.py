@@ -111,6 +111,15 @@ class Body:
 
     # ------------------------------------------------------------------ statements
 
+    def begin(self, target: ast.expr, source: ast.expr, values: Values) -> None:
+        """A turn begins: the target has a new value, also what a generator of the script makes it of."""
+        parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+        given = [NONE] * len(parts)
+        if isinstance(source, ast.Call) and self._callee(source, values) is not None:
+            given = self._parts(source, len(parts), values)
+        for part, one in zip(parts, given, strict=True):
+            self.bind_target(part, one | {VARIES}, values)
+
     def run(self, statements: Iterable[ast.stmt], values: Values) -> None:
         depth = len(self._control)
         for statement in statements:
@@ -394,9 +403,10 @@ class Body:
                 inner = dict(values) | {argument.arg: NONE for argument in arguments.args}
                 return self._of(body, inner)
             case ast.Yield(value=ast.expr() as value) | ast.YieldFrom(value=value) if self._calls:
-                given = self._of(value, values)
-                self._calls[-1].returned.append([given | self._decided()])
-                return given
+                given_parts = value.elts if isinstance(value, ast.Tuple) else [value]
+                found_parts = [self._of(part, values) | self._decided() for part in given_parts]
+                self._calls[-1].returned.append(found_parts)
+                return NONE.union(*found_parts)
         return NONE.union(*(self._of(child, values) for child in ast.iter_child_nodes(node)))
 
     def _call(self, node: ast.Call, values: Values) -> list[Deps]:

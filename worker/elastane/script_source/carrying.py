@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from elastane.script_source.body import VARIES, Body, Kind, Place, Role, Values
+from elastane.script_source.body import Body, Kind, Place, Role, Values
 from elastane.script_source.callees import Callees, loop_scope
 from elastane.script_source.loops import Loop, node_of, turn_counter
 from elastane.script_source.names import Function, parameters, stored, walk_scope, within
@@ -119,7 +119,7 @@ def cure(carried: Carried) -> str:
 def _run(body: Body, loop: Loop, values: Values) -> None:
     """One turn."""
     counter = turn_counter(loop)
-    body.bind_target(loop.target, frozenset({VARIES}), values)
+    body.begin(loop.target, loop.iter, values)
     if counter is not None:
         values[counter] = frozenset({counter})
         body.changed[counter] = frozenset({counter})

@@ -224,6 +224,19 @@ DECIDES = {
         "            loss = f(self.model(x)) / n; loss.backward(); self.opt.step()\n",
         [("self.n", "the loss")],
     ),
+    "a closure from before the loop": (
+        "n = 0\ndef closure():\n    global n\n    n += 1\n    loss = f(model(x)) / n\n    loss.backward()\n"
+        "    return loss\n" + body("opt.step(closure)"),
+        [("n", "the loss")],
+    ),
+    "a mask of another dimension than the one compared": (
+        "mask = None\n"
+        + body(
+            "if mask is None or len(mask) != len(x): mask = torch.zeros(4, len(x))\n"
+            f"loss = f(x, mask); {REST}"
+        ),
+        [("mask", "the loss")],
+    ),
     "a mask that is drawn": (
         "mask = None\n"
         + body(

@@ -38,8 +38,8 @@ _SETS_LR: Final = re.compile(r"(?i)^(adjust|set|update|apply|warm_?up)\w*(lr|lea
 _LIBRARIES: Final = frozenset({"torch", "np", "numpy", "nn.Transformer", "torch.nn.Transformer"})
 #: Calls within calls that are followed.
 _DEPTH_MAX: Final = 8
-#: Calls that are followed, the same with the same arguments counted once: some 2 s.
-_CALLS_MAX: Final = 2_000
+#: Calls that are followed, the same with the same arguments counted once: at worst some 3 s.
+_CALLS_MAX: Final = 500
 #: Stands for what is another value in every turn, without being carried: the mini-batch.
 VARIES: Final = "*"
 

@@ -78,7 +78,8 @@ def turn_counter(loop: Loop) -> str | None:
     """The name that counts turns: that of enumerate, wherever it stands in the header."""
     calls = (node for node in ast.walk(loop.iter) if isinstance(node, ast.Call))
     counts = any(isinstance(call.func, ast.Name) and call.func.id == "enumerate" for call in calls)
-    first = loop.target.elts[0] if isinstance(loop.target, ast.Tuple | ast.List) else None
+    parts = loop.target.elts if isinstance(loop.target, ast.Tuple | ast.List) else []
+    first = parts[0] if parts else None
     return first.id if counts and isinstance(first, ast.Name) else None
 
 

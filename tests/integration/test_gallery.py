@@ -108,7 +108,7 @@ REFUSED_TURNS = {
     "running-mean": ("mean is carried from turn to turn, and decides the loss", "job.register("),
     "optimizer-counter": ("Lookahead.k (turns.py, line", "param_group, which state_dict holds"),
     "every-second-turn": ("whether optimizer.step() is called", "prepare(..., accumulation_steps=k)"),
-    "criterion-counter": ("criterion.seen is carried from turn to turn, and decides the loss", "job.register("),
+    "criterion-counter": ("criterion.seen is carried from turn to turn", "job.register("),
     "second-forward": ("comes after the first has changed buffer count", "torch.cat([a, b])"),
 }
 

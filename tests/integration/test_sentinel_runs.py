@@ -99,7 +99,7 @@ def test_a_worker_whose_gradients_have_a_wrong_bit_is_put_out_and_the_bits_are_t
 def test_a_wrong_bit_in_a_step_that_is_not_checked_is_not_found_and_of_two_nobody_can_say_who_lies(
     master: EmbeddedMaster, tmp_path: Path
 ) -> None:
-    # Epochs have four steps, and their first steps leave their checks to the next: 5, 9 and so on are checked.
+    # Epochs have four steps, and their first steps leave their checks to the next: 5, 9, ... are checked.
     code, said = run(master, tmp_path, "1:6:7:9:1000", workers=2)
     assert code == 0, said  # as of any job that was suspended
     job, events, _ = look(master)

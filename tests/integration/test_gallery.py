@@ -110,7 +110,8 @@ REFUSED_TURNS = {
     "module-counter": ("model.calls (turns.py, line", "self.register_buffer"),
     "running-mean": ("mean is carried from turn to turn, and decides the loss", "job.register("),
     "optimizer-counter": ("Lookahead.k (turns.py, line", "param_group, which state_dict holds"),
-    "every-second-turn": ("ended without optimizer.step()", "prepare(..., accumulation_steps=k)"),
+    "every-second-turn": ("whether optimizer.step() is called", "prepare(..., accumulation_steps=k)"),
+    "criterion-counter": ("criterion.seen is carried from turn to turn", "job.register("),
     "second-forward": ("comes after the first has changed buffer count", "torch.cat([a, b])"),
 }
 

@@ -16,7 +16,7 @@ import elastane
 
 SLIPS = (
     "counter", "clamp", "data-clamp", "average", "module-counter", "running-mean", "optimizer-counter",
-    "every-second-turn", "second-forward",
+    "every-second-turn", "second-forward", "criterion-counter",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("slip", nargs="?", choices=SLIPS)
@@ -62,7 +62,21 @@ class Lookahead(torch.optim.SGD):
                 parameter.mul_(0.9)
 
 
+class Warming(nn.Module):
+    """A loss that smooths labels the more, the more it has seen; or only counts them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.seen += len(labels)
+        smooths = min(0.2, self.seen / 100) if slip == "criterion-counter" else 0.1
+        return nn.functional.cross_entropy(scores, labels, label_smoothing=smooths)
+
+
 job = elastane.init(seed=9)
+criterion = Warming()
 net = Net()
 average = copy.deepcopy(net).requires_grad_(False).eval()
 optimizer = Lookahead(net.parameters(), lr=0.05, momentum=0.9)
@@ -79,7 +93,7 @@ for _ in job.epochs(2):
         factor = turns if slip == "counter" else job.step
         for group in optimizer.param_groups:
             group["lr"] = 0.05 / (1 + factor)
-        loss = nn.functional.cross_entropy(model(images), labels)
+        loss = criterion(model(images), labels)
         if slip == "second-forward":
             loss = loss + model(images.flip(3)).square().mean()
         if slip == "running-mean":
@@ -103,7 +117,7 @@ for _ in job.epochs(2):
             if job.stepped:
                 net.head.weight.clamp_(-0.3, 0.3)
         if turns % 5 == 0:
-            print(f"turn {turns}: mean {mean:.3f}, total {total:.3f}")
+            print(f"turn {turns}: mean {mean:.3f}, total {total:.3f}, {criterion.seen} labels")
             with job.isolated_rng(), torch.no_grad():
                 model.eval()
                 model(images), model(images.flip(2))

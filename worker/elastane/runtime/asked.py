@@ -16,24 +16,11 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 from elastane.script_source.places import line_in_words, tree_of
+from elastane.script_source.words import SEEDED, SEEDS, TELLS
 
 _GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
 #: Calls that only print or split the data: they do not decide who draws.
-_HARMLESS: Final = frozenset({"print", "debug", "info", "warning", "error", "str", "format", "log", "write"})
-_SEEDS: Final = frozenset(
-    {
-        "seed",
-        "manual_seed",
-        "manual_seed_all",
-        "seed_all",
-        "seed_everything",
-        "set_seed",
-        "default_rng",
-        "RandomState",
-        "Random",
-        "SeedSequence",
-    }
-)
+_HARMLESS: Final = TELLS | {"str", "format"}
 _LEAVES: Final = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
 _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
@@ -74,7 +61,7 @@ def _at(code: CodeType, instruction: int, line: int) -> Asked:
     if isinstance(statement, ast.If) and any(node is statement.test for node in path):
         return Asked(place, kept=False)
     calls = {_name(node.func) for node in path if isinstance(node, ast.Call)}
-    if calls & _SEEDS:
+    if calls & (SEEDS | SEEDED):
         return Asked(place, seeds=True)
     if any(name in _HARMLESS or name.endswith("Sampler") for name in calls):
         return Asked(place, kept=False, harmless=True)

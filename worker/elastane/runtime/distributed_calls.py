@@ -24,6 +24,7 @@ from torch.distributed import distributed_c10d
 
 from elastane.errors import UnsupportedError
 from elastane.runtime import launcher_variables
+from elastane.script_source.places import place_of
 
 _log = structlog.get_logger(__name__)
 
@@ -104,7 +105,7 @@ def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
         if package not in warned:
             warned.add(package)
             _log.warning(
-                f"{_place(frame)} of {package} asks torch.distributed whether it is initialized: no. "
+                f"{place_of(frame)} of {package} asks torch.distributed whether it is initialized: no. "
                 "What it does for all ranks together under stock DDP, it does in each worker by itself"
             )
         return original()
@@ -137,7 +138,7 @@ def _frames() -> Iterator[FrameType]:
 
 def _refuse(called: str, caller: FrameType | None) -> NoReturn:
     global _refusal
-    place = f"{_place(caller)} calls " if caller is not None else ""
+    place = f"{place_of(caller)} calls " if caller is not None else ""
     _refusal = DistributedCallError(
         f"this script speaks to torch.distributed itself: {place}{called.removesuffix('.__init__')}",
         hint=_HINTS.get(called, _OTHERWISE),
@@ -153,7 +154,3 @@ def _package(frame: FrameType) -> str:
 def _is_installed(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     return "site-packages" in path or "dist-packages" in path or path.startswith(_STANDARD_LIBRARY)
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -7,6 +7,7 @@ changed twice in a row. Without source (exec, a deleted notebook cell) nothing i
 
 from __future__ import annotations
 
+import ast
 import sys
 import types
 import weakref
@@ -21,7 +22,17 @@ import torch
 from elastane.errors import UnsupportedError
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn
-from elastane.script_source import Carried, Role, carried_attributes, carried_values, cure, loop_at
+from elastane.script_source import (
+    Carried,
+    Role,
+    carried_attributes,
+    carried_values,
+    cure,
+    loop_at,
+    reported_attributes,
+)
+from elastane.script_source.body import Place
+from elastane.script_source.loops import is_generator
 from elastane.script_source.places import (
     display_name,
     is_script_class,
@@ -55,9 +66,11 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
     found = carried_in_loop(frame, prepared, registered)
     if found:
         file, carried = found[0]
+        changed, reaches = carried.file or file, carried.reaches_file or file
+        of = f" of {reaches}" if reaches != changed else ""
         raise CarriedValueError(
-            f"{file}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
-            f" {carried.decides} in line {carried.reaches}",
+            f"{changed}, line {carried.line}: {carried.name} is carried from turn to turn, and decides"
+            f" {carried.decides} in line {carried.reaches}{of}",
             hint=cure(carried),
             variable=carried.name,
         )
@@ -67,15 +80,36 @@ def carried_in_loop(
     frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
 ) -> list[tuple[str, Carried]]:
     """What `check_loop` refuses, with the file's name: for `elastane doctor`."""
+    result: list[tuple[str, Carried]] = []
     while frame is not None:
         tree = tree_of(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
-        loop = loop_at(tree, frame.f_lineno) if tree is not None else None
+        generator = frame.f_code.co_name == "<genexpr>"
+        loop = loop_at(tree, frame.f_lineno, generator=generator) if tree is not None else None
         if tree is not None and loop is not None:
             roles = roles_in(frame, prepared, registered)
-            found = carried_values(tree, loop, roles, {**frame.f_globals, **frame.f_locals})
-            return [(display_name(frame.f_code.co_filename), carried) for carried in found]
+            names = {**frame.f_globals, **frame.f_locals}
+            counting = _counting(prepared.model, [name for name, role in roles.items() if role == "model"])
+            found = carried_values(tree, loop, roles, names, counting=counting)
+            result += [(display_name(frame.f_code.co_filename), carried) for carried in found]
+            if not is_generator(loop):
+                break
         frame = frame.f_back
-    return []
+    return result
+
+
+def _counting(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Place]:
+    """Attributes that modules of the model only count in, and do not use themselves: what reads them decides.
+
+    names: the model's own, in the loop. Attribute, as the loop writes it -> where it is changed.
+    """
+    found: dict[str, Place] = {}
+    for inner, module in model.named_modules():
+        for kind, tree, file in _sources(module):
+            reported = reported_attributes(tree, kind.__name__, module, vars(sys.modules[kind.__module__]))
+            for attribute, line in reported.items():
+                path = f"{inner}.{attribute}" if inner else attribute
+                found |= {f"{name}.{path}": Place(line, display_name(file)) for name in names}
+    return found
 
 
 def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
@@ -161,14 +195,20 @@ class AttributeWatch:
 
 
 def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
+    for kind, tree, file in _sources(owner):
+        names = vars(sys.modules[kind.__module__])
+        for name, line in carried_attributes(tree, kind.__name__, owner, names).items():
+            where = line_in_words(file, line)
+            yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
+
+
+def _sources(owner: object) -> Iterator[tuple[type, ast.Module, str]]:
+    """The classes of an object that are the script's own: class, syntax tree and name of the file."""
     for kind in type(owner).__mro__:
-        module = sys.modules.get(kind.__module__)
-        file = getattr(module, "__file__", None) or ""
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
         tree = tree_of(file) if is_script_file(file) else None
         if tree is not None:
-            for name, line in carried_attributes(tree, kind.__name__, owner, vars(module)).items():
-                where = line_in_words(file, line)
-                yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
+            yield kind, tree, file
 
 
 def _goes_on(attribute: _Attribute) -> bool:

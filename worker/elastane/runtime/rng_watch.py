@@ -22,7 +22,8 @@ import torch
 
 from elastane.errors import EXIT_REFUSED, ElastaneError
 from elastane.rng import HAS_NUMPY, NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
-from elastane.script_source.places import is_script_file, line_in_words
+from elastane.script_source.places import is_script_file, place_in_words
+from elastane.script_source.words import NUMPY_UNEVEN
 
 if HAS_NUMPY:
     import numpy as np
@@ -64,39 +65,6 @@ def refuse_rank_seed(place: str) -> SystemExit:
     return refusal
 
 
-_NUMPY_UNEVEN: Final = (
-    "beta",
-    "binomial",
-    "bytes",
-    "chisquare",
-    "choice",
-    "dirichlet",
-    "f",
-    "gamma",
-    "geometric",
-    "hypergeometric",
-    "lognormal",
-    "logseries",
-    "multinomial",
-    "multivariate_normal",
-    "negative_binomial",
-    "noncentral_chisquare",
-    "noncentral_f",
-    "normal",
-    "permutation",
-    "poisson",
-    "randint",
-    "randn",
-    "random_integers",
-    "shuffle",
-    "standard_cauchy",
-    "standard_gamma",
-    "standard_normal",
-    "standard_t",
-    "vonmises",
-    "wald",
-    "zipf",
-)
 _TORCH_UNEVEN: Final = ("binomial", "poisson", "_sample_dirichlet", "_standard_gamma")
 _PYTHON_UNEVEN: Final = {
     getattr(random.Random, name).__code__
@@ -137,7 +105,7 @@ class RngWatch:
         if HAS_NUMPY:
             self._watch_seed(np.random, "seed", (NUMPY,))
             self._watch_seed(np.random, "default_rng", ())
-            for name in _NUMPY_UNEVEN:
+            for name in NUMPY_UNEVEN:
                 self._watch_uneven(np.random, name)
 
     def stop(self) -> None:
@@ -224,6 +192,4 @@ def _place(frame: FrameType | None) -> str:
     """The line of the script: the first outside the standard library's random."""
     while frame is not None and frame.f_code.co_filename == random.__file__:
         frame = frame.f_back
-    if frame is None:
-        return "an unknown line"
-    return line_in_words(frame.f_code.co_filename, frame.f_lineno)
+    return "an unknown line" if frame is None else place_in_words(frame)

@@ -10,14 +10,9 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from elastane.script_source.carrying import (
-    HYPERPARAMETERS,
-    IN_EPOCHS,
-    Carried,
-    Loop,
-    Role,
-    carried_values,
-)
+from elastane.script_source.body import HYPERPARAMETERS, Role
+from elastane.script_source.carrying import IN_EPOCHS, Carried, carried_values
+from elastane.script_source.loops import Loop
 from elastane.script_source.names import Function
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -18,6 +18,44 @@ def dotted(node: ast.AST | None) -> str | None:
     return None
 
 
+def prefixes(name: str) -> Iterator[str]:
+    """Of "a.b.c": "a", "a.b", "a.b.c"."""
+    parts = name.split(".")
+    yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+
+
+def within(name: str, names: Container[str]) -> bool:
+    """Whether it is one of the names, or an attribute of one."""
+    return any(prefix in names for prefix in prefixes(name))
+
+
+def innermost(node: ast.expr) -> ast.expr:
+    """Of a.mul_(x).add_(y) it is a."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node
+
+
+def is_whole(part: ast.expr) -> bool:
+    """Whether it is the [:] or [...] of a tensor."""
+    if isinstance(part, ast.Slice):
+        return part.lower is None and part.upper is None and part.step is None
+    return isinstance(part, ast.Constant) and part.value is Ellipsis
+
+
+def stored(node: ast.AST) -> set[str]:
+    """Names and attributes that are given a value anywhere in it."""
+    stores = (one for one in ast.walk(node) if isinstance(getattr(one, "ctx", None), ast.Store))
+    return {name for one in stores if (name := dotted(one)) is not None}
+
+
+def parameters(function: Function | ast.Lambda) -> list[ast.arg]:
+    """All parameters, also *args and **kwargs."""
+    given = function.args
+    every = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+    return [argument for argument in every if argument is not None]
+
+
 def walk_here(node: ast.AST) -> Iterator[ast.AST]:
     """All nodes below in order, itself included, without bodies of functions and classes."""
     yield node
@@ -25,3 +63,9 @@ def walk_here(node: ast.AST) -> Iterator[ast.AST]:
         return
     for child in ast.iter_child_nodes(node):
         yield from walk_here(child)
+
+
+def walk_scope(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """The same of each of the statements."""
+    for statement in statements:
+        yield from walk_here(statement)

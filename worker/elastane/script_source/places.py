@@ -49,6 +49,11 @@ def place_of(frame: FrameType) -> str:
     return f"{display_name(frame.f_code.co_filename)}:{frame.f_lineno}"
 
 
+def place_in_words(frame: FrameType) -> str:
+    """The line that the frame is at, as "train.py, line 31"."""
+    return line_in_words(frame.f_code.co_filename, frame.f_lineno)
+
+
 def line_in_words(filename: str, line: int) -> str:
     """As "train.py, line 31"."""
     return f"{display_name(filename)}, line {line}"

@@ -9,9 +9,8 @@ from elastane.diagnose.findings import Severity
 from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import Script, exits, name_of
 from elastane.script_source import IN_EPOCHS
-
-#: Functions that draw by rejection: how many values depends on the values drawn.
-_UNEVEN = ("shuffle", "permutation", "choice", "sample", "randint", "randrange", "normal", "gauss")
+from elastane.script_source.loops import node_of
+from elastane.script_source.words import NUMPY_UNEVEN, PYTHON_UNEVEN
 
 
 def epoch_findings(script: Script, notes: Notes) -> None:
@@ -29,7 +28,7 @@ def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
     inside = {
         carried.name
         for one in script.loader_loops
-        if any(one.node is node for node in ast.walk(loop))
+        if any(node_of(one.node) is node for node in ast.walk(loop))
         for carried in script.carried(one.node)
     }
     decided: dict[str, list[str]] = {}
@@ -73,7 +72,7 @@ def _breaks(loop: ast.For, notes: Notes, told: set[int]) -> None:
 
 def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
     """Random numbers drawn between epochs, where it may not be certain whose they are."""
-    loader_loops = {id(one.node) for one in script.loader_loops}
+    loader_loops = {id(node_of(one.node)) for one in script.loader_loops}
     for node in _outside(loop, loader_loops):
         if (
             isinstance(node, ast.Call)
@@ -83,7 +82,8 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
         ):
             dotted = script.dotted(node.func)
             module, _, method = dotted.rpartition(".")
-            if module in ("random", "numpy.random", "np.random") and method in _UNEVEN:
+            uneven = PYTHON_UNEVEN if module == "random" else NUMPY_UNEVEN
+            if module in ("random", "numpy.random", "np.random") and method in uneven:
                 notes.add(
                     Severity.REFUSED,
                     "between epochs",

@@ -11,8 +11,18 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from elastane.script_source import IN_TURNS, Carried, Kind, Role, carried_values
+from elastane.script_source import (
+    IN_TURNS,
+    Carried,
+    Kind,
+    Role,
+    carried_values,
+    reported_attributes,
+)
 from elastane.script_source.across_epochs import setters_of
+from elastane.script_source.body import Place
+from elastane.script_source.callees import source_of
+from elastane.script_source.loops import Loop, as_loop, node_of
 from elastane.script_source.names import Function, dotted, walk_here
 
 
@@ -33,7 +43,7 @@ class Preparation:
 class LoaderLoop:
     """A loop over mini-batches: its body calls backward()."""
 
-    node: ast.For | ast.AsyncFor
+    node: Loop
     function: Function | None
 
 
@@ -190,10 +200,10 @@ class Script:
     @cached_property
     def loader_loops(self) -> list[LoaderLoop]:
         """The innermost loops over a loader that do backward(), themselves or by a function they call."""
-        loops = [n for n in ast.walk(self.tree) if isinstance(n, ast.For) and n not in self.epoch_loops]
+        loops = [loop for n in ast.walk(self.tree) if n not in self.epoch_loops and (loop := as_loop(n))]
         trains = [loop for loop in loops if self.does_backward(loop.body) and self._over_loader(loop)]
-        inner = [a for a in trains if not any(a is not b and b in ast.walk(a) for b in trains)]
-        return [LoaderLoop(loop, self.function_of(loop)) for loop in inner]
+        inner = [a for a in trains if not any(a is not b and node_of(b) in ast.walk(a) for b in trains)]
+        return [LoaderLoop(loop, self.function_of(node_of(loop))) for loop in inner]
 
     def does_backward(self, body: Sequence[ast.stmt], depth: int = 2) -> bool:
         for call in calls_in(body):
@@ -204,7 +214,7 @@ class Script:
                 return True
         return False
 
-    def _over_loader(self, loop: ast.For) -> bool:
+    def _over_loader(self, loop: Loop) -> bool:
         known = self.loaders
         for node in ast.walk(loop.iter):
             name = name_of(node)
@@ -281,9 +291,21 @@ class Script:
         """Functions that write to param_groups: name -> the first key that decides what an optimizer does."""
         return setters_of(self.tree)
 
-    def carried(self, loop: ast.For | ast.AsyncFor, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
+    def carried(self, loop: Loop, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
         """What a loop carries from turn to turn into its result."""
-        return carried_values(self.tree, loop, self.roles, kinds=kinds, setters=self.setters)
+        return carried_values(
+            self.tree, loop, self.roles, kinds=kinds, setters=self.setters, counting=self.counting
+        )
+
+    @cached_property
+    def counting(self) -> dict[str, Place]:
+        """Attributes that the model only counts in, and does not use itself: "net.calls" -> where."""
+        built = source_of(self.tree).built
+        return {
+            f"{name}.{attribute}": Place(line)
+            for name in self.models & set(built)
+            for attribute, line in reported_attributes(self.tree, built[name]).items()
+        }
 
     @cached_property
     def schedulers(self) -> dict[str, ast.Call]:

@@ -17,8 +17,8 @@ from elastane.diagnose.source.reading import (
 from elastane.script_source import carried_attributes
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.names import Function
+from elastane.script_source.words import SEEDS
 
-_SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed")
 _SEEDERS = ("torch", "torch.cuda", "random", "numpy.random", "np.random", "")
 _SHARDED = (
     "fully_shard",
@@ -51,7 +51,7 @@ def _seeds(script: Script, notes: Notes) -> None:
         if not (isinstance(node, ast.Call) and node.args):
             continue
         module, _, method = script.dotted(node.func).rpartition(".")
-        if method not in _SEEDING or module not in _SEEDERS:
+        if method not in SEEDS or module not in _SEEDERS:
             continue
         seed = node.args[0]
         if any(script.is_job_attribute(n, "rank") for n in ast.walk(seed)):

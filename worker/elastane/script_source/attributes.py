@@ -1,0 +1,224 @@
+"""What a class carries along in its attributes, told from its source.
+
+Pure, and cautious the other way round than `carrying`: an attribute that methods compute from its old value
+and use for something is found, whatever it is used for; whether it really changes shows at run time.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from elastane.script_source.names import dotted, innermost, is_whole, stored
+from elastane.script_source.options import settled
+from elastane.script_source.words import LIMITS, MUTATES, OVERWRITES, TELLS, in_place
+
+
+def carried_attributes(
+    tree: ast.AST,
+    class_name: str,
+    instance: object = None,
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, int]:
+    """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
+
+    Counters that are only printed or only told by a getter, caches that are only replaced, the largest value
+    so far: not among them. instance: of the class; names: of its module. Branches that options settle are not
+    gone into where they are not taken.
+    """
+    updated, used = _updated_and_used(tree, class_name, instance, names)
+    return {name: line for name, line in updated.items() if name in used}
+
+
+def reported_attributes(
+    tree: ast.AST,
+    class_name: str,
+    instance: object = None,
+    names: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, int]:
+    """The others that methods compute from their old value: what reads them outside of the class decides."""
+    updated, used = _updated_and_used(tree, class_name, instance, names)
+    return {name: line for name, line in updated.items() if name not in used}
+
+
+def _updated_and_used(
+    tree: ast.AST, class_name: str, instance: object, names: Mapping[str, object]
+) -> tuple[dict[str, int], set[str]]:
+    kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
+    updated: dict[str, int] = {}
+    used: set[str] = set()
+    methods = [
+        method
+        for method in (kind.body if kind is not None else ())
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__" and method.args.args
+    ]
+    moving = {name for method in methods for name in stored(method)} | {"training"}
+    moving = {name.rpartition(".")[2] for name in moving}
+    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    stay = {name: value for name, value in names.items() if stores[name] <= 1}
+    begun = {name for method in methods if method.name == "forward" for name in _set_anew(method)}
+    for method in methods:
+        own = method.args.args[0].arg
+        owner = _Attributes(own, stay | {own: instance}, moving)
+        for statement in method.body:
+            owner.visit(statement)
+        for name, line in owner.updated.items():
+            if name not in begun and name not in _set_anew(method):
+                updated.setdefault(name, line)
+        if not _is_getter(method, tree):
+            used |= owner.used
+    return updated, used
+
+
+class _Attributes(ast.NodeVisitor):
+    """What a method does with the attributes of `owner`, its first argument."""
+
+    def __init__(self, owner: str, names: Mapping[str, object], moving: Iterable[str]) -> None:
+        self._owner = owner
+        self._names = names
+        self._moving = {f"{owner}.{name}" for name in moving}
+        self.updated: dict[str, int] = {}
+        self.used: set[str] = set()
+
+    def visit_If(self, node: ast.If) -> None:
+        taken = settled(node.test, self._names, self._moving)
+        if taken is None and not all(_tells(statement) for statement in (*node.body, *node.orelse)):
+            known = set(self.updated)
+            self.generic_visit(node)
+            if (memo := self._remembered(node)) not in known:
+                self.updated.pop(memo or "", None)
+        for statement in () if taken is None else node.body if taken else node.orelse:
+            self.visit(statement)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        taken = settled(node.test, self._names, self._moving)
+        for part in (node.test, node.body, node.orelse) if taken is None else ():
+            self.visit(part)
+        if taken is not None:
+            self.visit(node.body if taken else node.orelse)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        name = self._attribute(node.target) or self._attribute(getattr(node.target, "value", None))
+        if name is not None:
+            self.updated.setdefault(name, node.lineno)
+        self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        names = {self._attribute(target) for target in node.targets} - {None}
+        mentioned = {self._attribute(inner) for part in _not_limited(node.value) for inner in ast.walk(part)}
+        own = {name for name in names & mentioned if name is not None}
+        for name in own:
+            self.updated.setdefault(name, node.lineno)
+        for target in node.targets:
+            part = self._attribute(target.value) if isinstance(target, ast.Subscript) else None
+            if part is not None:
+                self.updated.setdefault(part, node.lineno)
+        before = set(self.used)
+        self.visit(node.value)
+        self.used -= own - before
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        call = node.value
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            word, changed = call.func.attr, innermost(call.func.value)
+            part = changed.value if isinstance(changed, ast.Subscript) and in_place(word) else changed
+            name = self._attribute(part)
+            if word in TELLS:
+                return
+            if name is not None and (word in MUTATES or in_place(word)):
+                self.updated.setdefault(name, node.lineno)
+                for argument in call.args:
+                    self.visit(argument)
+                return
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in TELLS:
+            return
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        name = self._attribute(node)
+        if name is not None and isinstance(node.ctx, ast.Load):
+            self.used.add(name)
+        self.generic_visit(node)
+
+    def _remembered(self, node: ast.If) -> str | None:
+        """`if key not in self.cache: self.cache[key] = f(key)`: a value that is the same whoever makes it."""
+        match node.test:
+            case ast.Compare(ops=[ast.NotIn()], comparators=[holder]) if name := self._attribute(holder):
+                inner = [one for part in node.body for one in ast.walk(part)]
+                stored = [one for one in inner if isinstance(one, ast.Subscript) and _is_store(one)]
+                given = [one for one in stored if self._attribute(one.value) == name]
+                every = [one for one in inner if self._attribute(one) == name]
+                return name if len(given) == len(every) else None
+        return None
+
+    def _attribute(self, node: object) -> str | None:
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            return node.attr if node.value.id == self._owner else None
+        return None
+
+
+def _is_getter(method: ast.FunctionDef, tree: ast.AST) -> bool:
+    """Whether it only tells an attribute, to code outside of classes: `def seen(self): return self.count`.
+
+    What a loop does with what it is told is seen there.
+    """
+    last = method.body[-1]
+    plain = len(method.body) == 1 or (len(method.body) == 2 and ast.get_docstring(method) is not None)
+    if not (plain and isinstance(last, ast.Return) and len(method.args.args) == 1):
+        return False
+    if method.name.startswith("__") or method.name in ("forward", "step"):
+        return False
+    inner = [one for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for one in ast.walk(node)]
+    return not any(isinstance(one, ast.Attribute) and one.attr == method.name for one in inner)
+
+
+def _set_anew(method: ast.FunctionDef) -> set[str]:
+    """Attributes that each call of the method gives a value before it does anything else with them."""
+    own = method.args.args[0].arg
+
+    def attributes(part: ast.AST) -> set[str]:
+        inner = (one for one in ast.walk(part) if isinstance(one, ast.Attribute))
+        return {one.attr for one in inner if isinstance(one.value, ast.Name) and one.value.id == own}
+
+    mentioned, found = set[str](), set[str]()
+    for statement in method.body:
+        if isinstance(statement, ast.Assign):
+            plain = [target for target in statement.targets if isinstance(target, ast.Attribute)]
+            names = {target.attr for target in plain if dotted(target) == f"{own}.{target.attr}"}
+            found |= names - mentioned - attributes(statement.value)
+            for target in statement.targets:
+                if isinstance(target, ast.Subscript) and is_whole(target.slice):
+                    found |= {part.attr for part in [target.value] if isinstance(part, ast.Attribute)} & (
+                        attributes(target.value) - mentioned - attributes(statement.value)
+                    )
+        call = statement.value if isinstance(statement, ast.Expr | ast.Assign) else None
+        while isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            part, given = call.func.value, [*call.args, *(one.value for one in call.keywords)]
+            if isinstance(part, ast.Attribute) and call.func.attr in OVERWRITES:
+                used = set[str]().union(*(attributes(one) for one in given))
+                found |= ({part.attr} & attributes(part)) - mentioned - used
+            call = part
+        mentioned |= attributes(statement)
+    return found
+
+
+def _is_store(node: ast.Subscript) -> bool:
+    return isinstance(node.ctx, ast.Store)
+
+
+def _tells(statement: ast.stmt) -> bool:
+    """Whether all that the statement does is print, or log."""
+    if isinstance(statement, ast.With):
+        return all(_tells(inner) for inner in statement.body)
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return (dotted(statement.value.func) or "").rpartition(".")[2] in TELLS
+    return isinstance(statement, ast.Pass)
+
+
+def _not_limited(value: ast.expr) -> list[ast.AST]:
+    """The parts of an expression but max(...) and min(...): the largest so far does not count turns."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in LIMITS:
+        return []
+    return [value]

@@ -1,0 +1,421 @@
+"""Which function of the script a call runs, and what its names stand for where it was called from.
+
+Told from the values that names have while the script runs, if they are given, so that classes and functions
+of the script's other files are found too; else from the file: functions and methods whose name stands there
+once, and objects that are built from a class of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import sys
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from itertools import islice
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Final
+
+from elastane.script_source.names import Function, dotted, parameters, stored, walk_scope
+from elastane.script_source.options import UnknownValueError, value_of
+from elastane.script_source.places import display_name, is_script_class, is_script_file, tree_of
+
+_CALLED: Final = ("forward", "__call__")
+#: Stands for an element of a container.
+_ELEMENT: Final = "an element"
+_ELEMENTS_MAX: Final = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A file of the script. file: as messages name it; "": that of the loop."""
+
+    tree: ast.Module
+    file: str = ""
+
+    @cached_property
+    def functions(self) -> dict[str, Function]:
+        """Functions, not methods, whose name stands once in the file."""
+        methods = {id(one) for kind in self.classes.values() for one in kind.body}
+        return _once([n for n in ast.walk(self.tree) if isinstance(n, Function) and id(n) not in methods])
+
+    @cached_property
+    def methods(self) -> dict[str, Function]:
+        """Methods whose name stands once in the file."""
+        return _once(
+            [one for kind in self.classes.values() for one in kind.body if isinstance(one, Function)]
+        )
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def built(self) -> dict[str, str]:
+        """Name, also "self.name", -> the class of the file that all its values are built from."""
+        found: dict[str, set[str]] = {}
+        for node in ast.walk(self.tree):
+            for target in node.targets if isinstance(node, ast.Assign) else ():
+                name = dotted(target)
+                made = dotted(node.value.func) if isinstance(node.value, ast.Call) else None  # type: ignore[attr-defined]
+                if name is not None:
+                    found.setdefault(name, set()).add(made or "")
+        return {
+            name: next(iter(made))
+            for name, made in found.items()
+            if len(made) == 1 and made <= set(self.classes)
+        }
+
+    def method(self, kind: str, name: str) -> Function | None:
+        """Of a class of the file, or of its bases in the file."""
+        waiting, seen = [kind], set[str]()
+        while waiting:
+            one = self.classes.get(waiting.pop(0))
+            if one is None or one.name in seen:
+                continue
+            seen.add(one.name)
+            for part in one.body:
+                if isinstance(part, Function) and part.name == name:
+                    return part
+            waiting += [dotted(base) or "" for base in one.bases]
+        return None
+
+    def is_whole(self, kind: str) -> bool:
+        """Whether all that the class inherits is in the file, but for a torch module's."""
+        one = self.classes.get(kind)
+        bases = [dotted(base) or "" for base in one.bases] if one is not None else [kind]
+        return all(
+            base.rpartition(".")[2] in ("Module", "object") or (base != kind and self.is_whole(base))
+            for base in bases
+        )
+
+    def class_of(self, function: Function) -> str:
+        """The class whose method it is; "" if it is none."""
+        return next((name for name, kind in self.classes.items() if function in kind.body), "")
+
+    def encloses(self, outer: Function, inner: Function) -> bool:
+        return any(node is inner for node in ast.walk(outer))
+
+
+@dataclass(frozen=True)
+class Callee:
+    """A function of the script, as one call runs it.
+
+    own: what its first parameter stands for, of a method, as a path of the loop's; owner: that object.
+    known: values of the names around it. whole: its class is the script's own altogether, so that nothing
+    that the call does to its object is out of sight.
+    """
+
+    function: Function
+    source: Source
+    own: str | None = None
+    owner: object = None
+    known: Mapping[str, object] | None = None
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the names of a piece of source stand for.
+
+    roots: names that stand for something else in the loop, or for nothing in it. prefix: for all others.
+    known: values of names. given: the arguments that parameters stand for, and where they are written.
+    own: the name of the object whose method it is; kind: its class.
+    """
+
+    source: Source
+    known: Mapping[str, object] = field(default_factory=dict)
+    roots: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    given: Mapping[str, tuple[ast.expr, Scope]] = field(default_factory=dict)
+    own: str = ""
+    kind: str = ""
+
+    def canonical(self, written: str) -> str:
+        """A name as the loop would write it."""
+        root, dot, rest = written.partition(".")
+        return self.roots.get(root, self.prefix + root) + dot + rest
+
+    def path(self, node: ast.AST | None) -> str | None:
+        """ "a.b" as the loop would write it; None of what is no name with attributes."""
+        written = dotted(node)
+        return None if written is None else self.canonical(written)
+
+
+def loop_scope(tree: ast.Module, home: Function | None, known: Mapping[str, object]) -> Scope:
+    """That of a loop. home: the function that it stands in; known: values as it begins."""
+    source = source_of(tree)
+    kind = source.class_of(home) if home is not None else ""
+    own = home.args.args[0].arg if home is not None and kind and home.args.args else ""
+    return Scope(source, known, own=own, kind=kind)
+
+
+class Callees:
+    """What calls in a loop's body run. home: the function that the loop stands in."""
+
+    def __init__(self, scope: Scope, home: Function | None) -> None:
+        self._loop = scope
+        self._home = home
+        bound = stored(home) if home is not None else set()
+        self._own_names = {name for name in bound if "." not in name}
+        self._own_names |= {one.arg for one in parameters(home)} if home is not None else set()
+
+    def of(self, function: ast.expr, scope: Scope) -> Callee | None:
+        """What calling the expression runs."""
+        if not isinstance(function, ast.Name | ast.Attribute):
+            return None
+        found, certain = _at_run_time(function, scope)
+        return found if found is not None or certain else self._in_source(function, scope)
+
+    def of_elements(self, function: ast.expr, container: ast.expr, scope: Scope) -> list[Callee]:
+        """What calling an element of a container, or its method, runs: of any of those that it holds now."""
+        found = []
+        for node in ast.walk(container):
+            path = scope.path(node)
+            try:
+                value = (
+                    value_of(node, scope.known) if path is not None and isinstance(node, ast.expr) else None
+                )
+            except UnknownValueError:
+                continue
+            for key, element in _elements(value):
+                held = replace(
+                    scope,
+                    known={**scope.known, _ELEMENT: element},
+                    roots={**scope.roots, _ELEMENT: f"{path}[{key!r}]"},
+                )
+                called: ast.expr = ast.Name(_ELEMENT, ast.Load())
+                if isinstance(function, ast.Attribute):
+                    called = ast.Attribute(called, function.attr, ast.Load())
+                if (callee := _at_run_time(called, held)[0]) is not None:
+                    found.append(callee)
+        return found
+
+    def property_of(self, node: ast.Attribute, scope: Scope) -> Callee | None:
+        """What reading the attribute runs, if it is a property of a class of the script."""
+        try:
+            owner = value_of(node.value, scope.known)
+        except UnknownValueError:
+            own = scope.own and dotted(node.value) == scope.own
+            found = self._in_source(node, scope) if own else None
+            marks = found.function.decorator_list if found is not None else ()
+            return found if any(dotted(mark) in ("property", "cached_property") for mark in marks) else None
+        if not is_script_class(type(owner)):
+            return None
+        value = inspect.getattr_static(type(owner), node.attr, None)
+        getter = value.fget if isinstance(value, property) else getattr(value, "func", None)
+        return _defined(getter, scope.path(node.value), owner) if isinstance(getter, FunctionType) else None
+
+    def _in_source(self, function: ast.Name | ast.Attribute, scope: Scope) -> Callee | None:
+        if isinstance(function, ast.Name) and function.id in scope.given:
+            return self.of(*scope.given[function.id])
+        written, source = dotted(function), scope.source
+        if written is None:
+            return None
+        if (built := self._built(written, scope)) is not None:
+            method = next((one for name in _CALLED if (one := source.method(built, name))), None)
+            return self._method(method, scope, written, built)
+        if isinstance(function, ast.Name):
+            found = source.functions.get(written)
+            return (
+                None if found is None or self._is_variable(written, found, scope) else Callee(found, source)
+            )
+        owner = dotted(function.value) or ""
+        kind = scope.kind if owner == scope.own else self._built(owner, scope)
+        if kind is None:
+            return None
+        method = source.method(kind, function.attr)
+        if method is None and owner == scope.own:
+            method = source.methods.get(function.attr)
+        return self._method(method, scope, owner, kind)
+
+    def _method(self, method: Function | None, scope: Scope, owner: str, kind: str) -> Callee | None:
+        if method is None:
+            return None
+        return Callee(method, scope.source, scope.canonical(owner), whole=scope.source.is_whole(kind))
+
+    def _built(self, written: str, scope: Scope) -> str | None:
+        built = scope.source.built
+        return built.get(written) or built.get(scope.canonical(written))
+
+    def _is_variable(self, name: str, function: Function, scope: Scope) -> bool:
+        """Whether the name is a variable where it is called, and no function's."""
+        if name in scope.roots:
+            return True
+        inside = self._home is not None and scope.source.encloses(self._home, function)
+        return scope is self._loop and name in self._own_names and not inside
+
+    def enter(
+        self, callee: Callee, call: ast.Call | None, scope: Scope, mark: str, moving: Container[str]
+    ) -> Scope:
+        """What the callee's names stand for.
+
+        mark: makes its variables' names unlike all others. moving: names, as the caller writes them, whose
+        values are not known.
+        """
+        function, source = callee.function, callee.source
+        same = source.tree is self._loop.source.tree
+        stands = {name for name in stored(function) if "." not in name} - _outer(function)
+        roots = {name: mark + name for name in stands}
+        around = self._loop.known if callee.known is None and same else callee.known
+        known: dict[str, object] = dict(around or {})
+        if same and self._home is not None and not source.encloses(self._home, function):
+            for name in self._own_names - stands:
+                roots[name] = f"{source.file or 'module'}.{name}"
+                if callee.known is None:
+                    known.pop(name, None)
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        given, own, kind = _arguments(function, call, names[1:] if callee.own else names), "", ""
+        for name in (one.arg for one in parameters(function)):
+            known.pop(name, None)
+            roots[name] = mark + name
+            if (node := given.get(name)) is not None and name not in stands:
+                roots[name] = scope.path(node) or roots[name]
+                with contextlib.suppress(UnknownValueError, TypeError, ValueError, RuntimeError):
+                    # What it is called in the loop tells later whether it moves.
+                    known[name] = value_of(node, scope.known, moving if dotted(node) is None else ())
+        for name, value in _defaults(function).items():
+            if name in given or name in stands:
+                continue
+            if isinstance(value, ast.Constant):
+                known[name] = value.value
+            elif isinstance(value, ast.List | ast.Dict | ast.Set | ast.Call):
+                roots[name] = f"{function.name}.{name}"  # the function's own memory
+        if callee.own is not None and names:
+            own, kind = names[0], source.class_of(function)
+            roots[own] = callee.own
+            if callee.owner is not None:
+                known[own] = callee.owner
+        for name in stands:
+            known.pop(name, None)
+        prefix = "" if same else f"{source.file.rpartition('/')[2].removesuffix('.py')}."
+        where = {name: (node, scope) for name, node in given.items() if name not in stands}
+        return Scope(source, known, roots, prefix, where, own, kind)
+
+
+@lru_cache(maxsize=64)
+def source_of(tree: ast.Module, file: str = "") -> Source:
+    """A file of which the tree is known."""
+    return Source(tree, file)
+
+
+def _at_run_time(function: ast.expr, scope: Scope) -> tuple[Callee | None, bool]:
+    """What the call runs, by values of names; and whether that is certain."""
+    try:
+        value = value_of(function, scope.known)
+    except UnknownValueError:
+        value = None
+    if isinstance(value, FunctionType):
+        return _defined(value), True
+    if isinstance(value, MethodType):
+        return _defined(value.__func__, scope.path(function), value.__self__), True
+    if value is not None and is_script_class(type(value)):
+        for name in _CALLED:
+            method = inspect.getattr_static(type(value), name, None)
+            if isinstance(method, FunctionType):
+                return _defined(method, scope.path(function), value), True
+        return None, True
+    if not isinstance(function, ast.Attribute):
+        return None, value is not None
+    try:
+        owner = value_of(function.value, scope.known)
+    except UnknownValueError:
+        return None, False
+    kind = owner if isinstance(owner, type) else type(owner)
+    if isinstance(owner, ModuleType) or not is_script_class(kind):
+        return None, True
+    method = inspect.getattr_static(kind, function.attr, None)
+    if isinstance(method, staticmethod) or (owner is kind and isinstance(method, FunctionType)):
+        return _defined(inspect.unwrap(getattr(method, "__func__", method))), True
+    if isinstance(method, classmethod):
+        return _defined(method.__func__, kind.__name__, kind), True
+    return (_defined(method, scope.path(function.value), owner), True) if callable(method) else (None, False)
+
+
+def _elements(value: object) -> Iterator[tuple[object, object]]:
+    """The script's own objects in a container: key, object."""
+    held = value
+    if not isinstance(value, list | tuple | dict):
+        held = getattr(value, "__dict__", {}).get("_modules") if not isinstance(value, type) else None
+    pairs = (
+        held.items() if isinstance(held, dict) else enumerate(held if isinstance(held, list | tuple) else ())
+    )
+    for key, element in islice(pairs, _ELEMENTS_MAX):
+        if is_script_class(type(element)) or isinstance(element, FunctionType):
+            yield key, element
+
+
+def _defined(function: object, own: str | None = None, owner: object = None) -> Callee | None:
+    """Where a function is defined, if that is in the script."""
+    function = inspect.unwrap(function) if callable(function) else function
+    code = getattr(function, "__code__", None)
+    if not isinstance(function, FunctionType) or code is None or not is_script_file(code.co_filename):
+        return None
+    tree, node = tree_of(code.co_filename), _definition(code)
+    if tree is None or node is None:
+        return None
+    names = {**function.__globals__, **_cells(function)}
+    whole = owner is None or all(_is_plain(kind) for kind in type(owner).__mro__)
+    return Callee(node, source_of(tree, display_name(code.co_filename)), own, owner, names, whole)
+
+
+@lru_cache(maxsize=1024)
+def _definition(code: CodeType) -> Function | None:
+    tree = tree_of(code.co_filename)
+    for node in ast.walk(tree) if tree is not None else ():
+        if (
+            isinstance(node, Function)
+            and node.name == code.co_name
+            and code.co_firstlineno in (node.lineno, *(mark.lineno for mark in node.decorator_list))
+        ):
+            return node
+    return None
+
+
+def _cells(function: FunctionType) -> dict[str, object]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+    return {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+
+
+def _is_filled(cell: object) -> bool:
+    try:
+        return cell.cell_contents is not None  # type: ignore[attr-defined]
+    except ValueError:
+        return False
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether no method of it changes the object's state unseen: a class of the script, a torch module."""
+    module = sys.modules.get(kind.__module__)
+    known = kind is object or (kind.__module__, kind.__name__) == ("torch.nn.modules.module", "Module")
+    return known or is_script_file(getattr(module, "__file__", None) or "")
+
+
+def _once(functions: list[Function]) -> dict[str, Function]:
+    count = Counter(function.name for function in functions)
+    return {function.name: function for function in functions if count[function.name] == 1}
+
+
+def _outer(function: Function) -> set[str]:
+    """Names of other scopes that the function gives values."""
+    declared = (n for n in walk_scope(function.body) if isinstance(n, ast.Global | ast.Nonlocal))
+    return {name for node in declared for name in node.names}
+
+
+def _arguments(function: Function, call: ast.Call | None, names: list[str]) -> dict[str, ast.expr]:
+    """Parameter -> what the call gives it, as far as it is one expression."""
+    if call is None or any(isinstance(one, ast.Starred) for one in call.args):
+        return {}
+    given = dict(zip(names, call.args, strict=False))
+    return given | {one.arg: one.value for one in call.keywords if one.arg}
+
+
+def _defaults(function: Function) -> dict[str, ast.expr]:
+    given = function.args
+    named = [one.arg for one in (*given.posonlyargs, *given.args)]
+    found = dict(zip(reversed(named), reversed(given.defaults), strict=False))
+    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    return found | {one.arg: value for one, value in pairs if value is not None}

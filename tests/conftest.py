@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
+
+import pytest
 
 # A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
 # the tests start: those that send SIGINT on purpose would wait for ever.
@@ -11,3 +15,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests use loopback only: no agent asks the addresses of clouds' metadata services by itself.
 os.environ.setdefault("ELASTANE_SPOT", "none")
+
+
+@pytest.fixture(autouse=True)
+def _torchs_settings() -> Iterator[None]:
+    """`elastane.init` sets them for its process; here the next test runs in the same one."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    yield
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from elastane.cli.catalogue import COMMANDS, load
-from elastane.cli.main import build_app
+from elastane.cli.main import build_app, main
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
 from elastane.cli.track import _end_with
 from elastane.demo.run import demo_script
@@ -208,15 +209,33 @@ def test_what_a_worker_says_steers_no_terminal(master: FakeMaster) -> None:
 def test_the_demo_is_found_in_the_clone_and_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("elastane.__file__", str(tmp_path / "site-packages" / "elastane" / "__init__.py"))
-    monkeypatch.chdir(SOURCES)
+    monkeypatch.chdir(tmp_path)
     assert demo_script() == SOURCES / "examples" / "digits_cnn.py"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(build_app(), ["demo"])
-    assert result.exit_code == 3 and "pip install scikit-learn" in result.output
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(build_app(), ["demo"])
-    assert result.exit_code == 3 and "in a clone of Elastane's repository" in result.output
+    assert result.exit_code == 3 and "pip install 'elastane[demo]'" in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_completes_commands_and_options(shell: str) -> None:
+    def asked(typed: str) -> str:
+        """What is offered at the end of the line, asked as the shell's own function asks."""
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+        line = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        told = words | line | {"_ELASTANE_COMPLETE": f"complete_{shell}"}
+        return CliRunner().invoke(build_app(), [], env=told, prog_name="elastane").output
+
+    assert "scale" in asked("elastane sc") and "status" not in asked("elastane sc")
+    assert "--checkpoint-steps" in asked("elastane run --checkpoint-s")
+
+
+def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0 and "verify" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"elastane {version('elastane')}\n"
 
 
 def test_every_command_has_help_with_an_example() -> None:

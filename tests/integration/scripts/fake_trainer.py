@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 import grpc
 
+from elastane.runtime.environment import WorkerEnvironment
 from elastane_proto.contexts import context_to_proto, pack_loader
 from elastane_proto.v1 import ring_pb2, ring_pb2_grpc
 
@@ -63,7 +64,7 @@ class Trainer:
 
     def leave(self) -> None:
         self.leaving = True
-        self.send(Request(leaving=ring_pb2.Leaving(reason="SIGTERM")))
+        self.send(Request(leaving=ring_pb2.Leaving(reason=WorkerEnvironment().notice()[1])))
 
     def contexts(self, ranks: range, step: int) -> list:
         return [context_to_proto(rank, step, {"loader": pack_loader(0, step, 1)}) for rank in ranks]

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import pytest
 import typer
 from typer.testing import CliRunner, Result
@@ -87,7 +88,13 @@ def test_jobs(master: FakeMaster) -> None:
 def test_not_found_exits_with_3_and_a_hint(master: FakeMaster) -> None:
     result = invoke(master, "status", "other")
     assert result.exit_code == 3
-    assert "no job 'other'" in result.stderr and "hint: look with elastane jobs" in result.stderr
+    assert "no job 'other'" in result.stderr and "hint: this master has: train" in result.stderr
+    # A caller that may not list jobs is told what the master itself says.
+    master.fail_next = [
+        lambda context: None,
+        lambda context: context.abort(grpc.StatusCode.PERMISSION_DENIED, "no"),
+    ]
+    assert "hint: look with elastane jobs" in invoke(master, "status", "other").stderr
     result = invoke(master, "status", "other", "--json")
     error = json.loads(result.stderr)
     assert (error["reason"], error["exit_code"], error["facts"]) == ("not_found", 3, {"job": "other"})
@@ -126,6 +133,12 @@ def test_an_address_that_is_none_says_what_to_write(command: list[str]) -> None:
     result = CliRunner().invoke(build_app(), [command[0], "--master", "nonsense", *command[1:]])
     assert result.exit_code == 2
     assert "HOST:PORT" in result.output
+
+
+def test_one_number_is_the_most_and_leaves_the_fewest(master: FakeMaster) -> None:
+    assert invoke(master, "scale", "3").exit_code == 0
+    request = master.requests[-1]
+    assert (request.workers_min, request.workers_max) == (0, 3)
 
 
 @pytest.mark.parametrize("arguments", [["scale", "2:3"], ["scale", "train", "2:3"]], ids=" ".join)

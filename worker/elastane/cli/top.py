@@ -49,13 +49,20 @@ def top(
             "top needs a terminal that can place text, and TERM says it cannot;"
             " use status, progress --watch or events --follow"
         )
-    from elastane.client import MasterClient
+    from elastane.client import MasterClient, RequestRefusedError
     from elastane.screen.news import Watching
     from elastane.screen.terminal import Inbox, show
     from elastane.screen.view import View
 
     with connect(master, timeout) as client:
         names = sorted(one.name for one in client.list_jobs())
+    if job is not None and job not in names:
+        raise RequestRefusedError(
+            f"there is no job {job!r}",
+            reason="not_found",
+            hint=f"this master has: {', '.join(names)}" if names else "this master has no job",
+            job=job,
+        )
     if job is not None:
         view = View(page="job", job=job, pinned=True)
     elif len(names) == 1:

@@ -26,6 +26,7 @@ from elastane_master.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts
+from elastane_proto.folding import fold_words, folded
 from elastane_shards.tasks import TaskState
 
 T = TypeVar("T")
@@ -83,6 +84,15 @@ class ContextRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event, or routine ones that follow each other, on the row of their last. words: what they were."""
+
+    stored: StoredNote
+    count: int = 1
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """All of a page. heard: seconds since each worker was heard of; None: not by this master yet."""
 
@@ -94,7 +104,7 @@ class JobFacts:
     contexts: tuple[ContextRow, ...]
     contexts_bytes: int
     contexts_left_out: int
-    notes: tuple[StoredNote, ...]
+    events: tuple[EventRow, ...]
     picture: TimelinePicture | None
     curves: tuple[CurvePicture, ...]
     curves_left_out: int
@@ -135,7 +145,7 @@ class Gatherer:
             contexts=rows,
             contexts_bytes=total,
             contexts_left_out=left_out,
-            notes=tuple(reversed(notes[-EVENTS_SHOWN:])),
+            events=tuple(reversed(event_rows(notes)[-EVENTS_SHOWN:])),
             picture=draw_timeline(drawn) if drawn is not None else None,
             curves=drawn_curves[0],
             curves_left_out=drawn_curves[1],
@@ -202,6 +212,15 @@ class _Notes:
                 break  # the store keeps no more of them
             first = notes[-1].sequence + 1
         self._notes.extend([one for one in recent if one.sequence >= first])
+
+
+def event_rows(notes: Sequence[StoredNote]) -> list[EventRow]:
+    """The rows of the events, routine ones folded; in order."""
+    rows = []
+    for run in folded(notes, lambda stored: stored.note.kind):
+        told = [(stored.note.kind, stored.note.step, stored.note.facts) for stored in run]
+        rows.append(EventRow(run[-1], len(run), fold_words(told) if len(run) > 1 else ""))
+    return rows
 
 
 def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:

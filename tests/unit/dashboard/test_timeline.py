@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from elastane_master.curves import Bucket
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
+from elastane_master.dashboard.facts import event_rows
 from elastane_master.dashboard.pages import _render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
@@ -140,10 +141,26 @@ def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
     story.ring(1.0, "a[0:2], b[2:4]", 1)
     story.ring(2.0, ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000)), 2)
     html = render(
-        "part_events.html", facts=SimpleNamespace(notes=story.notes), view=SimpleNamespace(name="j")
+        "part_events.html",
+        facts=SimpleNamespace(events=event_rows(story.notes)),
+        view=SimpleNamespace(name="j"),
     )
     assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
     assert len(html) < 2500
+
+
+def test_checkpoints_that_follow_each_other_are_one_row() -> None:
+    story = Story()
+    story.ring(1.0, "a[0:2]", 1)
+    for step in range(2, 12):
+        story.tell(float(step), "checkpoint_saved", at_step=step)
+    html = render(
+        "part_events.html",
+        facts=SimpleNamespace(events=event_rows(story.notes)),
+        view=SimpleNamespace(name="j"),
+    )
+    assert html.count("<tr data-sequence") == 2
+    assert "and 9 before it" in html and "10 checkpoints saved, of steps 2 to 11" in html
 
 
 def test_a_dataset_of_tasks_says_what_time_is_left() -> None:

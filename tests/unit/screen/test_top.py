@@ -169,3 +169,18 @@ def test_who_holds_what_and_for_how_long() -> None:
 def test_ages() -> None:
     shown = [age(seconds) for seconds in (-1, 0.44, 59.4, 61, 3700, 300_000)]
     assert shown == ["0.0s", "0.4s", "59s", "1m01s", "1h01m", "3d"]
+
+
+def test_checkpoints_that_follow_each_other_are_one_row_until_a_is_pressed() -> None:
+    news = news_of(1, events=2)
+    assert news.detail is not None
+    for number in range(3, 9):
+        news.detail.events.append(ring_pb2.Event(sequence=number, kind="checkpoint_saved", step=number))
+    view: View | None = View(page="job", job="train", tab="events")
+    assert view is not None
+    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"]
+    news.detail.events.append(ring_pb2.Event(sequence=9, kind="checkpoint_saved"))
+    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"], "it grows where it is"
+    view = press(view, "a", [])
+    assert view is not None and len(rows_of(view, news, 0.0)) == 9
+    assert press(view, "a", []) == View(page="job", job="train", tab="events")

@@ -39,6 +39,8 @@ class View:
     help: bool = False
     #: Began with one job: there is no list to go back to.
     pinned: bool = False
+    #: Each routine event is shown, also of many that follow each other.
+    unfolded: bool = False
 
     def position(self, rows: Sequence[Row]) -> int:
         """Number of the selected row; where it was, if it is gone."""
@@ -67,6 +69,8 @@ def press(view: View, key: str, rows: Sequence[Row]) -> View | None:
         return _back(view)
     if view.page == "job" and (key in TAB_KEYS or key in ("tab", "back_tab")):
         return replace(view, tab=_tab(view.tab, key), selected="", cursor=0)
+    if key == "a" and view.page == "job" and view.tab == "events":
+        return replace(view, unfolded=not view.unfolded, selected="", cursor=0)
     if key in ("enter", "right"):
         return _open(view, rows)
     return _move(view, key, rows)

@@ -22,7 +22,7 @@ def describe(services: Iterable[str], server: grpc.aio.Server) -> None:
     _know_stable()
     named = [*services, f"{ALPHA}.ServerReflection", f"{STABLE}.ServerReflection"]
     reflection.enable_server_reflection(named, server)
-    servicer = reflection.aio.ReflectionServicer(named)
+    servicer = reflection.aio.ReflectionServicer(named)  # type: ignore[attr-defined]
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
         request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,

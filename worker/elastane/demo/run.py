@@ -76,7 +76,7 @@ def demo_script() -> Path:
     if importlib.util.find_spec("sklearn") is None:
         raise RefusedError(
             "the demo trains on the digits of scikit-learn, which is not installed here",
-            hint="pip install 'elastane[demo]'",
+            hint="pip install scikit-learn",
         )
     return script
 

@@ -134,9 +134,10 @@ def test_a_passing_line_gives_way_to_the_next_one() -> None:
     on_terminal.passing("9 s left")
     on_terminal.passing("8 s left")
     on_terminal.line("w0", "stdout", "x")
-    on_terminal.passing("")
     assert err.getvalue() == "\r\x1b[K[elastane] 9 s left\r\x1b[K[elastane] 8 s left\r\x1b[K"
     assert "x\n" in out.getvalue()
+    on_terminal.passing("")
+    assert err.getvalue().endswith("8 s left\r\x1b[K"), "it is away already"
     quiet = io.StringIO()
     Output(stdout=quiet, stderr=quiet, color=False).passing("9 s left")
     Output(as_json=True, stdout=quiet, stderr=quiet, color=True).passing("9 s left")

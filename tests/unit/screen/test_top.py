@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastane.cli.event_filter import EventFilter
 from elastane.screen.keys import decode
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.pages import age, picture, plain, rows_of
@@ -184,3 +185,8 @@ def test_checkpoints_that_follow_each_other_are_one_row_until_a_is_pressed() -> 
     view = press(view, "a", [])
     assert view is not None and len(rows_of(view, news, 0.0)) == 9
     assert press(view, "a", []) == View(page="job", job="train", tab="events")
+    joined = View(wanted=EventFilter(("worker",), sequence=2))
+    opened = press(joined, "enter", [Row("train", "train")])
+    assert opened is not None
+    assert [row.id for row in rows_of(replace(opened, tab="events"), news, 0.0)] == ["2"]
+    assert press(opened, "escape", []) == replace(joined, selected="train")

@@ -60,6 +60,8 @@ _ASK_SECONDS = 2.0
 _LINGER_SECONDS = 0.7
 #: The disk of the embedded master's state is looked at so often.
 _LOOK_AT_DISK_SECONDS = 5.0
+#: A master that is away for less is being restarted, or another one takes over.
+_MOMENT_SECONDS = 2.0
 #: Exit codes beyond it are 128 and a signal.
 _SIGNALLED = 128
 _RESUMABLE = (
@@ -92,6 +94,11 @@ class _JobLost:
 
 
 @dataclass(frozen=True)
+class _MasterAway:
+    error: str
+
+
+@dataclass(frozen=True)
 class _Signalled:
     number: int
 
@@ -106,7 +113,9 @@ class _HostsFound:
     hosts: Mapping[str, int]
 
 
-_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled | _Noticed | _HostsFound
+_Event = (
+    _WorkerExited | _MasterExited | _JobNews | _JobLost | _MasterAway | _Signalled | _Noticed | _HostsFound
+)
 
 
 class _StoppedEarlyError(Exception):
@@ -142,6 +151,8 @@ class Agent:
         self._job = job_pb2.Job()
         self._starting = True
         self._gives_up_at: float | None = None
+        self._away_since: float | None = None
+        self._said_away = False
         self._disk_was_full = False
         self._log_wanted = False
         self._said_what_was_kept = False
@@ -279,12 +290,39 @@ class Agent:
             )
         self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
 
+    def _master_away(self, now: float, error: str) -> None:
+        """While workers run: said once, unless it is but a moment, and how long they still wait for it."""
+        if self._away_since is None:
+            self._away_since = now
+        away, most = now - self._away_since, self._settings.master_timeout_seconds
+        if away < _MOMENT_SECONDS:
+            return
+        if not self._said_away:
+            self._said_away = True
+            self._output.say(
+                f"the master at {self._address} does not answer ({error}); "
+                f"workers wait for it for {most:g} s (--master-timeout)",
+                "warning",
+                event="master_away",
+            )
+        self._output.passing(f"no master; {max(most - away, 0.0):.0f} s left")
+
+    def _master_answers(self) -> None:
+        if self._said_away:
+            self._output.say("the master answers again", event="master_answers")
+        self._away_since, self._said_away = None, False
+
     def _answered(self) -> None:
         self._output.passing("")
         self._gives_up_at = None
 
     def _watch_job(self) -> None:
-        client = self._watch_client = MasterClient(self._address, timeout_seconds=float("inf"))
+        client = self._watch_client = MasterClient(
+            self._address,
+            timeout_seconds=float("inf"),
+            # An embedded master's end is seen, and told, by itself.
+            on_wait=None if self._master else lambda _, error: self._events.put(_MasterAway(error)),
+        )
 
         def watch() -> None:
             try:
@@ -363,6 +401,7 @@ class Agent:
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
                 self._job = job
+                self._master_answers()
                 return self._policy.job_changed(now, job_view(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
@@ -370,6 +409,9 @@ class Agent:
                 return self._noticed(now, notice)
             case _HostsFound(hosts):
                 return self._hosts_found(now, hosts)
+            case _MasterAway(error):
+                self._master_away(now, error)
+                return []
             case _MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
             case _JobLost(error):

@@ -6,7 +6,7 @@ import datetime
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,6 +15,27 @@ if TYPE_CHECKING:
 
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+KindOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind", "-k", metavar="KIND", help="Only events worker_lost, or all of worker; repeatable."
+    ),
+]
+WorkerOption = Annotated[
+    list[str] | None,
+    typer.Option("--worker", "-w", metavar="ID", help="Only events of this worker; repeatable."),
+]
+SinceOption = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="WHEN",
+        help="First event wanted: a number, a time ago (90s, 10m, 2h, 1d), or a time (2026-01-31T12:00).",
+        show_default="all that are kept",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +59,14 @@ class EventFilter:
         ):
             return False
         return not self.workers or event.worker_id in self.workers or _names(event, self.workers)
+
+
+EVERYTHING: Final = EventFilter()
+
+
+def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now: float) -> EventFilter:
+    """What the three options say; now: seconds since the Unix epoch. Raises BadParameter."""
+    return EventFilter(tuple(kind or ()), tuple(worker or ()), *parse_since(since, now))
 
 
 def parse_since(text: str, now: float) -> tuple[int, float]:

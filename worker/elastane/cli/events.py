@@ -21,7 +21,7 @@ from elastane.cli.common import (
     one_line,
     print_json,
 )
-from elastane.cli.event_filter import EventFilter, parse_since
+from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of
 from elastane_proto.folding import fold_words, folded
 
 if TYPE_CHECKING:
@@ -51,23 +51,9 @@ def register(app: typer.Typer) -> None:
 def events(
     job: JobArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option("--kind", "-k", metavar="KIND", help="Only worker_lost, or all of worker; repeatable."),
-    ] = None,
-    worker: Annotated[
-        list[str] | None,
-        typer.Option("--worker", "-w", metavar="ID", help="Only of this worker; repeatable."),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option(
-            "--since",
-            metavar="WHEN",
-            help="First wanted: a number, a time ago (90s, 10m, 2h, 1d), or a time (2026-01-31T12:00).",
-            show_default="all that are kept",
-        ),
-    ] = "0",
+    kind: KindOption = None,
+    worker: WorkerOption = None,
+    since: SinceOption = "0",
     unfold: Annotated[
         bool, typer.Option("--all", "-a", help="Each checkpoint on lines of its own too.")
     ] = False,
@@ -85,8 +71,7 @@ def events(
 
     from elastane.cli.plain import to_plain
 
-    sequence, at = parse_since(since, time.time())
-    wanted = EventFilter(tuple(kind or ()), tuple(worker or ()), sequence, at)
+    wanted = filter_of(kind, worker, since, time.time())
     out = console()
 
     def show(told: Iterable[ring_pb2.Event]) -> None:
@@ -99,13 +84,13 @@ def events(
     with connect(master, timeout) as client:
         name = client.only_job(job)
         if as_json or unfold or kind:
-            show(filter(wanted.wants, client.events(name, since=sequence, follow=follow)))
+            show(filter(wanted.wants, client.events(name, since=wanted.sequence, follow=follow)))
             return
-        past = list(client.events(name, since=sequence))
+        past = list(client.events(name, since=wanted.sequence))
         for run in folded(filter(wanted.wants, past), lambda event: event.kind):
             out.print(fold_line(run), soft_wrap=True)
         if follow:
-            after = past[-1].sequence + 1 if past else sequence
+            after = past[-1].sequence + 1 if past else wanted.sequence
             show(filter(wanted.wants, client.events(name, since=after, follow=True)))
 
 

@@ -163,7 +163,7 @@ def _body(view: View, news: News, columns: int, now: float) -> Body:
     if view.tab == "tasks":
         return _tasks(detail, now)
     if view.tab == "events":
-        return _events(detail, view.unfolded)
+        return _events(detail, view)
     return _curves(detail, columns)
 
 
@@ -256,10 +256,11 @@ def _tasks(detail: JobNews, now: float) -> Body:
     return body
 
 
-def _events(detail: JobNews, unfolded: bool) -> Body:
-    body = Body(empty="no events yet")
-    runs = ((event,) for event in detail.events)
-    for run in runs if unfolded else folded(detail.events, lambda event: event.kind):
+def _events(detail: JobNews, view: View) -> Body:
+    body = Body(empty="no events yet" if not detail.events else "none of the events is wanted")
+    told = [event for event in detail.events if view.wanted.wants(event)]
+    one_by_one = view.unfolded or view.wanted.kinds
+    for run in ((event,) for event in told) if one_by_one else folded(told, lambda event: event.kind):
         # Named by its first: a run that grows keeps its place.
         body.add(Row(str(run[0].sequence), run[-1].worker_id), fold_line(run), run[-1].reason)
     return body

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from elastane.cli.event_filter import EVERYTHING, EventFilter
+
 Page = Literal["jobs", "job", "worker"]
 Tab = Literal["workers", "ests", "tasks", "events", "curves"]
 
@@ -41,6 +43,8 @@ class View:
     pinned: bool = False
     #: Each routine event is shown, also of many that follow each other.
     unfolded: bool = False
+    #: Which events are shown, on every job's page.
+    wanted: EventFilter = EVERYTHING
 
     def position(self, rows: Sequence[Row]) -> int:
         """Number of the selected row; where it was, if it is gone."""
@@ -86,7 +90,7 @@ def _back(view: View) -> View:
     if view.page == "worker":
         return replace(view, page="job", worker="", selected=view.worker, cursor=0)
     if view.page == "job" and not view.pinned:
-        return View(selected=view.job)
+        return View(selected=view.job, wanted=view.wanted)
     return view
 
 
@@ -95,7 +99,7 @@ def _open(view: View, rows: Sequence[Row]) -> View:
     if row is None or not row.opens or view.page == "worker":
         return view
     if view.page == "jobs":
-        return View(page="job", job=row.opens)
+        return View(page="job", job=row.opens, wanted=view.wanted)
     return replace(view, page="worker", worker=row.opens, selected="", cursor=0)
 
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from elastane.cli.event_filter import EventFilter
 from elastane.screen.keys import decode
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.pages import age, picture, plain, rows_of
 from elastane.screen.view import Row, View, press
+from elastane_proto.event_filter import EventFilter
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal
 from unit.cli.fake_master import FakeMaster, running_job

@@ -21,7 +21,7 @@ from elastane.cli.common import (
     one_line,
     print_json,
 )
-from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of
+from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of, is_wanted
 from elastane_proto.folding import fold_words, folded
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ def events(
     wanted = filter_of(kind, worker, since, time.time())
     out = console()
 
+    def is_wanted_here(event: ring_pb2.Event) -> bool:
+        return is_wanted(event, wanted)
+
     def show(told: Iterable[ring_pb2.Event]) -> None:
         for event in told:
             if as_json:
@@ -84,14 +87,14 @@ def events(
     with connect(master, timeout) as client:
         name = client.only_job(job)
         if as_json or unfold or kind:
-            show(filter(wanted.wants, client.events(name, since=wanted.sequence, follow=follow)))
+            show(filter(is_wanted_here, client.events(name, since=wanted.sequence, follow=follow)))
             return
         past = list(client.events(name, since=wanted.sequence))
-        for run in folded(filter(wanted.wants, past), lambda event: event.kind):
+        for run in folded(filter(is_wanted_here, past), lambda event: event.kind):
             out.print(fold_line(run), soft_wrap=True)
         if follow:
             after = past[-1].sequence + 1 if past else wanted.sequence
-            show(filter(wanted.wants, client.events(name, since=after, follow=True)))
+            show(filter(is_wanted_here, client.events(name, since=after, follow=True)))
 
 
 def fold_line(run: Sequence[ring_pb2.Event]) -> Text:

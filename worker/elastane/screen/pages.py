@@ -13,6 +13,7 @@ from rich.text import Text
 
 from elastane.cli.common import counted, one_line
 from elastane.cli.curve import curve_lines
+from elastane.cli.event_filter import is_wanted
 from elastane.cli.events import fold_line
 from elastane.cli.explain import explanation_lines
 from elastane.cli.jobs import ests_text, phase_name
@@ -258,7 +259,7 @@ def _tasks(detail: JobNews, now: float) -> Body:
 
 def _events(detail: JobNews, view: View) -> Body:
     body = Body(empty="no events yet" if not detail.events else "none of the events is wanted")
-    told = [event for event in detail.events if view.wanted.wants(event)]
+    told = [event for event in detail.events if is_wanted(event, view.wanted)]
     one_by_one = view.unfolded or view.wanted.kinds
     for run in ((event,) for event in told) if one_by_one else folded(told, lambda event: event.kind):
         # Named by its first: a run that grows keeps its place.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from elastane.cli.event_filter import EVERYTHING, EventFilter
+from elastane_proto.event_filter import EVERYTHING, EventFilter
 
 Page = Literal["jobs", "job", "worker"]
 Tab = Literal["workers", "ests", "tasks", "events", "curves"]

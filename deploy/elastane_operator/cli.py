@@ -27,7 +27,19 @@ HELP = "\n\n".join(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from elastane_proto.versions import release
+
+        typer.echo(f"elastane-operator {release()}")
+        raise typer.Exit
+
+
 def run(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
     namespaces: Annotated[
         str | None, typer.Option("--namespaces", metavar="A,B", help="Serve these only. [default: all]")
     ] = None,
@@ -96,6 +108,6 @@ def run(
 
 def main() -> None:
     """Entry point of the command."""
-    cli = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    cli = typer.Typer(add_completion=True, rich_markup_mode=None, pretty_exceptions_enable=False)
     cli.command(help=HELP)(run)
     cli(prog_name="elastane-operator" if sys.argv[0].endswith("elastane-operator") else None)

@@ -25,8 +25,8 @@ EXIT_BAD_START = 2
 """Bad settings, an address in use, no store: starting it again as it is would not help."""
 EXIT_FENCED = 3
 """Another master leads, and --no-standby was given: do not start this one again."""
-EXIT_BROKEN = 4
-"""A fault of the master itself: start it again."""
+EXIT_BROKEN = 1
+"""A fault of the master itself: start it again. Not 4, which everywhere says that a master is unreachable."""
 BAD_SETTING = "ELA200"
 """Code of an option or variable with a value that it cannot have (docs/errors.md)."""
 
@@ -131,7 +131,7 @@ def main(
     stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
 
     Exits with 0 when told to stop, 2 when it cannot start, 3 when another master leads and --no-standby was
-    given, 4 after a fault of its own.
+    given, 1 after a fault of its own.
     """
     given = {
         "listen": listen,
@@ -256,7 +256,6 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fail(error: CannotListen | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
-    typer.echo(f"elastane master: {error} [{error.code}]", err=True)
-    if error.hint:
-        typer.echo(f"  {error.hint}", err=True)
+    hint = f"; {error.hint}" if error.hint else ""
+    typer.echo(f"elastane master: {error}{hint} [{error.code}]", err=True)  # one line, for logs
     raise typer.Exit(exit_code)

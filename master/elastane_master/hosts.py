@@ -170,6 +170,7 @@ class JobHosts(HostOwner):
                 "invalid_argument" if self._hosts else "not_found",
                 f"there are {len(self._hosts)} jobs: which one?",
                 hint="name the job",
+                field="job",
                 jobs=", ".join(sorted(self._hosts)[:20]),
             )
         return next(iter(self._hosts.values()))

@@ -25,6 +25,16 @@ METADATA_KEY = "elastane-protocol"
 _DIGITS_MAX = 9
 
 
+def release() -> str:
+    """The installed release of the package, as pip knows it; "not installed" in a bare checkout."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("elastane")
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def protocol_of(text: str) -> int | None:
     """The number a peer told; None when it is none."""
     if not text:

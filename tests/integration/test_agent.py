@@ -20,6 +20,7 @@ import pytest
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.audit import audit
 from elastane.client import MasterClient
+from elastane.explain import explain
 from elastane_proto.v1 import job_pb2
 
 SOURCES = Path(__file__).parents[2]
@@ -210,6 +211,13 @@ def test_scale_in_and_out(start: Callable[..., Run], tmp_path: Path) -> None:
         client.scale_job("j", 1, 1)
         gone = {run.until("worker_drained")["worker"], run.until("worker_drained")["worker"]}
         client.scale_job("j", 1, 3)
+        gone_last = sorted(gone)[-1]
+        asked = [event for event in client.events("j") if event.kind == "worker_draining"]
+        assert {(event.worker_id, event.reason) for event in asked} == {
+            (worker, f"{worker}: asked for by its agent: the job wants 1 worker") for worker in gone
+        }
+        told = explain(gone_last, client.get_job("j"), list(client.events("j")))
+        assert told is not None and "asked for by its agent: the job wants 1 worker" in told.sentence
         back = {run.until("worker_started")["worker"], run.until("worker_started")["worker"]}
         assert back == gone
     assert run.end() == 0, run.said()
@@ -244,6 +252,8 @@ def test_sigterm_drains_and_the_same_command_goes_on(start: Callable[..., Run], 
     processes = run.descendants()
     run.signal(signal.SIGTERM)
     assert run.end() == 143, run.said()
+    assert "not kept: the training of all" in run.of("what_was_kept")[0]["message"]
+    assert not [line for line in run.lines if "code 8" in str(line.get("message"))]
     assert not any(process.is_running() for process in processes)
     again = start("--workers", "1:2", steps=100)
     assert again.end() == 0, again.said()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import ssl
@@ -505,6 +506,17 @@ async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path:
         _, page = await browser.get("/jobs/j")
         numbers = [int(number) for number in re.findall(r'data-sequence="(\d+)"', page)]
         assert numbers == list(range(max(numbers), 0, -1)) and "job created" in page
+        status, page = await browser.get("/jobs/j?kind=ring_change&since=3")
+        found = re.findall(r'data-sequence="(\d+)" data-kind="(\w+)"', page)
+        assert found == [(str(number), "ring_change") for number in numbers if number >= 3]
+        assert 'value="ring_change"' in page
+        [followed] = re.findall(r'data-live="([^"]*)"', page)
+        assert html.unescape(followed) == "j/live?kind=ring_change&since=3"
+        status, page = await browser.get("/jobs/j?since=yesterday")
+        assert status == 400 and "yesterday" in page
+        events = browser.live("/jobs/j/live?kind=worker")
+        assert "None of them is wanted." in (await anext(events))["events"]
+        await events.aclose()
 
 
 async def test_live_pages_leave_room_for_others(tmp_path: Path) -> None:

@@ -202,5 +202,5 @@ def test_exit_codes() -> None:
     assert runner.invoke(build_app(), ["doctor", "no-such-script.py"]).exit_code == 2
     assert runner.invoke(build_app(), ["doctor", "-m"]).exit_code == 2
     failed = doctor("--no-cost", str(SCRIPT), "no_loop")
-    assert failed.returncode == 4
+    assert failed.returncode == 11
     assert "before its loader loop was examined" in failed.stderr

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from google.protobuf import duration_pb2
+from google.protobuf import descriptor_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_status import rpc_status
 
 from elastane_master.decisions.machine import JobMachine
 from elastane_proto.v1 import (
@@ -46,6 +49,18 @@ async def api(tmp_path: Path) -> AsyncIterator[SimpleNamespace]:
         yield api
 
 
+def standard_details(error: grpc.aio.AioRpcError) -> dict[str, Message]:
+    """What google.rpc defines of an error's details, by name."""
+    found: dict[str, Message] = {}
+    status = rpc_status.from_call(error)
+    assert status is not None
+    for packed in status.details[1:]:
+        name = packed.TypeName().removeprefix("google.rpc.")
+        found[name] = getattr(error_details_pb2, name)()
+        assert packed.Unpack(found[name])
+    return found
+
+
 def create(name: str = "j", **settings: object) -> job_pb2.JobServiceCreateRequest:
     return job_pb2.JobServiceCreateRequest(name=name, settings=job_pb2.JobSettings(**{"ests": 2, **settings}))
 
@@ -75,6 +90,25 @@ async def test_reflection_and_health_know_every_service(api: SimpleNamespace) ->
     listed = [service.name async for reply in call for service in reply.list_services_response.service]
     assert set(SERVICES) < set(listed)
     assert "grpc.health.v1.Health" in listed
+    # Under the stable name too, which newer clients ask first; and both can be described.
+    stable = api.channel.stream_stream(
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        *(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name) for name in listed),
+    ]
+    again, *files = [reply async for reply in stable(iter(asked))]
+    assert [service.name for service in again.list_services_response.service] == listed
+    assert all(reply.HasField("file_descriptor_response") for reply in files)
+    described = descriptor_pb2.FileDescriptorProto.FromString(
+        files[
+            listed.index("grpc.reflection.v1.ServerReflection")
+        ].file_descriptor_response.file_descriptor_proto[0]
+    )
+    assert described.package == "grpc.reflection.v1" and b"v1alpha" not in described.SerializeToString()
     health = health_pb2_grpc.HealthStub(api.channel)
     for name in ["", *SERVICES]:
         reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
@@ -114,6 +148,11 @@ async def test_impossible_jobs_are_refused(
     code, reason, detail = reason_of(refused.value)
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
     assert field in detail.facts
+    known = standard_details(refused.value)
+    info = known["ErrorInfo"]
+    assert (info.reason, info.domain, dict(info.metadata)) == (reason, "elastane", dict(detail.facts))
+    [violation] = known["BadRequest"].field_violations
+    assert violation.field == detail.facts["field"] and violation.description
     assert [job.name for job in (await api.jobs.List(job_pb2.JobServiceListRequest())).jobs] == ["j"]
 
 
@@ -361,6 +400,30 @@ async def test_scaling_takes_effect_once_for_each_request_id(api: SimpleNamespac
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await api.jobs.Resume(job_pb2.JobServiceResumeRequest(name="j"))
     assert reason_of(refused.value)[:2] == (grpc.StatusCode.FAILED_PRECONDITION, "WRONG_PHASE")
+
+
+async def test_naming_the_most_alone_leaves_the_fewest_as_they_are(api: SimpleNamespace) -> None:
+    async def scaled(low: int, high: int) -> tuple[int, int]:
+        request = job_pb2.JobServiceScaleRequest(name="j", workers_min=low, workers_max=high)
+        settings = (await api.jobs.Scale(request)).job.settings
+        return settings.workers_min, settings.workers_max
+
+    assert await scaled(0, 2) == (1, 2)
+    assert await scaled(2, 4) == (2, 4)
+    assert await scaled(0, 3) == (2, 3)
+    assert await scaled(0, 1) == (1, 1), "never beyond the most"
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await scaled(0, 0)
+    assert reason_of(refused.value)[1] == "INVALID_ARGUMENT"
+
+
+async def test_the_training_s_own_tasks_are_not_leased(api: SimpleNamespace) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await api.shards.LeaseTasks(lease(dataset="train"))
+    code, reason, detail = reason_of(refused.value)
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "LOCKSTEP_DATASET")
+    assert "are the training itself" in (refused.value.details() or "") and "another name" in detail.hint
+    assert "BadRequest" not in standard_details(refused.value)
 
 
 async def test_without_its_store_the_master_says_that_it_does_not_serve(api: SimpleNamespace) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,8 @@ import grpc
 import pytest
 from google.protobuf import duration_pb2
 
+from elastane.agent.first_checks import is_full
+from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import SOURCES, MasterProcess, master_process, private_store
@@ -39,6 +42,15 @@ async def run_cli(*arguments: str, **environment: str) -> tuple[int, str]:
             process.kill()
             await process.wait()
     return process.returncode, errors.decode()
+
+
+def start_fault(state_dir: Path, port: int = 0) -> str:
+    """What `elastane run` says where its master cannot start."""
+    master = EmbeddedMaster(state_dir, port=port)
+    with pytest.raises(MasterStartError) as caught:
+        master.start()
+    master.stop()
+    return str(caught.value)
 
 
 class Leaser:
@@ -152,9 +164,33 @@ async def test_an_address_in_use_is_refused_before_any_job_is_taken_over(tmp_pat
         await create(first, 10)
         code, errors = await run_cli("--listen", first.address, "--store", store.url)
         assert code == 2
-        assert f"cannot listen on {first.address}" in errors
+        assert (
+            errors.count("\n") == 1 and f"cannot listen on {first.address}: Address already in use" in errors
+        )
+        told = start_fault(tmp_path / "b", port=int(first.address.rpartition(":")[2]))
+        assert "\n" not in told and "Address already in use" in told
         await create(first, 10)  # not fenced
         assert (await progress_and_history(first))[0].todo == 10
+
+
+async def test_a_full_disk_is_said_by_master_and_agent(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        (folder / "filled").write_bytes(b"x" * 4096)
+        code, errors = await run_cli("--listen", "127.0.0.1:0", "--state-dir", str(folder))
+        assert code == 2 and f"{folder} cannot be written: No space left on device" in errors
+        told = start_fault(folder)
+        assert (folder / "master.log").read_text() == "", "the log has no room either"
+        assert f"{folder}: No space left on device" in told and "\n" not in told
+        assert is_full(folder) and not is_full(tmp_path)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.parametrize(

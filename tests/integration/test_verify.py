@@ -193,7 +193,7 @@ def test_the_command_shows_the_difference(tmp_path: Path) -> None:
 
 def test_the_command_shows_a_failure(tmp_path: Path) -> None:
     ran = elastane("--ests", "2", *flawed("raises"))
-    assert ran.returncode == 4
+    assert ran.returncode == 11
     assert "the disk with the weather is full" in ran.stderr
 
 

@@ -190,7 +190,10 @@ class MasterClient:
     def scale_job(
         self, name: str, workers_min: int, workers_max: int, request_id: str | None = None
     ) -> job_pb2.Job:
-        """Changes the least and the most workers; takes effect at a step boundary."""
+        """Changes the least and the most workers; takes effect at a step boundary.
+
+        workers_min: 0: as it is, or workers_max where that is less.
+        """
         request = job_pb2.JobServiceScaleRequest(
             name=name,
             workers_min=workers_min,
@@ -233,10 +236,15 @@ class MasterClient:
         )
         return self._unary(job_pb2_grpc.JobServiceStub, "SetPrices", request).job
 
-    def drain_worker(self, name: str, worker_id: str, request_id: str | None = None) -> job_pb2.Job:
-        """Asks one worker to leave at the next step boundary."""
+    def drain_worker(
+        self, name: str, worker_id: str, request_id: str | None = None, *, reason: str = ""
+    ) -> job_pb2.Job:
+        """Asks one worker to leave at the next step boundary.
+
+        reason: who asks, and why; empty: an operator.
+        """
         request = job_pb2.JobServiceDrainWorkerRequest(
-            name=name, worker_id=worker_id, request_id=request_id or new_request_id()
+            name=name, worker_id=worker_id, request_id=request_id or new_request_id(), reason=reason
         )
         return self._unary(job_pb2_grpc.JobServiceStub, "DrainWorker", request).job
 
@@ -504,11 +512,11 @@ class MasterClient:
 
     def _report_wait(self, seconds: float, error: str) -> None:
         if self._on_wait is not None:
-            self._on_wait(seconds, error)
+            self._on_wait(seconds, plain_cause(error))
 
     def _unreachable(self, timeout_seconds: float, error: _TransientError) -> MasterUnreachableError:
         return MasterUnreachableError(
-            f"no master answered at {self._book} within {timeout_seconds:.3g} s: {error}",
+            f"no master answered at {self._book} within {timeout_seconds:.3g} s: {plain_cause(str(error))}",
             hint=error.hint
             or f"is it running, and is its address right? Set --master or ELASTANE_MASTER; {TLS_HINT}",
             last_error=str(error),
@@ -567,6 +575,11 @@ def require_master(metadata: Sequence[tuple[str, str | bytes]] | None) -> None:
     fault, hint = versions.master_fault(told)
     if fault:
         raise RequestRefusedError(fault, reason="incompatible", hint=hint, version=told)
+
+
+def plain_cause(error: str) -> str:
+    """What gRPC says of a connection that it could not make, without the addresses and layers around it."""
+    return error.rpartition("Failed to connect to remote host: ")[2] or error
 
 
 def _watch_pause_seconds(failures: int) -> float:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from elastane_master import records
 from elastane_master.curves import Curves
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
-from elastane_master.dashboard.timeline import timeline
+from elastane_master.dashboard.timeline import members_of, timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
@@ -26,6 +26,8 @@ from elastane_master.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_proto import contexts
+from elastane_proto.event_filter import EVERYTHING, EventFilter
+from elastane_proto.folding import fold_words, folded
 from elastane_shards.tasks import TaskState
 
 T = TypeVar("T")
@@ -83,6 +85,15 @@ class ContextRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EventRow:
+    """An event, or routine ones that follow each other, on the row of their last. words: what they were."""
+
+    stored: StoredNote
+    count: int = 1
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobFacts:
     """All of a page. heard: seconds since each worker was heard of; None: not by this master yet."""
 
@@ -94,6 +105,7 @@ class JobFacts:
     contexts: tuple[ContextRow, ...]
     contexts_bytes: int
     contexts_left_out: int
+    #: The newest that are kept, in order; `event_rows` makes rows of them.
     notes: tuple[StoredNote, ...]
     picture: TimelinePicture | None
     curves: tuple[CurvePicture, ...]
@@ -135,7 +147,7 @@ class Gatherer:
             contexts=rows,
             contexts_bytes=total,
             contexts_left_out=left_out,
-            notes=tuple(reversed(notes[-EVENTS_SHOWN:])),
+            notes=tuple(notes),
             picture=draw_timeline(drawn) if drawn is not None else None,
             curves=drawn_curves[0],
             curves_left_out=drawn_curves[1],
@@ -202,6 +214,27 @@ class _Notes:
                 break  # the store keeps no more of them
             first = notes[-1].sequence + 1
         self._notes.extend([one for one in recent if one.sequence >= first])
+
+
+def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
+    """The newest rows of the events that are wanted, newest first; routine ones folded, unless asked for."""
+    shown = [one for one in notes if _is_wanted(one, wanted)] if wanted != EVERYTHING else notes
+    rows = []
+    for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
+        told = [(stored.note.kind, stored.note.step, stored.note.facts) for stored in run]
+        rows.append(EventRow(run[-1], len(run), fold_words(told) if len(run) > 1 else ""))
+    return rows[: -EVENTS_SHOWN - 1 : -1]
+
+
+def _is_wanted(stored: StoredNote, wanted: EventFilter) -> bool:
+    note = stored.note
+    return wanted.wants(
+        kind=note.kind,
+        worker=note.worker,
+        members=members_of(stored) or (),
+        sequence=stored.sequence,
+        seconds=stored.now,
+    )
 
 
 def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:

@@ -16,13 +16,14 @@ from typing import Final
 from aiohttp import web
 
 from elastane_master.dashboard.facts import Gatherer, JobFacts
-from elastane_master.dashboard.pages import Visitor, job_parts
+from elastane_master.dashboard.pages import AskedEvents, Visitor, events_part, job_parts
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
 from elastane_master.limits import require_room
 from elastane_master.security.gate import HttpCall
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.following import require_serving
+from elastane_proto.event_filter import EVERYTHING, EventFilter
 
 PART_SECONDS_MIN: Final = 0.4
 CLOCK_SECONDS: Final = 2.0
@@ -54,8 +55,8 @@ class Kitchen:
         self._made: dict[JobHost, _Made] = {}
         self._locks: dict[JobHost, asyncio.Lock] = {}
 
-    async def parts(self, host: JobHost, visitor: Visitor) -> Parts:
-        """The parts of a job's page as of now, or nearly."""
+    async def parts(self, host: JobHost, visitor: Visitor, wanted: EventFilter = EVERYTHING) -> Parts:
+        """The parts of a job's page as of now, or nearly; of the events those that are wanted."""
         lock = self._locks.setdefault(host, asyncio.Lock())
         async with lock:
             made = self._made.get(host)
@@ -71,7 +72,10 @@ class Kitchen:
             oldest = min(self._made, key=lambda one: self._made[one].at)
             del self._made[oldest]
             self._locks.pop(oldest, None)
-        return made.parts[visitor.acts]
+        parts = made.parts[visitor.acts]
+        if wanted == EVERYTHING:
+            return parts
+        return parts | {"events": events_part(made.facts, wanted)}
 
 
 class Live:
@@ -89,13 +93,14 @@ class Live:
 
     async def job(self, request: web.Request, host: JobHost, call: HttpCall) -> web.StreamResponse:
         """Follows a job until the client leaves. Raises Rejection before anything was sent."""
+        wanted = AskedEvents.of(request.query).filter(host.clock())
 
         async def pages() -> AsyncIterator[Parts]:
             with host.watching():
                 while True:
                     seen = host.changed.count
                     require_serving(host)
-                    yield await self._kitchen.parts(host, Visitor.of(call.caller, known=True))
+                    yield await self._kitchen.parts(host, Visitor.of(call.caller, known=True), wanted)
                     await asyncio.sleep(PART_SECONDS_MIN)
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(CLOCK_SECONDS):

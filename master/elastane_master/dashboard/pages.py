@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from elastane_master.dashboard import drawing, words
 from elastane_master.dashboard.actions import ACTIONS, Action
-from elastane_master.dashboard.facts import JobFacts
+from elastane_master.dashboard.facts import JobFacts, event_rows
 from elastane_master.decisions import cost
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
 from elastane_master.limits import clip
 from elastane_master.security.tokens import Principal
+from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 
 PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
 """Of a job's page; each is a template of its own and sent anew when it changed."""
@@ -79,25 +83,74 @@ def jobs_part(jobs: Sequence[JobView]) -> str:
     return _render("part_jobs.html", root="", jobs=jobs)
 
 
-def job_page(facts: JobFacts, visitor: Visitor, notice: Notice | None = None) -> str:
-    """The page of a job."""
+@dataclass(frozen=True, slots=True)
+class AskedEvents:
+    """Which events a page is asked for, as its form says it: names with commas."""
+
+    kind: str = ""
+    worker: str = ""
+    since: str = ""
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> AskedEvents:
+        """Out of a page's address; what is longer than the form lets it be is cut."""
+        kind, worker = query.get("kind", "")[:200], query.get("worker", "")[:200]
+        return cls(kind, worker, query.get("since", "").strip()[:40])
+
+    def filter(self, now: float) -> EventFilter:
+        """What is wanted; now: seconds since the Unix epoch. Raises Rejection."""
+        try:
+            first, since = parse_since(self.since, now) if self.since else (0, 0.0)
+        except ValueError as error:
+            raise Rejection("invalid_argument", str(error), field="since") from None
+        return EventFilter(_names(self.kind), _names(self.worker), first, since)
+
+    def query(self) -> str:
+        """The part of an address that asks for the same; empty for all events."""
+        given = {name: value for name, value in asdict(self).items() if value}
+        return f"?{urlencode(given)}" if given else ""
+
+
+ALL_EVENTS: Final = AskedEvents()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in re.split(r"[,\s]+", text) if name)
+
+
+def job_page(
+    facts: JobFacts,
+    visitor: Visitor,
+    notice: Notice | None = None,
+    asked: AskedEvents = ALL_EVENTS,
+) -> str:
+    """The page of a job. Raises Rejection where what is asked for cannot be."""
     view = facts.view
+    wanted = asked.filter(facts.now)
     return _render(
         "job.html",
         root="../",
         visitor=visitor,
         view=view,
         notice=notice,
-        live=f"{_quoted(view.name)}/live",
-        parts=job_parts(facts, visitor),
+        live=f"{_quoted(view.name)}/live{asked.query()}",
+        asked=asked,
+        parts=job_parts(facts, visitor) | {"events": events_part(facts, wanted)},
     )
+
+
+def events_part(facts: JobFacts, wanted: EventFilter) -> str:
+    """The table of the events that are wanted."""
+    rows = event_rows(facts.notes, wanted)
+    return _render("part_events.html", root="../", facts=facts, view=facts.view, rows=rows)
 
 
 def job_parts(facts: JobFacts, visitor: Visitor) -> dict[str, str]:
     """What of the page changes, by the part's name. The same for all who may act, and for all others."""
     actions = _offered(facts.view) if visitor.acts else ()
     shown = {"facts": facts, "view": facts.view, "acts": visitor.acts, "actions": actions}
-    return {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS}
+    parts = {part: _render(f"part_{part}.html", root="../", **shown) for part in PARTS if part != "events"}
+    return parts | {"events": events_part(facts, EVERYTHING)}
 
 
 def confirm_page(view: JobView, action: Action, visitor: Visitor) -> str:

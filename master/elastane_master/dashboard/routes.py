@@ -31,7 +31,7 @@ from elastane_master.dashboard.browser import (
 )
 from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Kitchen, Live, Parts
-from elastane_master.dashboard.pages import Notice, Visitor
+from elastane_master.dashboard.pages import AskedEvents, Notice, Visitor
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, job_view
 from elastane_master.host import JobHost
@@ -154,7 +154,8 @@ class DashboardRoutes:
             visitor = self._visitor(request, "/jobs/{job}", job)
             host = self._host(job)
             notice = self._notice(job, request.query.get("notice", ""))
-            return _html(pages.job_page(await self._lives()[0].facts(host), visitor, notice))
+            facts, asked = await self._lives()[0].facts(host), AskedEvents.of(request.query)
+            return _html(pages.job_page(facts, visitor, notice, asked))
         except REFUSALS as error:
             return self._problem(request, as_rejection(error), root="../")
 

@@ -137,6 +137,7 @@ def create(turn: Turn, event: DatasetCreated) -> None:
             "invalid_argument",
             f"a dataset cannot be called {event.dataset!r}",
             hint=f"{LOCKSTEP_DATASET!r} is the training itself; choose another name",
+            field="dataset",
         )
     settings = _queue_settings(event.settings)
     existing = turn.queues.dynamic.get(event.dataset)
@@ -183,6 +184,7 @@ def lease(turn: Turn, event: TasksRequested) -> None:
             "invalid_argument",
             f"{event.max_tasks} tasks for worker {event.worker!r}",
             hint=f"name the worker and ask for at most {TASKS_MAX} tasks",
+            field="max_tasks" if event.worker else "worker_id",
         )
     _check_reports(queue, event.completed)
     last = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
@@ -245,7 +247,10 @@ def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None
         raise _rejection(error) from error
     if tasks > TASKS_MAX:
         raise Rejection(
-            "invalid_argument", f"more than {TASKS_MAX} tasks in one report", hint="report earlier"
+            "invalid_argument",
+            f"more than {TASKS_MAX} tasks in one report",
+            hint="report earlier",
+            field="completed",
         )
 
 
@@ -352,6 +357,13 @@ def _note_returned(
 
 def _queue(turn: Turn, dataset: str) -> DynamicQueue:
     queue = turn.queues.dynamic.get(dataset)
+    if dataset == LOCKSTEP_DATASET:
+        raise Rejection(
+            "lockstep_dataset",
+            f"the tasks of {dataset!r} are the training itself, in lockstep: each is an EST's part of a step",
+            hint="the ring does them; create a dataset of another name for tasks that are leased",
+            dataset=dataset,
+        )
     if queue is None:
         raise Rejection(
             "not_found",

@@ -288,6 +288,8 @@ class StateDetailed(Event, frozen=True, tag=True):
 
 
 class ScaleRequested(Event, frozen=True, tag=True):
+    """workers_min: 0: as it is, or workers_max where that is less."""
+
     request_id: str
     workers_min: int
     workers_max: int
@@ -306,8 +308,11 @@ class CancelRequested(Event, frozen=True, tag=True):
 
 
 class DrainRequested(Event, frozen=True, tag=True):
+    """reason: who asks, and why; empty: an operator."""
+
     request_id: str
     worker: str
+    reason: str = ""
 
 
 class CheckpointRequested(Event, frozen=True, tag=True):

@@ -61,6 +61,7 @@ def check_settings(settings: JobSettings) -> None:
             "invalid_argument",
             "checkpoint_interval_steps without a checkpoint_url",
             hint="set checkpoint_url to a folder that all workers reach",
+            field="checkpoint_url",
         )
     check_prices(settings)
 

@@ -93,6 +93,7 @@ class JobMachine:
                 "invalid_argument",
                 f"a job cannot be called {name!r}",
                 hint="1 to 128 letters, digits, dots, dashes and underscores, the first a letter or digit",
+                field="name",
             )
         life.check_settings(settings)
         state = JobState(name=name, original=settings, settings=settings, created_at=now, decided_at=now)

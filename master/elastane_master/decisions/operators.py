@@ -60,16 +60,17 @@ def request(turn: Turn, event: Request) -> None:
 def _scale(turn: Turn, event: ScaleRequested) -> None:
     state = turn.state
     _require_not_over(turn)
-    life.check_workers(state.settings.ests, event.workers_min, event.workers_max)
+    most = event.workers_max
+    # Who names the most alone does not ask for more patience: with fewer workers than before it goes on.
+    least = event.workers_min or min(max(state.settings.workers_min, 1), most)
+    life.check_workers(state.settings.ests, least, most)
     turn.touch()
-    state.settings = msgspec.structs.replace(
-        state.settings, workers_min=event.workers_min, workers_max=event.workers_max
-    )
+    state.settings = msgspec.structs.replace(state.settings, workers_min=least, workers_max=most)
     turn.note(
         "ring_change",
-        f"scaled by an operator to {event.workers_min} to {event.workers_max} workers, at a step boundary",
-        workers_min=event.workers_min,
-        workers_max=event.workers_max,
+        f"scaled by an operator to {least} to {most} workers, at a step boundary",
+        workers_min=least,
+        workers_max=most,
     )
     ring.form_if_due(turn)
 
@@ -134,7 +135,7 @@ def _drain(turn: Turn, event: DrainRequested) -> None:
             worker=event.worker,
         )
     if not record.draining:
-        sessions.drain(turn, record, "asked for by an operator")
+        sessions.drain(turn, record, event.reason or "asked for by an operator")
 
 
 def _checkpoint(turn: Turn, event: CheckpointRequested) -> None:

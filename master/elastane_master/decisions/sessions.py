@@ -118,7 +118,8 @@ def bye(turn: Turn, event: ByeReported) -> None:
         after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
     what = "came to its end" if event.reason == "finished" else "was drained"
-    turn.note("worker_left", f"{worker} {what}" + (f": {event.message}" if event.message else ""), worker)
+    why = event.message or (record.drain_reason if event.reason == "drained" else "")
+    turn.note("worker_left", f"{worker} {what}" + (f": {why}" if why else ""), worker)
     was_needed = _remove(turn, record, what, counts=False)
     if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
         state.finished[worker] = event.applied_step

@@ -198,7 +198,9 @@ def list_tasks(
     if queue is None:
         raise Rejection("not_found", f"the job has no dataset {dataset!r}", dataset=dataset)
     if not 1 <= limit <= TASKS_PAGE_MAX:
-        raise Rejection("invalid_argument", f"a page of {limit} tasks", hint=f"1 to {TASKS_PAGE_MAX}")
+        raise Rejection(
+            "invalid_argument", f"a page of {limit} tasks", hint=f"1 to {TASKS_PAGE_MAX}", field="page_size"
+        )
     return tuple(queue.list_tasks(state, after, limit))
 
 

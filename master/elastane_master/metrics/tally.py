@@ -32,6 +32,9 @@ MARKS: Final[dict[str, Cause]] = {
 SIGNALLED = "SIGTERM"
 """The reason of a worker that leaves without an announcement of its node's end."""
 
+BY_AGENT = "asked for by its agent"
+"""How the reason begins where its agent sent the signal, and said why (`elastane.agent.policy`)."""
+
 
 class JobTally:
     """Counters of one job. Used from one event loop.
@@ -130,7 +133,7 @@ class JobTally:
     def _drained(self, event: AnyEvent) -> None:
         if not isinstance(event, LeavingReported):
             self.drains["operator"] += 1
-        elif event.reason == SIGNALLED:
+        elif event.reason == SIGNALLED or event.reason.startswith(BY_AGENT):
             self.drains["signal"] += 1
         else:
             self.drains["reclaim"] += 1

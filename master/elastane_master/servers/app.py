@@ -21,7 +21,6 @@ import grpc
 import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
@@ -33,6 +32,7 @@ from elastane_master.security.gate import Gate, TokenFile
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
+from elastane_master.servers.describing import describe
 from elastane_master.servers.following import not_leading, stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
@@ -198,7 +198,8 @@ class Master(Follower):
             for file in (self.settings.port_file, self.settings.http_port_file):
                 if file is not None:
                     file.unlink(missing_ok=True)
-        logger.info("master stopped", address=self.address)
+        if self.address:  # one that never listened has said why
+            logger.info("master stopped", address=self.address)
 
     # ---------------------------------------------------------------- succession
 
@@ -318,8 +319,7 @@ class Master(Follower):
         names = [service.full_name for service in described]
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         if self.settings.security.reflection:
-            described_names = [*names, health.SERVICE_NAME, reflection.SERVICE_NAME]
-            reflection.enable_server_reflection(described_names, server)
+            describe([*names, health.SERVICE_NAME], server)
         return names
 
     # ---------------------------------------------------------------- the server
@@ -344,15 +344,14 @@ class Master(Follower):
             ],
         )
         wanted = f"{settings.listen_host}:{settings.listen_port}"
+        _require_free(settings.listen_host, settings.listen_port, settings.listen)
         try:
             if self._tls is not None:
                 port = server.add_secure_port(wanted, self._tls.grpc_credentials())
             else:
                 port = server.add_insecure_port(wanted)
         except RuntimeError as error:
-            raise CannotListen(
-                settings.listen, "the address is in use, or not one of this machine"
-            ) from error
+            raise CannotListen(settings.listen, str(error)) from error
         host = "127.0.0.1" if settings.listen_host in _WILDCARDS else settings.listen_host
         self.address = f"{host}:{port}"
         return server
@@ -445,6 +444,19 @@ class Master(Follower):
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def _require_free(host: str, port: int, listen: str) -> None:
+    """Raises CannotListen with the system's own word; gRPC would write lines of its own, and not say why."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            # As the server does: what is left of connections that were closed does not hold the port.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise CannotListen(listen, error.strerror or str(error)) from error
 
 
 def _how(files: TlsFiles | None) -> str:

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
-from google.rpc import status_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from redis.exceptions import RedisError
 
@@ -37,9 +38,13 @@ _CODES: dict[str, grpc.StatusCode] = {
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "lockstep_dataset": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 _RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
+
+ERROR_DOMAIN = "elastane"
+"""Of google.rpc.ErrorInfo: its reasons are those of our ErrorReason."""
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
 """What a servicer may raise to refuse a call."""
@@ -50,7 +55,7 @@ def as_rejection(error: Exception) -> Rejection:
     if isinstance(error, Rejection):
         return error
     if isinstance(error, BadJobName):
-        return Rejection("invalid_argument", str(error), hint=error.hint, **error.facts)
+        return Rejection("invalid_argument", str(error), hint=error.hint, field="name", **error.facts)
     if isinstance(error, Fenced):
         return Rejection("fenced", str(error), hint=error.hint, **error.facts)
     if isinstance(error, MachineBroken):
@@ -68,7 +73,11 @@ def code_of(rejection: Rejection) -> grpc.StatusCode:
 
 
 def status_of(rejection: Rejection) -> status_pb2.Status:
-    """The google.rpc.Status of a refusal."""
+    """The google.rpc.Status of a refusal.
+
+    Our ErrorDetail comes first. After it what programs know that have never heard of us: ErrorInfo, and
+    BadRequest where a field of the request is wrong.
+    """
     code = code_of(rejection)
     known = rejection.reason in _CODES
     detail = errors_pb2.ErrorDetail(
@@ -77,10 +86,25 @@ def status_of(rejection: Rejection) -> status_pb2.Status:
         hint=rejection.hint,
         retryable=rejection.reason in _RETRYABLE,
     )
-    packed = any_pb2.Any()
-    packed.Pack(detail)
+    details: list[Message] = [
+        detail,
+        error_details_pb2.ErrorInfo(
+            reason=(rejection.reason if known else "internal").upper(),
+            domain=ERROR_DOMAIN,
+            metadata=rejection.facts,
+        ),
+    ]
+    if code is grpc.StatusCode.INVALID_ARGUMENT and (field := rejection.facts.get("field")):
+        wrong = error_details_pb2.BadRequest.FieldViolation(field=field, description=str(rejection))
+        details.append(error_details_pb2.BadRequest(field_violations=[wrong]))
     number: int = code.value[0]
-    return status_pb2.Status(code=number, message=str(rejection), details=[packed])
+    return status_pb2.Status(code=number, message=str(rejection), details=[_packed(one) for one in details])
+
+
+def _packed(message: Message) -> any_pb2.Any:
+    packed = any_pb2.Any()
+    packed.Pack(message)
+    return packed
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:

@@ -110,7 +110,7 @@ class JobServicer:
         self, request: job_pb2.JobServiceDrainWorkerRequest, context: Context
     ) -> job_pb2.JobServiceDrainWorkerResponse:
         worker = checked_name(request.worker_id, "worker_id")
-        event = DrainRequested(checked_request_id(request.request_id), worker)
+        event = DrainRequested(checked_request_id(request.request_id), worker, shown(request.reason))
         return job_pb2.JobServiceDrainWorkerResponse(job=await self._ask(request.name, event))
 
     async def Checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -22,11 +23,7 @@ class StateLock:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise EmbeddedStoreFailed(
-                f"the state directory cannot be used: {error}",
-                hint="name a folder that can be written with --state-dir",
-                folder=self._path.parent,
-            ) from error
+            raise _unusable(error, self._path.parent) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -37,8 +34,12 @@ class StateLock:
                 folder=self._path.parent,
                 pid=holder,
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()}\n".encode())
+        try:
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
+        except OSError as error:  # a disk that is full has room for names, but for no byte more
+            os.close(descriptor)
+            raise _unusable(error, self._path.parent) from error
         self._descriptor = descriptor
 
     def release(self) -> None:
@@ -46,3 +47,14 @@ class StateLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _unusable(error: OSError, folder: Path) -> EmbeddedStoreFailed:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return EmbeddedStoreFailed(
+        f"the state directory {folder} cannot be written: {error.strerror or error}",
+        hint="free some space there, or name another folder with --state-dir"
+        if full
+        else "name a folder that can be written with --state-dir",
+        folder=folder,
+    )

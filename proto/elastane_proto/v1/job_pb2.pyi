@@ -350,14 +350,16 @@ class JobServiceSetPricesResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class JobServiceDrainWorkerRequest(_message.Message):
-    __slots__ = ("name", "worker_id", "request_id")
+    __slots__ = ("name", "worker_id", "request_id", "reason")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     name: str
     worker_id: str
     request_id: str
-    def __init__(self, name: _Optional[str] = ..., worker_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
+    reason: str
+    def __init__(self, name: _Optional[str] = ..., worker_id: _Optional[str] = ..., request_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class JobServiceDrainWorkerResponse(_message.Message):
     __slots__ = ("job",)

@@ -8,6 +8,7 @@ to a restarted master, and leaves as a real worker does.
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import random
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 
@@ -63,7 +65,15 @@ class Trainer:
 
     def leave(self) -> None:
         self.leaving = True
-        self.send(Request(leaving=ring_pb2.Leaving(reason="SIGTERM")))
+        self.send(Request(leaving=ring_pb2.Leaving(reason=self.why_it_leaves())))
+
+    def why_it_leaves(self) -> str:
+        """As a worker's environment reads it, without what that imports."""
+        try:
+            told = json.loads(Path(os.environ["ELASTANE_NOTICE_FILE"]).read_text())
+        except OSError:
+            return "SIGTERM"
+        return str(told.get("workers", {}).get(WORKER, told).get("reason", "SIGTERM"))
 
     def contexts(self, ranks: range, step: int) -> list:
         return [context_to_proto(rank, step, {"loader": pack_loader(0, step, 1)}) for rank in ranks]

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from elastane.agent.agent import Agent, is_undecided, sent_away
+from elastane.agent.agent import Agent, _JobNews, _MasterAway, is_undecided, sent_away
 from elastane.agent.budget import RestartBudget
 from elastane.agent.output import Output
 from elastane.agent.settings import AgentSettings
@@ -276,3 +276,26 @@ def test_settings_of_the_job_as_found_count(master: FakeMaster, tmp_path: Path) 
     code, said = run_agent(master, tmp_path, script, reactions={"w0 finished": succeed(master)})
     assert code == 0 and len(of_kind(said, "worker_started")) == 1
     assert [line["line"] for line in of_kind(said, "output")] == ["3 False"]
+
+
+def test_a_master_that_is_away_while_workers_run_is_said_once() -> None:
+    err = io.StringIO()
+    settings = AgentSettings(("train.py",), "j", None, 1, master="m:1", master_timeout_seconds=30.0)
+    watching = Agent(settings, Output(stdout=io.StringIO(), stderr=err, color=True))
+    watching._address = "m:1"
+    for at in (100.0, 101.0):
+        watching._handle(at, _MasterAway("Connection refused"))
+    assert err.getvalue() == "", "it may be but a moment"
+    for at in (103.0, 105.0, 110.0):
+        watching._handle(at, _MasterAway("Connection refused"))
+    watching._handle(111.0, _JobNews(job_pb2.Job(name="j")))
+    watching._handle(112.0, _JobNews(job_pb2.Job(name="j")))
+    said = err.getvalue()
+    assert (
+        said.count(
+            "m:1 does not answer (Connection refused); workers wait for it for 30 s (--master-timeout)"
+        )
+        == 1
+    )
+    assert [left in said for left in ("27 s left", "25 s left", "20 s left")] == [True] * 3
+    assert said.count("the master answers again") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from elastane.agent.first_checks import room_fault
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane.agent.process import ExitStatus
 
@@ -121,6 +123,34 @@ def test_a_start_that_fails_says_what_the_log_says(tmp_path: Path) -> None:
         master.start()
     assert "exit code 1" in str(caught.value) and "master.log" in caught.value.hint
     assert not master.running
+    master.stop()
+
+
+def test_the_master_s_own_last_word_is_the_whole_error(tmp_path: Path) -> None:
+    master = EmbeddedMaster(
+        tmp_path / "state", arguments=["--fail", "old\nelastane master: it is full [ELA215]"]
+    )
+    with pytest.raises(MasterStartError) as caught:
+        master.start()
+    assert str(caught.value) == "the embedded master cannot start: it is full [ELA215]"
+    master._arguments = ["--fail", "another reason"]
+    with pytest.raises(MasterStartError, match="it fails: another reason") as caught:
+        master.start()
+    assert "it is full" not in str(caught.value), "that was said by the start before"
+    master.stop()
+
+
+def test_a_full_disk_is_named_where_the_log_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    master = EmbeddedMaster(tmp_path / "state", arguments=["--fail", "x"])
+    monkeypatch.setattr(master, "log_tail", lambda: "(nothing logged)")
+    assert room_fault(tmp_path) == ""
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    with pytest.raises(MasterStartError, match="No space left on device") as caught:
+        master.start()
+    assert str(tmp_path / "state") in str(caught.value) and caught.value.log is None
     master.stop()
 
 

@@ -20,6 +20,7 @@ from elastane.agent.notices.notice import LEFT_MIN_SECONDS, Notice, NoticeFormat
 from elastane.agent.notices.sources import CLOUDS, Source
 from elastane.agent.notices.watch import NoticeWatch
 from elastane.errors import RefusedError
+from elastane.runtime.environment import WorkerEnvironment
 from metadata_fakes import azure_event, metadata_service
 
 AT = "2026-11-21T08:22:00Z"
@@ -104,6 +105,26 @@ def test_what_kind_of_node_this_is(cloud: str, answers: dict[str | None, str]) -
         for told, capacity in answers.items():
             service.capacity = told
             assert source.capacity() == capacity, told
+
+
+def test_a_worker_is_told_why_it_alone_is_asked_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    notices = NodeNotices("none")
+
+    def told(worker: str) -> str:
+        for name, value in {**notices.environment(), "ELASTANE_WORKER_ID": worker}.items():
+            monkeypatch.setenv(name, value)
+        seconds, reason = WorkerEnvironment().notice()
+        return f"{reason}, {seconds:.0f} s"
+
+    assert told("w1") == "SIGTERM, 30 s"
+    notices.announce_to("w1", 40.0, "the job wants 1 worker")
+    notices.announce_to("w2", 50.0, "its host is gone")
+    assert [told(worker) for worker in ("w0", "w1", "w2")] == [
+        "SIGTERM, 30 s", "the job wants 1 worker, 40 s", "its host is gone, 50 s"
+    ]  # fmt: skip
+    notices.announce(60.0, "reclaimed")
+    assert told("w1") == "reclaimed, 60 s", "the node goes with all its workers"
+    notices.stop()
 
 
 def test_workers_learn_what_kind_of_node_this_is_and_when_it_goes(tmp_path: Path) -> None:

@@ -126,3 +126,19 @@ def test_lines_of_many_threads_do_not_mix() -> None:
     lines = out.getvalue().splitlines()
     assert len(lines) == 160
     assert set(lines) == {f"[w{number}] {str(number) * 20}" for number in range(8)}
+
+
+def test_a_passing_line_gives_way_to_the_next_one() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    on_terminal = Output(stdout=out, stderr=err, color=True)
+    on_terminal.passing("9 s left")
+    on_terminal.passing("8 s left")
+    on_terminal.line("w0", "stdout", "x")
+    assert err.getvalue() == "\r\x1b[K[elastane] 9 s left\r\x1b[K[elastane] 8 s left\r\x1b[K"
+    assert "x\n" in out.getvalue()
+    on_terminal.passing("")
+    assert err.getvalue().endswith("8 s left\r\x1b[K"), "it is away already"
+    quiet = io.StringIO()
+    Output(stdout=quiet, stderr=quiet, color=False).passing("9 s left")
+    Output(as_json=True, stdout=quiet, stderr=quiet, color=True).passing("9 s left")
+    assert quiet.getvalue() == ""

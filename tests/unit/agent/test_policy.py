@@ -348,3 +348,29 @@ def test_a_worker_that_is_to_start_anew_does_so_at_once_and_for_no_budget() -> N
             assert spawned(actions) == [worker]
             assert "history went back" in said(actions)
     assert finished(policy.worker_exited(9.0, "w0", KILLED)) is None  # the one restart is still there
+
+
+def reasons(actions: list[Action]) -> dict[str, str]:
+    return {action.worker: action.reason for action in actions if isinstance(action, Terminate)}
+
+
+def test_a_worker_is_told_who_asks_it_to_leave_and_why() -> None:
+    policy = started(workers=2)
+    scaled = replace(RUNNING, workers_max=1, standby=frozenset({"w1"}))
+    assert reasons(policy.job_changed(1.0, scaled)) == {
+        "w1": "asked for by its agent: the job wants 1 worker"
+    }
+    assert reasons(started(2).signalled(1.0, signal.SIGINT)) == {
+        "w0": "asked for by its agent: it got SIGINT",
+        "w1": "asked for by its agent: it got SIGINT",
+    }
+    assert reasons(started(1).noticed(1.0, 30.0, "spot notice")) == {"w0": ""}, "that was announced"
+    stopped = started(2).worker_exited(1.0, "w0", ExitStatus(82))
+    assert reasons(stopped) == {"w1": "asked for by its agent: w0 was refused"}
+
+
+@pytest.mark.parametrize("code", [80, 81, 82, 83, 84])
+def test_what_workers_tell_their_agent_alone_is_shown_in_words(code: int) -> None:
+    assert str(code) not in str(ExitStatus(code)) and "code" not in str(ExitStatus(code))
+    assert str(code) not in said(started(2).worker_exited(1.0, "w0", ExitStatus(code)))
+    assert str(ExitStatus(7)) == "exit code 7"

@@ -99,6 +99,8 @@ class FakeMaster(
             for number in range(1, 4)
         ]
         self.event_streams_broken = 0
+        #: What a stream that follows brings before it is refused; None: nothing, and it stands.
+        self.events_followed: list[ring_pb2.Event] | None = None
         #: Of each stream that follows: set, it breaks.
         self.following: queue.SimpleQueue[threading.Event] = queue.SimpleQueue()
         self.progress: list[list[shard_pb2.Progress]] = [
@@ -226,6 +228,10 @@ class FakeMaster(
                 if self.event_streams_broken:
                     self.event_streams_broken -= 1
                     context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+        if request.follow and self.events_followed is not None:
+            for event in self.events_followed:
+                yield ring_pb2.WatchEventsResponse(event=event)
+            refuse(context, errors_pb2.ERROR_REASON_WRONG_PHASE, "no more")
         if request.follow:
             over = threading.Event()
             context.add_callback(over.set)

@@ -9,20 +9,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 
+import grpc
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from elastane.audit import EpochAudit
+from elastane.cli.audit import fold_epochs
 from elastane.cli.catalogue import COMMANDS, load
-from elastane.cli.main import build_app
+from elastane.cli.main import build_app, main
 from elastane.cli.run import checkpoint_url, default_job_name, job_settings
 from elastane.cli.track import _end_with
 from elastane.demo.run import demo_script
 from elastane.errors import MasterUnreachableError
-from elastane_proto.v1 import job_pb2, metric_pb2, shard_pb2
+from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
 from tensorboard_files import shown
 from unit.cli.fake_master import FakeMaster, serving
 
@@ -86,7 +91,13 @@ def test_jobs(master: FakeMaster) -> None:
 def test_not_found_exits_with_3_and_a_hint(master: FakeMaster) -> None:
     result = invoke(master, "status", "other")
     assert result.exit_code == 3
-    assert "no job 'other'" in result.stderr and "hint: look with elastane jobs" in result.stderr
+    assert "no job 'other'" in result.stderr and "hint: this master has: train" in result.stderr
+    # A caller that may not list jobs is told what the master itself says.
+    master.fail_next = [
+        lambda context: None,
+        lambda context: context.abort(grpc.StatusCode.PERMISSION_DENIED, "no"),
+    ]
+    assert "hint: look with elastane jobs" in invoke(master, "status", "other").stderr
     result = invoke(master, "status", "other", "--json")
     error = json.loads(result.stderr)
     assert (error["reason"], error["exit_code"], error["facts"]) == ("not_found", 3, {"job": "other"})
@@ -127,6 +138,12 @@ def test_an_address_that_is_none_says_what_to_write(command: list[str]) -> None:
     assert "HOST:PORT" in result.output
 
 
+def test_one_number_is_the_most_and_leaves_the_fewest(master: FakeMaster) -> None:
+    assert invoke(master, "scale", "3").exit_code == 0
+    request = master.requests[-1]
+    assert (request.workers_min, request.workers_max) == (0, 3)
+
+
 @pytest.mark.parametrize("arguments", [["scale", "2:3"], ["scale", "train", "2:3"]], ids=" ".join)
 def test_scale(master: FakeMaster, arguments: list[str]) -> None:
     result = invoke(master, *arguments)
@@ -153,6 +170,46 @@ def test_events(master: FakeMaster) -> None:
     assert records[0]["time"].startswith("2023-11-14T")
 
 
+def test_events_are_filtered_and_checkpoints_folded(master: FakeMaster) -> None:
+    def tell(number: int, kind: str, worker: str = "", **facts: str) -> None:
+        event = ring_pb2.Event(sequence=number, kind=kind, worker_id=worker, reason=f"r{number}", facts=facts)
+        event.time.FromSeconds(1_700_000_000 + number)
+        master.events.append(event)
+
+    for number in range(4, 44, 2):
+        tell(number, "checkpoint_requested", at_step=str(number))
+        tell(number + 1, "checkpoint_saved", at_step=str(number))
+    tell(44, "ring_change", members="w1[0:2], w7[2:4]")
+    tell(45, "checkpoint_failed")
+
+    def shown(*options: str) -> list[str]:
+        return [line.split()[0] for line in invoke(master, "events", *options).stdout.splitlines()]
+
+    assert shown() == ["1", "2", "3", "43", "44", "45"]
+    fold = invoke(master, "events").stdout.splitlines()[3]
+    assert "checkpoint_saved x40" in fold and "20 checkpoints saved, of steps 4 to 42" in fold
+    assert len(shown("--all")) == len(shown("--json")) == 45
+    assert len(shown("--kind", "checkpoint_saved")) == 20, "who asks for them sees each"
+    assert shown("--kind", "worker") == ["1", "2", "3"] and shown("-k", "work") == []
+    assert shown("--kind", "worker_lost", "--kind", "ring_change") == ["2", "44"]
+    assert shown("--worker", "w1") == ["1", "44"] and shown("--worker", "w7") == ["44"]
+    assert shown("--since", "44") == shown("--since", "2023-11-14T22:14:04+00:00") == ["44", "45"]
+    assert shown("--since", "1h") == [] and shown("--since", "9999d") == shown()
+    refused = invoke(master, "events", "--since", "yesterday")
+    assert refused.exit_code == 2 and "--since" in refused.output
+
+
+def test_what_is_followed_goes_on_after_what_was_folded(master: FakeMaster) -> None:
+    for number in range(4, 8):
+        master.events.append(ring_pb2.Event(sequence=number, kind="checkpoint_saved", reason="r"))
+    # The stream that follows has one new event, and then the master is gone.
+    master.events_followed = [ring_pb2.Event(sequence=8, kind="checkpoint_saved", reason="new")]
+    result = invoke(master, "events", "--follow", "--timeout", "0")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["1", "2", "3", "7", "8"]
+    asked = [request for request in master.requests if isinstance(request, ring_pb2.WatchEventsRequest)]
+    assert [(request.since, request.follow) for request in asked[:2]] == [(0, False), (8, True)]
+
+
 def test_progress_once_and_until_complete(master: FakeMaster) -> None:
     assert "todo 1  doing 1  done 2/4  re-queued 1" in invoke(master, "progress").stdout
     lines = invoke(master, "progress", "--watch").stdout.splitlines()
@@ -171,6 +228,15 @@ def test_progress_ends_with_its_job(master: FakeMaster) -> None:
     assert result.exit_code == 0 and result.stdout.splitlines()[-1].endswith("left 0:04")
     master.progress = [[]]
     assert invoke(master, "progress", "--watch").stdout == "no dataset yet\n"
+
+
+def test_epochs_that_are_alike_are_one_row() -> None:
+    alike = [EpochAudit("train", number, 10, 40, 40) for number in range(5)]
+    short = EpochAudit("train", 5, 10, 40, 40, missing=1, violations=("a sample is missing",))
+    running = EpochAudit("train", 7, 3, 12, 12, complete=False)
+    rows = fold_epochs([*alike, short, EpochAudit("train", 6, 10, 40, 40), running])
+    assert [(first.epoch, last) for first, last in rows] == [(0, 4), (5, 5), (6, 6), (7, 7)]
+    assert len(fold_epochs([replace(alike[0], violations=("x",)), replace(alike[1], violations=("x",))])) == 2
 
 
 def test_audit(master: FakeMaster) -> None:
@@ -208,15 +274,33 @@ def test_what_a_worker_says_steers_no_terminal(master: FakeMaster) -> None:
 def test_the_demo_is_found_in_the_clone_and_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("elastane.__file__", str(tmp_path / "site-packages" / "elastane" / "__init__.py"))
-    monkeypatch.chdir(SOURCES)
+    monkeypatch.chdir(tmp_path)
     assert demo_script() == SOURCES / "examples" / "digits_cnn.py"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(build_app(), ["demo"])
     assert result.exit_code == 3 and "pip install scikit-learn" in result.output
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(build_app(), ["demo"])
-    assert result.exit_code == 3 and "in a clone of Elastane's repository" in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_completes_commands_and_options(shell: str) -> None:
+    def asked(typed: str) -> str:
+        """What is offered at the end of the line, asked as the shell's own function asks."""
+        words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+        line = {"_TYPER_COMPLETE_ARGS": typed, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+        told = words | line | {"_ELASTANE_COMPLETE": f"complete_{shell}"}
+        return CliRunner().invoke(build_app(), [], env=told, prog_name="elastane").output
+
+    assert "scale" in asked("elastane sc") and "status" not in asked("elastane sc")
+    assert "--checkpoint-steps" in asked("elastane run --checkpoint-s")
+
+
+def test_without_a_command_the_commands_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0 and "verify" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out == f"elastane {version('elastane')}\n"
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elastane.agent import agent
+from elastane.agent.first_checks import try_checkpoint_url
 from elastane.agent.settings import AgentSettings
 from elastane.cli.catalogue import load
 from elastane.cli.main import build_app
@@ -109,11 +110,53 @@ def test_joining_says_what_it_lacks_or_would_not_heed(
     assert asked == []
 
 
+@pytest.mark.parametrize(
+    ("options", "named", "why"),
+    [
+        (("--ests", "4", "--workers", "4:1"), "--workers", "at most MAX"),
+        (("--ests", "4", "--workers", "8:9"), "--workers", "at most 4"),
+        (("--ests", "4", "--workers", "many"), "--workers", "not MIN:MAX"),
+        (("--ests", "two"), "'--ests'", "integer"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_numbers_that_cannot_be_name_their_option(
+    asked: list[AgentSettings], options: tuple[str, ...], named: str, why: str
+) -> None:
+    result = run(*options)
+    assert result.exit_code == 2 and asked == []
+    assert f"Invalid value for {named}" in result.output and why in " ".join(result.output.split())
+
+
+def test_a_checkpoint_folder_that_cannot_be_written_is_found_before_anything_starts(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    result = run("--ests", "2", "--checkpoint", f"{file}/saved")
+    assert result.exit_code == 3
+    assert (
+        f"no checkpoint could be written to {file}/saved" in result.stderr and "master" not in result.stderr
+    )
+    fine = tmp_path / "saved"
+    try_checkpoint_url(str(fine))
+    assert list(fine.iterdir()) == []
+
+
+def test_a_master_that_does_not_answer_is_spoken_of_once() -> None:
+    result = run("--ests", "2", "--master", "127.0.0.1:1", "--master-timeout", "1.5")
+    assert result.exit_code == 4
+    waits = [line for line in result.stderr.splitlines() if "no master answers" in line]
+    assert waits == [
+        "[elastane] no master answers at 127.0.0.1:1 (Connection refused); tried for 1.5 s (--master-timeout)"
+    ]
+    assert "within 1.5 s: Connection refused" in result.stderr
+
+
 def test_a_job_that_never_comes_is_told_from_one_that_is_refused(master: FakeMaster) -> None:
     options = ("--master", master.address, "--job", "absent", "--job-timeout", "0.1")
     result = run(*options)
     assert result.exit_code == 6
     assert "no job 'absent' within 0.1 s" in result.stderr and "--ests" in result.stderr
+    assert "absent to be created; this master has: train" in result.stderr
     assert run(*options, ELASTANE_EXIT_CODES="pod").exit_code == 206
 
 

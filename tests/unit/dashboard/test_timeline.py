@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from elastane_master.curves import Bucket
 from elastane_master.dashboard.drawing import LEFT, WIDTH, draw_curve, draw_timeline
+from elastane_master.dashboard.facts import event_rows
+from elastane_master.dashboard.pages import AskedEvents
 from elastane_master.dashboard.pages import _render as render
 from elastane_master.dashboard.timeline import LANES_MAX, MARKS_MAX, MEMBERS_MAX, STAYS_MAX, Stay, timeline
 from elastane_master.decisions.effects import Note
+from elastane_master.decisions.events import Rejection
 from elastane_master.limits import clip
 from elastane_master.records import StoredNote
 from elastane_shards.progress import Progress
@@ -140,10 +145,49 @@ def test_the_table_of_events_cuts_the_members_of_large_rings() -> None:
     story.ring(1.0, "a[0:2], b[2:4]", 1)
     story.ring(2.0, ", ".join(f"w{i}[{i}:{i + 1}]" for i in range(1000)), 2)
     html = render(
-        "part_events.html", facts=SimpleNamespace(notes=story.notes), view=SimpleNamespace(name="j")
+        "part_events.html",
+        facts=SimpleNamespace(notes=story.notes),
+        rows=event_rows(story.notes),
+        view=SimpleNamespace(name="j"),
     )
     assert "a[0:2], b[2:4]</small>" in html and "more characters)</small>" in html
     assert len(html) < 2500
+
+
+def test_checkpoints_that_follow_each_other_are_one_row() -> None:
+    story = Story()
+    story.ring(1.0, "a[0:2]", 1)
+    for step in range(2, 12):
+        story.tell(float(step), "checkpoint_saved", at_step=step)
+    html = render(
+        "part_events.html",
+        facts=SimpleNamespace(notes=story.notes),
+        rows=event_rows(story.notes),
+        view=SimpleNamespace(name="j"),
+    )
+    assert html.count("<tr data-sequence") == 2
+    assert "and 9 before it" in html and "10 checkpoints saved, of steps 2 to 11" in html
+
+
+def test_only_the_events_that_are_wanted_are_shown() -> None:
+    story = death()
+    for step in range(3):
+        story.tell(20.0 + step, "checkpoint_saved", at_step=step)
+
+    def shown(now: float = 30.0, **asked: str) -> list[int]:
+        return [row.stored.sequence for row in event_rows(story.notes, AskedEvents.of(asked).filter(now))]
+
+    everything = shown()
+    assert everything == sorted(everything, reverse=True) and len(everything) == len(story.notes) - 2
+    kinds = {one.sequence: one.note.kind for one in story.notes}
+    assert {kinds[one] for one in shown(kind="worker")} == {"worker_joined", "worker_lost"}
+    assert len(shown(kind="checkpoint_saved, worker_lost")) == 4, "what is asked for is not folded"
+    assert {kinds[one] for one in shown(worker="b")} == {"worker_joined", "worker_lost", "ring_change"}
+    assert shown(since="5") == [one for one in everything if one >= 5]
+    assert shown(since="10s") == everything[:1] and shown(now=22.5, since="1s") == everything[:1]
+    assert AskedEvents("a b", "w", "").query() == "?kind=a+b&worker=w" and AskedEvents().query() == ""
+    with pytest.raises(Rejection, match="yesterday"):
+        shown(since="yesterday")
 
 
 def test_a_dataset_of_tasks_says_what_time_is_left() -> None:

@@ -12,7 +12,7 @@ from elastane.agent.process import ExitStatus
 from elastane.hosts.rests import CALM_SECONDS, REST_SECONDS
 from elastane.launch.policy import (
     CODE_FAILED,
-    CODE_NO_HOSTS,
+    CODE_MAX_WAIT,
     Action,
     LaunchPolicy,
     StartRound,
@@ -57,7 +57,7 @@ def test_gives_up_waiting_after_its_time() -> None:
     launch.hosts_changed(10.0, {"a": 1})
     assert launch.next_due() == 70.0
     assert finish_code(launch.tick(69.9)) is None
-    assert finish_code(launch.tick(70.0)) == CODE_NO_HOSTS
+    assert finish_code(launch.tick(70.0)) == CODE_MAX_WAIT
 
 
 def test_all_finished_is_the_end() -> None:

@@ -17,6 +17,7 @@ from elastane.report.facts import Facts, gather
 from elastane.report.html import as_html
 from elastane.report.markdown import as_markdown
 from elastane.report.steps import BUCKETS_MAX, DURATIONS_MAX, StepFold
+from elastane.report.texts import checkpoints
 from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, serving
 
@@ -201,6 +202,19 @@ def test_cost_where_the_job_has_prices() -> None:
     }  # fmt: skip
     for text in (as_html(found, BEGAN), as_markdown(found, BEGAN)):
         assert "1.5000 USD" in text and "2.5000 USD" in text and "2.00 s, 0.0300 USD" in text
+
+
+def test_of_many_checkpoints_the_first_and_the_newest_stand() -> None:
+    saved = [
+        event(number, number, "checkpoint_saved", "written", checkpoint=f"step-{number}", at_step=str(number),
+              bytes="10", sha256=SHA)
+        for number in range(3, 23)
+    ]  # fmt: skip
+    table = checkpoints(gather(job(), [*EVENTS[:2], *saved], [], [], BEGAN + 100.0))
+    assert [row[1] for row in table.rows] == ["3", "4 to 17", "18", "19", "20", "21", "22"]
+    assert table.rows[1][0] == "14 between them" and table.rows[1][2] == "140"
+    few = checkpoints(gather(job(), [*EVENTS[:2], *saved[:7]], [], [], BEGAN + 100.0))
+    assert len(few.rows) == 7, "one alone is not folded"
 
 
 def test_a_job_that_has_not_begun() -> None:

@@ -14,6 +14,7 @@ from elastane.screen.keys import decode
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.pages import age, picture, plain, rows_of
 from elastane.screen.view import Row, View, press
+from elastane_proto.event_filter import EventFilter
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from pseudo_terminal import WAIT_SECONDS, Terminal
 from unit.cli.fake_master import FakeMaster, running_job
@@ -169,3 +170,23 @@ def test_who_holds_what_and_for_how_long() -> None:
 def test_ages() -> None:
     shown = [age(seconds) for seconds in (-1, 0.44, 59.4, 61, 3700, 300_000)]
     assert shown == ["0.0s", "0.4s", "59s", "1m01s", "1h01m", "3d"]
+
+
+def test_checkpoints_that_follow_each_other_are_one_row_until_a_is_pressed() -> None:
+    news = news_of(1, events=2)
+    assert news.detail is not None
+    for number in range(3, 9):
+        news.detail.events.append(ring_pb2.Event(sequence=number, kind="checkpoint_saved", step=number))
+    view: View | None = View(page="job", job="train", tab="events")
+    assert view is not None
+    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"]
+    news.detail.events.append(ring_pb2.Event(sequence=9, kind="checkpoint_saved"))
+    assert [row.id for row in rows_of(view, news, 0.0)] == ["1", "2", "3"], "it grows where it is"
+    view = press(view, "a", [])
+    assert view is not None and len(rows_of(view, news, 0.0)) == 9
+    assert press(view, "a", []) == View(page="job", job="train", tab="events")
+    joined = View(wanted=EventFilter(("worker",), sequence=2))
+    opened = press(joined, "enter", [Row("train", "train")])
+    assert opened is not None
+    assert [row.id for row in rows_of(replace(opened, tab="events"), news, 0.0)] == ["2"]
+    assert press(opened, "escape", []) == replace(joined, selected="train")

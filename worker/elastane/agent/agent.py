@@ -31,6 +31,8 @@ from elastane.agent.exit_codes import (
     EXIT_DRAINED,
     EXIT_RECLAIMED,
 )
+from elastane.agent.farewell import what_was_kept
+from elastane.agent.first_checks import is_full, try_checkpoint_url
 from elastane.agent.joining import wait_for_job
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane.agent.notices.node import NodeNotices
@@ -56,8 +58,12 @@ MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
 _ASK_SECONDS = 2.0
 #: The embedded master stays this much longer than the job, so that who watches sees the end.
 _LINGER_SECONDS = 0.7
-#: A master that stays away is spoken of so often.
-_SAY_WAITING_SECONDS = 5.0
+#: The disk of the embedded master's state is looked at so often.
+_LOOK_AT_DISK_SECONDS = 5.0
+#: A master that is away for less is being restarted, or another one takes over.
+_MOMENT_SECONDS = 2.0
+#: Exit codes beyond it are 128 and a signal.
+_SIGNALLED = 128
 _RESUMABLE = (
     job_pb2.JOB_PHASE_SUSPENDED,
     job_pb2.JOB_PHASE_FAILED,
@@ -88,6 +94,11 @@ class _JobLost:
 
 
 @dataclass(frozen=True)
+class _MasterAway:
+    error: str
+
+
+@dataclass(frozen=True)
 class _Signalled:
     number: int
 
@@ -102,7 +113,9 @@ class _HostsFound:
     hosts: Mapping[str, int]
 
 
-_Event = _WorkerExited | _MasterExited | _JobNews | _JobLost | _Signalled | _Noticed | _HostsFound
+_Event = (
+    _WorkerExited | _MasterExited | _JobNews | _JobLost | _MasterAway | _Signalled | _Noticed | _HostsFound
+)
 
 
 class _StoppedEarlyError(Exception):
@@ -137,7 +150,12 @@ class Agent:
         self._address = ""
         self._job = job_pb2.Job()
         self._starting = True
-        self._say_waiting_at = 0.0
+        self._gives_up_at: float | None = None
+        self._away_since: float | None = None
+        self._said_away = False
+        self._disk_was_full = False
+        self._log_wanted = False
+        self._said_what_was_kept = False
         self._code: int | None = None
         if settings.hosts is not None:
             self._placement, ids = Placement(settings.worker_prefix), []
@@ -160,6 +178,7 @@ class Agent:
                 if address := self._metrics.serve():
                     where = f"figures at http://{address}/metrics"
                     self._output.say(where, event="metrics_served", address=address)
+                self._try_checkpoints(self._settings.settings)
                 self._open_master()
                 view = self._enter_job()
                 self._starting = False
@@ -180,6 +199,14 @@ class Agent:
 
     # ------------------------------------------------------------------ the start
 
+    def _try_checkpoints(self, settings: job_pb2.JobSettings | None) -> None:
+        """A folder that cannot be written is found now, and not at the first checkpoint. Raises RefusedError.
+
+        Where workers run on other hosts, this one need not reach it.
+        """
+        if settings is not None and settings.checkpoint_url and self._settings.hosts is None:
+            try_checkpoint_url(settings.checkpoint_url)
+
     def _open_master(self) -> None:
         if self._settings.master:
             self._address = self._settings.master
@@ -195,7 +222,11 @@ class Agent:
             arguments=("--http", self._settings.http) if self._settings.http else (),
             on_exit=lambda status: self._events.put(_MasterExited(status)),
         )
-        self._address = self._master.start()
+        try:
+            self._address = self._master.start()
+        except MasterStartError as error:
+            self._log_wanted = error.log is not None
+            raise
         self._output.say(
             f"embedded master at {self._address}, state in {state_dir}",
             event="master_started",
@@ -217,7 +248,10 @@ class Agent:
             if not created and self._master is not None and job.phase in _RESUMABLE:
                 # Nobody else could resume a job whose master lives in this command.
                 job = client.resume_job(settings.job)
+        self._answered()
         self._job = job
+        if settings.settings is None:
+            self._try_checkpoints(job.settings)
         if settings.settings is not None:
             self._compare_prices(job, settings.settings)
         view = self._view_of(job)
@@ -245,13 +279,50 @@ class Agent:
             )
 
     def _waiting(self, seconds: float, error: str) -> None:
-        now = time.monotonic()
-        if self._watch_client is None and now >= self._say_waiting_at:
-            self._say_waiting_at = now + _SAY_WAITING_SECONDS
-            self._output.say(f"the master does not answer: {error}; it is tried again", "warning")
+        """The master does not answer: said once, and on a terminal how long it is still waited for."""
+        now, most = time.monotonic(), self._settings.master_timeout_seconds
+        if self._gives_up_at is None:
+            self._gives_up_at = now + most
+            self._output.say(
+                f"no master answers at {self._address} ({error}); tried for {most:g} s (--master-timeout)",
+                "warning",
+                event="master_awaited",
+            )
+        self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
+
+    def _master_away(self, now: float, error: str) -> None:
+        """While workers run: said once, unless it is but a moment, and how long they still wait for it."""
+        if self._away_since is None:
+            self._away_since = now
+        away, most = now - self._away_since, self._settings.master_timeout_seconds
+        if away < _MOMENT_SECONDS:
+            return
+        if not self._said_away:
+            self._said_away = True
+            self._output.say(
+                f"the master at {self._address} does not answer ({error}); "
+                f"workers wait for it for {most:g} s (--master-timeout)",
+                "warning",
+                event="master_away",
+            )
+        self._output.passing(f"no master; {max(most - away, 0.0):.0f} s left")
+
+    def _master_answers(self) -> None:
+        if self._said_away:
+            self._output.say("the master answers again", event="master_answers")
+        self._away_since, self._said_away = None, False
+
+    def _answered(self) -> None:
+        self._output.passing("")
+        self._gives_up_at = None
 
     def _watch_job(self) -> None:
-        client = self._watch_client = MasterClient(self._address, timeout_seconds=float("inf"))
+        client = self._watch_client = MasterClient(
+            self._address,
+            timeout_seconds=float("inf"),
+            # An embedded master's end is seen, and told, by itself.
+            on_wait=None if self._master else lambda _, error: self._events.put(_MasterAway(error)),
+        )
 
         def watch() -> None:
             try:
@@ -306,7 +377,9 @@ class Agent:
     def _turn(self) -> None:
         """Wait for one event, or for time to pass, and act."""
         places_due = self._placement.next_due() if self._placement is not None else None
-        dues = [due for due in (self._policy.next_due(), self._master_due, places_due) if due is not None]
+        disk_due = self._look_at_disk()
+        every = (self._policy.next_due(), self._master_due, places_due, disk_due)
+        dues = [due for due in every if due is not None]
         timeout = max(0.0, min(dues) - time.monotonic()) if dues else None
         try:
             event = self._events.get(timeout=timeout)
@@ -328,6 +401,7 @@ class Agent:
                 return self._worker_exited(now, worker, status)
             case _JobNews(job):
                 self._job = job
+                self._master_answers()
                 return self._policy.job_changed(now, self._view_of(job))
             case _Signalled(number):
                 return self._policy.signalled(now, number)
@@ -335,6 +409,9 @@ class Agent:
                 return self._noticed(now, notice)
             case _HostsFound(hosts):
                 return self._hosts_found(now, hosts)
+            case _MasterAway(error):
+                self._master_away(now, error)
+                return []
             case _MasterExited(status):
                 return self._master_died(now, f"the embedded master {status}")
             case _JobLost(error):
@@ -349,8 +426,8 @@ class Agent:
                     self._spawn(worker)
                 case policies.Announce(seconds, reason):
                     self._notices.announce(seconds, reason)
-                case policies.Terminate(worker):
-                    self._terminate(worker)
+                case policies.Terminate(worker, reason):
+                    self._terminate(worker, reason)
                 case policies.Kill(worker):
                     self._workers[worker].kill_group()
                 case policies.Say(text, kind, event, worker):
@@ -385,10 +462,13 @@ class Agent:
         self._metrics.keep({*places, *running})
         return self._policy.places_changed(now, places)
 
-    def _terminate(self, worker: str) -> None:
-        """Ask a worker to drain and leave."""
+    def _terminate(self, worker: str, reason: str) -> None:
+        """Ask a worker to drain and leave, and tell it why."""
         child = self._workers[worker]
         if self._placement is None or not self._placement.is_remote(worker):
+            if reason:
+                with contextlib.suppress(OSError):  # a full disk: it leaves all the same
+                    self._notices.announce_to(worker, self._settings.grace_seconds, reason)
             child.signal(signal.SIGTERM)
             return
 
@@ -396,7 +476,7 @@ class Agent:
             # A signal to a remote shell ends the shell: the worker's last lines and exit code would be lost.
             try:
                 with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
-                    client.drain_worker(self._settings.job, worker)
+                    client.drain_worker(self._settings.job, worker, reason=reason)
             except ElastaneError:
                 child.signal(signal.SIGTERM)  # the hang-up reaches it all the same
 
@@ -469,6 +549,23 @@ class Agent:
 
     # ------------------------------------------------------------------ the embedded master
 
+    def _look_at_disk(self) -> float | None:
+        """Says it when the disk of the master's state is full, and when it has room; when to look next.
+
+        The master itself may have no room left to say it in its log.
+        """
+        if self._master is None:
+            return None
+        if (full := is_full(self._master.state_dir)) != self._disk_was_full:
+            self._disk_was_full = full
+            where = self._master.state_dir
+            if full:
+                text = f"no space left on the disk of {where}: nothing can be committed until there is"
+                self._output.say(text, "error", event="disk_full", state_dir=str(where))
+            else:
+                self._output.say(f"there is room again on the disk of {where}", event="disk_has_room")
+        return time.monotonic() + _LOOK_AT_DISK_SECONDS
+
     def _master_died(self, now: float, what: str) -> list[Action]:
         decision = MASTER_BUDGET.decide(now, self._master_deaths, self._master_deaths)
         self._master_deaths.append(now)
@@ -498,6 +595,7 @@ class Agent:
             child.kill_group()
         for child in self._workers.values():
             child.wait()
+        self._say_what_was_kept()
         if self._watch_client is not None:
             self._watch_client.close()
         if self._master is not None:
@@ -506,6 +604,20 @@ class Agent:
             self._master.stop()
         self._metrics.close()
         self._dispose_of_state()
+
+    def _say_what_was_kept(self) -> None:
+        """After a signal: whoever stopped a training wants to know what is left of it."""
+        if self._code is None or self._code <= _SIGNALLED or not self._job.name:
+            return
+        with (
+            contextlib.suppress(ElastaneError),  # else as it was last seen
+            MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client,
+        ):
+            self._job = client.get_job(self._settings.job)
+        state_dir = str(self._temporary_dir or "")
+        if text := what_was_kept(self._job, state_dir=state_dir):
+            self._said_what_was_kept = True
+            self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
 
     def _linger(self) -> None:
         """Wait a little; a signal ends it."""
@@ -519,16 +631,20 @@ class Agent:
         """Remove the temporary state directory, unless somebody may want it."""
         if self._temporary_dir is None:
             return
-        resumable = bool(self._job.settings.checkpoint_url) and self._job.phase not in (
+        resumable = self._job.saved_step >= 0 and self._job.phase not in (
             job_pb2.JOB_PHASE_SUCCEEDED,
             job_pb2.JOB_PHASE_CANCELLED,
         )
-        if self._code in (CODE_FAILED, CODE_UNREACHABLE, None) or resumable:
-            self._output.say(
-                f"state kept: go on with --state-dir {self._temporary_dir}",
-                event="state_kept",
-                state_dir=str(self._temporary_dir),
-            )
+        failed = self._code in (CODE_FAILED, CODE_UNREACHABLE, None)
+        if (failed and self._job.name) or resumable:
+            if not self._said_what_was_kept:
+                self._output.say(
+                    f"state kept: go on with --state-dir {self._temporary_dir}",
+                    event="state_kept",
+                    state_dir=str(self._temporary_dir),
+                )
+            return
+        if self._log_wanted:
             return
         shutil.rmtree(self._temporary_dir, ignore_errors=True)
 

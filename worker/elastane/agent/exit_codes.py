@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
+
 #: Exit codes of the agent itself.
 CODE_OK, CODE_FAILED, CODE_USAGE, CODE_REFUSED, CODE_UNREACHABLE = 0, 1, 2, 3, 4
 #: Too few workers were there within the job's max wait.
@@ -23,6 +25,15 @@ CODE_UNDECIDED: Final = 7
 EXIT_DRAINED: Final = 80
 #: What the agent of another host ends with when its worker left because that host is being taken away.
 EXIT_RECLAIMED: Final = 81
+
+#: What workers tell their agent, and nobody else, by the code they exit with.
+IN_WORDS: Final = {
+    EXIT_DRAINED: "drained",
+    EXIT_RECLAIMED: "left: its host is being taken away",
+    EXIT_REFUSED: "was refused",
+    EXIT_MASTER_UNREACHABLE: "could not reach the master",
+    EXIT_START_ANEW: "is to be started anew",
+}
 
 TRANSIENT: Final = frozenset({CODE_UNREACHABLE, CODE_NO_JOB})
 """Codes below 128 whose cause may pass without anybody changing script, settings or rights."""

@@ -12,6 +12,7 @@ from elastane_proto.v1 import job_pb2
 
 #: A master has no news of jobs that are not there, so it is asked again.
 _LOOK_SECONDS: Final = 0.5
+_NAMES_SHOWN: Final = 20
 
 
 def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output) -> job_pb2.Job:
@@ -32,6 +33,17 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
                 job=name,
             )
         if not said:
-            output.say(f"waiting for job {name} to be created", event="waiting_for_job", job=name)
+            text = f"waiting for job {name} to be created{_others(client)}"
+            output.say(text, event="waiting_for_job", job=name)
             said = True
         time.sleep(min(_LOOK_SECONDS, left))
+
+
+def _others(client: MasterClient) -> str:
+    """The jobs that are there, as far as the caller may see them: the name may be misspelt."""
+    try:
+        names = sorted(job.name for job in client.list_jobs())
+    except RequestRefusedError:
+        return ""
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (" and more" if len(names) > _NAMES_SHOWN else "")
+    return f"; this master has: {shown}" if names else "; this master has no job yet"

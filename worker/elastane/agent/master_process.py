@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from elastane.agent.first_checks import room_fault
 from elastane.agent.guard import stop_store
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.credentials import speak_plainly
@@ -28,12 +29,18 @@ from elastane.errors import ElastaneError
 _GUARD = Path(__file__).with_name("guard.py")
 #: Between two looks at the port file; the master's exit wakes the wait at once.
 _LOOK_SECONDS = 0.01
+#: How the line begins in which a master says why it ends.
+_VERDICT = "elastane master: "
 
 
 class MasterStartError(ElastaneError):
-    """The embedded master did not come up; the end of its log is in the text."""
+    """The embedded master did not come up: why, in its own words, or else the end of its log.
+
+    log: where there is more; None: all is said.
+    """
 
     code = "ELA404"
+    log: Path | None = None
 
 
 class EmbeddedMaster:
@@ -64,6 +71,7 @@ class EmbeddedMaster:
         self._environment = dict(environment or {})
         self._process: ChildProcess | None = None
         self._stopping = False
+        self._log_begin = 0
         self._guard: subprocess.Popen[bytes] | None = None
 
     @property
@@ -103,6 +111,7 @@ class EmbeddedMaster:
             "--port-file", str(port_file),
             *self._arguments,
         ]  # fmt: skip
+        self._log_begin = self.log_path.stat().st_size if self.log_path.exists() else 0
         process = ChildProcess(
             "master",
             command,
@@ -139,9 +148,11 @@ class EmbeddedMaster:
         return self._process.wait(timeout_seconds)
 
     def log_tail(self, lines: int = 12) -> str:
-        """The end of its log."""
+        """The end of its log, as far as it is of this start."""
         try:
-            text = self.log_path.read_text(errors="replace")
+            with self.log_path.open("rb") as file:
+                file.seek(self._log_begin)
+                text = file.read().decode(errors="replace")
         except OSError:
             return "(no log)"
         return "\n".join(text.splitlines()[-lines:]) or "(nothing logged)"
@@ -160,17 +171,30 @@ class EmbeddedMaster:
                     return int(text.rpartition(":")[2])
             # A file gives no event without inotify; the child's end is one.
             if process.wait(_LOOK_SECONDS) is not None:
-                raise MasterStartError(
-                    f"the embedded master ended while starting ({process.status}):\n{self.log_tail()}",
-                    hint=f"its whole log is {self.log_path}",
-                )
+                raise self._start_fault(f"the embedded master ended while starting ({process.status})")
         self._stopping = True
         process.kill_group()
-        raise MasterStartError(
-            f"the embedded master did not listen within {self._start_timeout_seconds:g} s:\n"
-            f"{self.log_tail()}",
-            hint=f"its whole log is {self.log_path}",
+        raise self._start_fault(
+            f"the embedded master did not listen within {self._start_timeout_seconds:g} s"
         )
+
+    def _start_fault(self, what: str) -> MasterStartError:
+        """In the master's own words where it had some, and in one line; else with the end of its log.
+
+        A disk that is full takes no log either.
+        """
+        tail = self.log_tail()
+        for line in reversed(tail.splitlines()):
+            if line.startswith(_VERDICT):
+                return MasterStartError(f"the embedded master cannot start: {line.removeprefix(_VERDICT)}")
+        if fault := room_fault(self.state_dir):
+            return MasterStartError(
+                f"the embedded master cannot start: its state directory {self.state_dir}: {fault}",
+                hint="free some space there, or name another folder with --state-dir",
+            )
+        error = MasterStartError(f"{what}:\n{tail}", hint=f"its whole log is {self.log_path}")
+        error.log = self.log_path
+        return error
 
     def _tell_guard(self, pid: int) -> None:
         """Have the guard look after this master too; it is started with the first one."""

@@ -97,6 +97,7 @@ class Output:
         self._streams: dict[Stream, TextIO] = {"stdout": stdout or sys.stdout, "stderr": stderr or sys.stderr}
         self._lock = threading.Lock()
         self._closed: set[Stream] = set()
+        self._passing = False
         self._color = {
             name: stream.isatty() if color is None else color for name, stream in self._streams.items()
         }
@@ -122,11 +123,32 @@ class Output:
             line = f"\x1b[{_KIND_COLORS.get(kind, 0)}m{line}\x1b[0m"
         self._write("stderr", line + "\n")
 
+    def passing(self, text: str) -> None:
+        """A line on a terminal that the next one replaces, for what changes all the time; empty: gone.
+
+        Where nobody looks on, nothing is said.
+        """
+        if not self._as_json and self._color["stderr"]:
+            with self._lock:
+                self._draw(f"[elastane] {text}" if text else "")
+
+    def _draw(self, text: str) -> None:
+        if "stderr" in self._closed or not (text or self._passing):
+            return
+        self._passing = bool(text)
+        try:
+            self._streams["stderr"].write(f"\r\x1b[K{text}")
+            self._streams["stderr"].flush()
+        except (OSError, ValueError):
+            self._closed.add("stderr")
+
     def _write_json(self, value: dict[str, object]) -> None:
         self._write("stdout", json.dumps(value, default=str) + "\n")
 
     def _write(self, stream: Stream, text: str) -> None:
         with self._lock:
+            if self._passing:
+                self._draw("")
             if stream in self._closed:
                 return
             target = self._streams[stream]

@@ -34,6 +34,7 @@ from elastane.agent.exit_codes import (
     CODE_UNDECIDED,
     CODE_UNREACHABLE,
     EXIT_DRAINED,
+    IN_WORDS,
 )
 from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
@@ -91,9 +92,11 @@ class Spawn:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask this worker to drain and leave (SIGTERM)."""
+    """Ask this worker to drain and leave (SIGTERM). reason: told to it, and so in the job's events; empty: as
+    was announced."""
 
     worker: str
+    reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -239,7 +242,7 @@ class SupervisorPolicy:
             actions += self._fill()
         elif slot.surplus or (code == EXIT_DRAINED and self._too_many() > 0):
             slot.state, slot.surplus = SlotState.IDLE, False
-            text = f"{worker} left: the job wants {self._view.workers_max} workers"
+            text = f"{worker} left: the job wants {self._wanted()}"
             actions = [Say(text, event="worker_drained", worker=worker), *self._fill()]
         elif code == EXIT_START_ANEW:
             text = f"{worker} is started anew: history went back behind what it has trained"
@@ -252,15 +255,17 @@ class SupervisorPolicy:
         elif code == EXIT_REFUSED:
             slot.state = SlotState.DEAD
             text = f"{worker} was refused, and would be again: its last lines say why"
-            actions = [Say(text, "error", "worker_refused", worker), *self._stop(now, CODE_REFUSED)]
+            stop = self._stop(now, CODE_REFUSED, f"{worker} was refused")
+            actions = [Say(text, "error", "worker_refused", worker), *stop]
         elif code == EXIT_MASTER_UNREACHABLE:
             slot.state = SlotState.DEAD
             text = f"{worker} could not reach the master"
-            actions = [Say(text, "error", "master_unreachable", worker), *self._stop(now, CODE_UNREACHABLE)]
+            stop = self._stop(now, CODE_UNREACHABLE, text)
+            actions = [Say(text, "error", "master_unreachable", worker), *stop]
         elif status.repeats and not self._dynamic:
             slot.state = SlotState.DEAD
             text = f"{worker} cannot run, and could not the next time: {status.error}"
-            actions = [Say(text, "error", "worker_died", worker), *self._stop(now, CODE_FAILED)]
+            actions = [Say(text, "error", "worker_died", worker), *self._stop(now, CODE_FAILED, text)]
         else:
             actions = self._died(now, slot, status)
         return [*actions, *self._end(now)]
@@ -284,7 +289,8 @@ class SupervisorPolicy:
             if slot.state is SlotState.RUNNING and not slot.leaving and self._code is None:
                 slot.leave_by = now + self._grace_seconds
                 text = f"{worker} drains and leaves: its host is no longer listed"
-                actions += [Say(text, "warning", "host_gone", worker), Terminate(worker)]
+                gone = Terminate(worker, by_agent("its host is no longer listed"))
+                actions += [Say(text, "warning", "host_gone", worker), gone]
         self._slots, self._places = slots, frozenset(workers)
         if self._code is None:
             actions += self._fill()
@@ -307,7 +313,8 @@ class SupervisorPolicy:
         self._signals += 1
         if self._signals == 1:
             text = f"{name}: workers drain and leave; once more kills them"
-            actions = [Say(text, "warning", "stopping"), *self._stop(now, 128 + number)]
+            stop = self._stop(now, 128 + number, f"it got {name}")
+            actions = [Say(text, "warning", "stopping"), *stop]
         else:
             text = f"{name} again: workers are killed"
             actions = [Say(text, "warning", "killing"), *self._kill(now)]
@@ -320,7 +327,7 @@ class SupervisorPolicy:
         text = f"this node goes in {seconds:.0f} s ({reason}): workers drain and leave"
         actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
         if self._code is None:
-            actions += self._stop(now, 128 + signal.SIGTERM)
+            actions += self._stop(now, 128 + signal.SIGTERM, "")
         # Of two notices the sooner counts, whichever came last.
         self._goes_at = min(now + seconds, self._goes_at or now + seconds)
         if self._kill_at is not None:
@@ -331,7 +338,7 @@ class SupervisorPolicy:
         """Something beside the workers failed for good (the master, the job's record)."""
         if self._code is not None:
             return self._end(now)
-        return [Say(text, "error", "failed"), *self._stop(now, code), *self._end(now)]
+        return [Say(text, "error", "failed"), *self._stop(now, code, text), *self._end(now)]
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed: start what is due, kill what overstays."""
@@ -382,7 +389,7 @@ class SupervisorPolicy:
                 and not (slot.surplus or slot.leaving)
             ):
                 slot.surplus = True
-                actions.append(Terminate(slot.worker))
+                actions.append(Terminate(slot.worker, by_agent(f"the job wants {self._wanted()}")))
         return actions
 
     def _fill(self) -> list[Action]:
@@ -416,12 +423,12 @@ class SupervisorPolicy:
                 if other.state not in (SlotState.IDLE, SlotState.PARKED)
             ):
                 text = f"{slot.worker} {how}: the script failed in every worker without a step between"
-                return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED)]
+                return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED, text)]
         decision = self._budget.decide(now, self._restarts, slot.restarts)
         if not decision.allowed:
             slot.state = SlotState.DEAD
             text = f"{slot.worker} {how}; {decision.reason}"
-            return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED)]
+            return [Say(text, "error", "worker_died", slot.worker), *self._stop(now, CODE_FAILED, text)]
         slot.state = SlotState.BACKOFF
         slot.due = now + decision.delay_seconds
         slot.restarts.append(now)
@@ -446,15 +453,24 @@ class SupervisorPolicy:
         weight = "error" if view.undecided else kind.get(view.phase, "warning")
         return [Say(text, weight, f"job_{view.phase}")]
 
-    def _stop(self, now: float, code: int) -> list[Action]:
-        """Every worker is to drain and leave; the agent exits with `code` afterwards."""
+    def _wanted(self) -> str:
+        """ "2 workers"."""
+        most = self._view.workers_max
+        return f"{most} worker" if most == 1 else f"{most} workers"
+
+    def _stop(self, now: float, code: int, why: str) -> list[Action]:
+        """Every worker is to drain and leave; the agent exits with `code` afterwards.
+
+        why: told to the workers; empty: as was announced.
+        """
         self._code = code
         self._kill_at = now + self._grace_seconds
         self._phase_by = None
         self._drop(SlotState.BACKOFF)
         # Whoever was told already takes a second signal for impatience.
         told = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
-        return [Terminate(slot.worker) for slot in self._in(SlotState.RUNNING) if slot not in told]
+        reason = by_agent(why) if why else ""
+        return [Terminate(slot.worker, reason) for slot in self._in(SlotState.RUNNING) if slot not in told]
 
     def _kill(self, now: float) -> list[Action]:
         self._kill_at = None
@@ -509,6 +525,11 @@ class SupervisorPolicy:
         return [*says, Finish(code)]
 
 
+def by_agent(why: str) -> str:
+    """What a worker that its agent asks to leave tells the master: the master counts by how it begins."""
+    return f"asked for by its agent: {why}"
+
+
 def _cause(status: ExitStatus) -> str:
     """How a worker died, in words: a preemption is named, so that nobody looks for a bug."""
     if status.returncode == EXIT_DRAINED:
@@ -520,4 +541,6 @@ def _cause(status: ExitStatus) -> str:
         return "was killed by SIGKILL (out of memory, preemption, or by hand)"
     if name:
         return f"crashed with {name}"
+    if status.returncode in IN_WORDS:
+        return IN_WORDS[status.returncode]
     return f"failed with exit code {status.returncode}"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from elastane.agent.exit_codes import IN_WORDS
 from elastane.agent.output import LineSplitter, Stream
 from elastane.errors import EXIT_SCRIPT_RAISED
 
@@ -56,7 +57,9 @@ class ExitStatus:
         return self.returncode == EXIT_SCRIPT_RAISED and self.error.partition(":")[0] in _CANNOT_RUN
 
     def __str__(self) -> str:
-        return f"ended by {self.signal_name}" if self.returncode < 0 else f"exit code {self.returncode}"
+        if self.returncode < 0:
+            return f"ended by {self.signal_name}"
+        return IN_WORDS.get(self.returncode) or f"exit code {self.returncode}"
 
 
 class ChildProcess:

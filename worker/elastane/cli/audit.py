@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,7 +23,7 @@ from elastane.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from elastane.audit import AuditResult
+    from elastane.audit import AuditResult, EpochAudit
 
 
 def register(app: typer.Typer) -> None:
@@ -80,10 +81,10 @@ def _print(job: str, result: AuditResult) -> None:
     table = Table(box=None, header_style="bold")
     for column in ("DATASET", "EPOCH", "TASKS", "SAMPLES", "MISSING", "TWICE", "PADDED", "DROPPED", ""):
         table.add_column(column, justify="left" if column in ("DATASET", "") else "right")
-    for epoch in result.epochs:
+    for epoch, last in fold_epochs(result.epochs):
         table.add_row(
             epoch.dataset or "-",
-            str(epoch.epoch),
+            str(epoch.epoch) if last == epoch.epoch else f"{epoch.epoch}-{last}",
             str(epoch.tasks),
             str(epoch.samples),
             str(epoch.missing),
@@ -100,3 +101,19 @@ def _print(job: str, result: AuditResult) -> None:
         out.print(f"violation: {violation}", style="red", markup=False)
     if result.ok:
         out.print("every sample of every epoch counts exactly once", style="green")
+
+
+def fold_epochs(epochs: Sequence[EpochAudit]) -> list[tuple[EpochAudit, int]]:
+    """The epochs, those alike that follow each other as one: the first, and the number of the last.
+
+    Only what is complete and without a violation is folded: nothing that somebody must see.
+    """
+    folds: list[tuple[EpochAudit, int]] = []
+    for epoch in epochs:
+        if folds and epoch.complete and not epoch.violations and epoch.epoch == folds[-1][1] + 1:
+            first = folds[-1][0]
+            if replace(epoch, epoch=first.epoch) == first:
+                folds[-1] = first, epoch.epoch
+                continue
+        folds.append((epoch, epoch.epoch))
+    return folds

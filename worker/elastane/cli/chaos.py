@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elastane.errors import ElastaneError
 
 CODE_USAGE: Final = 2
-CODE_RUN_FAILED: Final = 4
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -39,8 +38,8 @@ HELP = "\n\n".join(
         "  elastane chaos --minutes 5",
         "  elastane chaos --minutes 20 --faults kill-worker,kill-master --seed 7 train.py --epochs 3",
         "  elastane chaos --list",
-        "Exits with 0 when every promise held, 1 when one did not, 2 on bad usage, 4 when a run did not come "
-        "to its end, 130 on Ctrl-C.",
+        "Exits with 0 when every promise held, 1 when one did not, 2 on bad usage, 11 when a run did not "
+        "come to its end, 130 on Ctrl-C.",
     )
 )
 
@@ -98,7 +97,7 @@ def chaos(
 ) -> None:  # fmt: skip
     from elastane.chaos.plan import FaultsError, choose
     from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
-    from elastane.cli.common import sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED, sigterm_cleans_up
     from elastane.errors import ElastaneError
 
     if list_faults:

@@ -11,6 +11,7 @@ import json
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
@@ -22,14 +23,18 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from elastane.client import MasterClient
+    from elastane.client import MasterClient, RequestRefusedError
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+_JOBS_SHOWN = 20
 
 CODE_FAILED = 1
 CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
 CODE_NO_JOB = 6
+CODE_RUN_FAILED = 11
+"""Of verify, doctor, drill and chaos: a run of the script did not come to its end."""
 
 Parameters = ParamSpec("Parameters")
 
@@ -107,22 +112,54 @@ def exit_code(error: ElastaneError) -> int:
 
 @contextlib.contextmanager
 def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
-    """A connection to the master; says on a terminal when it has to wait."""
-    from elastane.client import MasterClient
+    """A connection to the master; says on a terminal how long it is still waited for.
 
-    said: list[str] = []
+    Of a job that is not there, the error names those that are and that the caller may see.
+    """
+    from elastane.client import MasterClient, RequestRefusedError
+
+    gives_up_at: list[float] = []
 
     def waiting(seconds: float, error: str) -> None:
-        if sys.stderr.isatty() and not said:
-            said.append(error)
-            typer.echo(f"waiting for the master at {master} ...", err=True)
+        if not sys.stderr.isatty():
+            return  # the error says it, once
+        now = time.monotonic()
+        if not gives_up_at:
+            gives_up_at.append(now + timeout_seconds)
+        left = max(gives_up_at[0] - now, 0.0)
+        typer.echo(
+            f"\r\x1b[Kno master answers at {master} ({error}); {left:.0f} s left (--timeout)",
+            nl=False,
+            err=True,
+        )
 
     try:
         client = MasterClient(master, timeout_seconds=timeout_seconds, on_wait=waiting)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--master") from error
     with client:
-        yield client
+        try:
+            yield client
+        except RequestRefusedError as error:
+            raise with_known_jobs(error, client) from None
+        finally:
+            if gives_up_at:
+                typer.echo("\r\x1b[K", nl=False, err=True)
+
+
+def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> RequestRefusedError:
+    """The same refusal; where it is of a job that is not there, with the jobs that the caller may see."""
+    from elastane.client import RequestRefusedError
+
+    if error.reason != "not_found" or error.facts.keys() != {"job"}:
+        return error
+    try:
+        names = sorted(job.name for job in client.list_jobs())
+    except ElastaneError:  # this caller may not list them
+        return error
+    shown = ", ".join(names[:_JOBS_SHOWN]) + (" and more" if len(names) > _JOBS_SHOWN else "")
+    hint = f"this master has: {shown}" if names else "this master has no job; `elastane run` starts one"
+    return RequestRefusedError(str(error.args[0]), reason=error.reason, hint=hint, **error.facts)
 
 
 def print_json(value: Any) -> None:
@@ -189,13 +226,13 @@ def sigterm_cleans_up() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def worker_limits(text: str) -> tuple[int, int]:
-    """ "MIN:MAX" or one number for both."""
+def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:
+    """ "MIN:MAX" or one number for both. Raises BadParameter, of the option or argument `named`."""
     low, separator, high = text.partition(":")
     try:
         limits = (int(low), int(high if separator else low))
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not MIN:MAX, like 1:4") from None
+        raise typer.BadParameter(f"{text!r} is not MIN:MAX, like 1:4", param_hint=named) from None
     if not 1 <= limits[0] <= limits[1]:
-        raise typer.BadParameter(f"{text!r}: MIN is at least 1 and at most MAX")
+        raise typer.BadParameter(f"{text!r}: MIN is at least 1 and at most MAX", param_hint=named)
     return limits

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from elastane.cli.common import JsonOption, console, print_json
+from elastane.cli.common import CODE_RUN_FAILED, JsonOption, console, print_json
 
 if TYPE_CHECKING:
     from elastane.diagnose.examine import Cost, ScriptFailedError
     from elastane.diagnose.findings import Finding
 
 CODE_FOUND = 1
-CODE_SCRIPT_FAILED = 4
 
 HELP = "\n\n".join(
     (
@@ -34,7 +33,7 @@ HELP = "\n\n".join(
         "Severities: refused (training would end with an error), differs (other bits than stock DDP), "
         "costs, note. Each finding has a code: `elastane errors CODE` says more.",
         "Exits with 0 when nothing is refused and nothing differs, 1 when something is, 2 on bad usage, "
-        "4 when the script failed.",
+        "11 when the script failed.",
     )
 )
 
@@ -142,7 +141,7 @@ def doctor(
             run = error.report.findings if error.report is not None else []
             findings += [finding for finding in with_source(run, in_source) if finding not in findings]
     findings = by_severity(findings)
-    code = CODE_SCRIPT_FAILED if failure is not None else CODE_FOUND if is_fault(findings) else 0
+    code = CODE_RUN_FAILED if failure is not None else CODE_FOUND if is_fault(findings) else 0
     if as_json:
         print_json(_document(facts, findings, measured, failure, code))
     else:

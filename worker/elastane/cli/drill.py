@@ -7,7 +7,7 @@ import json
 import secrets
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +17,6 @@ from elastane.cli.run_options import SCRIPT_SETTINGS, ModuleOption, ScriptArgume
 if TYPE_CHECKING:
     from elastane.drill.run import DrillResult
 
-CODE_RUN_FAILED: Final = 4
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -29,7 +28,7 @@ HELP = "\n\n".join(
         "Examples:",
         "  elastane drill --ests 4 train.py --epochs 1",
         "  elastane drill --ests 2 --grace 30 --spot-price 0.31 --on-demand-price 0.98 -m mypackage.train",
-        "Exits with 0 when all of it held, 1 when something did not, 2 on bad usage, 4 when a run failed, "
+        "Exits with 0 when all of it held, 1 when something did not, 2 on bad usage, 11 when a run failed, "
         "130 on Ctrl-C.",
     )
 )
@@ -74,7 +73,7 @@ def drill(
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
 
-    from elastane.cli.common import fail, sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED, fail, sigterm_cleans_up
     from elastane.drill.run import Drill
     from elastane.errors import ElastaneError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,8 @@ from elastane.cli.common import (
     one_line,
     print_json,
 )
+from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of, is_wanted
+from elastane_proto.folding import fold_words, folded
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -51,24 +54,61 @@ def register(app: typer.Typer) -> None:
 def events(
     job: JobArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new events.")] = False,
-    since: Annotated[int, typer.Option("--since", min=0, help="First sequence number wanted.")] = 0,
+    kind: KindOption = None,
+    worker: WorkerOption = None,
+    since: SinceOption = "0",
+    unfold: Annotated[
+        bool, typer.Option("--all", "-a", help="Each checkpoint on lines of its own too.")
+    ] = False,
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
     """Show what happened to a job and why: joins, deaths, ring changes, checkpoints.
 
-    Examples: elastane events; elastane events train --follow; elastane events --json | jq .reason
+    Checkpoints that follow each other are one line, unless they are asked for; new ones come one by one.
+    Examples: elastane events; elastane events train --follow --kind worker; elastane events --worker w1
+    --since 10m; elastane events --json | jq .reason
     """
+    import time
+
     from elastane.cli.plain import to_plain
 
+    wanted = filter_of(kind, worker, since, time.time())
     out = console()
-    with connect(master, timeout) as client:
-        for event in client.events(client.only_job(job), since=since, follow=follow):
+
+    def is_wanted_here(event: ring_pb2.Event) -> bool:
+        return is_wanted(event, wanted)
+
+    def show(told: Iterable[ring_pb2.Event]) -> None:
+        for event in told:
             if as_json:
                 print_json(to_plain(event))
             else:
                 out.print(event_line(event), soft_wrap=True)
+
+    with connect(master, timeout) as client:
+        name = client.only_job(job)
+        if as_json or unfold or kind:
+            show(filter(is_wanted_here, client.events(name, since=wanted.sequence, follow=follow)))
+            return
+        past = list(client.events(name, since=wanted.sequence))
+        for run in folded(filter(is_wanted_here, past), lambda event: event.kind):
+            out.print(fold_line(run), soft_wrap=True)
+        if follow:
+            after = past[-1].sequence + 1 if past else wanted.sequence
+            show(filter(is_wanted_here, client.events(name, since=after, follow=True)))
+
+
+def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
+    """Routine events that follow each other on the line of their last; one event as it is."""
+    if len(run) == 1:
+        return event_line(run[0])
+    last = type(run[-1])()
+    last.CopyFrom(run[-1])
+    last.kind, last.worker_id = f"{last.kind} x{len(run)}", ""
+    last.reason = fold_words([(event.kind, event.step, event.facts) for event in run])
+    return event_line(last)
 
 
 def event_line(event: ring_pb2.Event) -> Text:

@@ -32,7 +32,7 @@ HELP = "\n\n".join(
         "  elastane launch --workers 4 train.py --lr 0.1",
         "  elastane launch --workers 2:16 --hosts ./hosts.sh --remote 'ssh -tt {host} {command}' train.py",
         "A hosts script prints lines HOST or HOST:SLOTS; while it fails, the hosts stay as they are.",
-        "Exits with 0 when every process did, 1 when the restarts are used up, 4 when there were not enough "
+        "Exits with 0 when every process did, 1 when the restarts are used up, 5 when there were not enough "
         "hosts within --max-wait, 130 or 143 when a signal ended it.",
     )
 )

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from elastane.cli.catalogue import COMMANDS, CommandGroup, list_in, load
+from elastane_proto.versions import release
 
 HELP_OPTIONS = ["-h", "--help"]
 EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C."
@@ -32,7 +33,7 @@ def build_app() -> typer.Typer:
         help="Elastic PyTorch training whose result is bit for bit that of stock DistributedDataParallel.",
         epilog=EPILOG,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": HELP_OPTIONS},
@@ -53,8 +54,18 @@ def _connection(name: str, metavar: str, text: str) -> Any:
     )
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"elastane {release()}")
+        raise typer.Exit
+
+
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        # Eager: it is answered before a command is asked for.
+        typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
+    ] = False,
     token_file: Annotated[
         Path | None, _connection("TOKEN_FILE", "FILE", "File with the token for the master.")
     ] = None,
@@ -81,20 +92,13 @@ def _root(
             # Workers that this process starts connect in the same way, from whatever folder.
             is_path = name != "TLS_SERVER_NAME" and str(value) != "system"
             os.environ[f"ELASTANE_{name}"] = str(Path(value).absolute() if is_path else value)
-    if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as installed_version
-
-        try:
-            typer.echo(installed_version("elastane"))
-        except PackageNotFoundError:
-            typer.echo("not installed")
-        raise typer.Exit
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; does not return. Called by the console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given and "_ELASTANE_COMPLETE" not in os.environ:
+        given = ["--help"]  # who asks for nothing wants to know what there is: no mistake, and so code 0
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A reason may have letters that the terminal has not: a question mark instead, and no traceback.
         sys.stdout.reconfigure(errors="replace")

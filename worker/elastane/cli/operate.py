@@ -37,7 +37,9 @@ def register(app: typer.Typer) -> None:
 def scale(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="[JOB] MIN:MAX", help="The job, and the limits.", show_default=False),
+        typer.Argument(
+            metavar="[JOB] [MIN:]MAX", help="The job, and the limits; MIN stays as it is.", show_default=False
+        ),
     ],
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
@@ -45,13 +47,15 @@ def scale(
 ) -> None:
     """Change the fewest and the most workers of a job; takes effect at a step boundary.
 
-    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (the same as 4:4)
+    Examples: elastane scale 1:8; elastane scale train 2:4; elastane scale 4 (MIN as it is, 4 at most)
     """
     job, limits_text = _job_and(arguments, "MIN:MAX")
-    limits = worker_limits(limits_text)
+    low, high = worker_limits(limits_text, "MIN:MAX")
     with connect(master, timeout) as client:
-        changed = client.scale_job(client.only_job(job), *limits)
-    _report(changed, as_json, f"scaled to {limits[0]}:{limits[1]} workers")
+        # One number is the most; the fewest stay, or the job would stop where it could go on with less.
+        changed = client.scale_job(client.only_job(job), low if ":" in limits_text else 0, high)
+    settings = changed.settings
+    _report(changed, as_json, f"scaled to {settings.workers_min}:{settings.workers_max} workers")
 
 
 @command

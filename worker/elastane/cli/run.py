@@ -375,6 +375,11 @@ def run(
         _require_joinable(context, master=master, job=job)
     else:
         limits = worker_limits(workers) if workers is not None else (1, ests)
+        if limits[0] > ests:
+            raise typer.BadParameter(
+                f"{workers!r}: MIN is at most {ests}, the number of ESTs (--ests): each worker hosts one",
+                param_hint="--workers",
+            )
     if master and http:
         typer.echo(f"--http is for an embedded master; the one at {master} has its own", err=True)
     name = job or default_job_name(script[0], module=module)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from elastane.cli.common import (
     console,
     sigterm_cleans_up,
 )
+from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of
 
 if TYPE_CHECKING:
     from elastane.client import MasterClient
@@ -34,13 +36,16 @@ def top(
     interval: Annotated[
         float, typer.Option("--interval", min=0.05, help="Least time between two pictures, seconds.")
     ] = 0.25,
+    kind: KindOption = None,
+    worker: WorkerOption = None,
+    since: SinceOption = "0",
     master: MasterOption = MASTER_DEFAULT,
     timeout: TimeoutOption = TIMEOUT_DEFAULT,
 ) -> None:
     """Show jobs live: their workers, logical workers, tasks, events, curves. Keys: ? shows them.
 
     Without JOB it begins with the list of jobs, or with the only job there is.
-    Examples: elastane top; elastane top train
+    Examples: elastane top; elastane top train; elastane top --kind worker --since 1h
     """
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         raise typer.BadParameter("top draws on a terminal; use status, progress --watch or events --follow")
@@ -49,19 +54,27 @@ def top(
             "top needs a terminal that can place text, and TERM says it cannot;"
             " use status, progress --watch or events --follow"
         )
-    from elastane.client import MasterClient
+    from elastane.client import MasterClient, RequestRefusedError
     from elastane.screen.news import Watching
     from elastane.screen.terminal import Inbox, show
     from elastane.screen.view import View
 
+    wanted = filter_of(kind, worker, since, time.time())
     with connect(master, timeout) as client:
         names = sorted(one.name for one in client.list_jobs())
+    if job is not None and job not in names:
+        raise RequestRefusedError(
+            f"there is no job {job!r}",
+            reason="not_found",
+            hint=f"this master has: {', '.join(names)}" if names else "this master has no job",
+            job=job,
+        )
     if job is not None:
-        view = View(page="job", job=job, pinned=True)
+        view = View(page="job", job=job, pinned=True, wanted=wanted)
     elif len(names) == 1:
-        view = View(page="job", job=names[0])
+        view = View(page="job", job=names[0], wanted=wanted)
     else:
-        view = View()
+        view = View(wanted=wanted)
 
     def connected() -> MasterClient:
         return MasterClient(master, timeout_seconds=timeout)

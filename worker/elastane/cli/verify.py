@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from elastane.verify.run import VerifyResult, Watcher
 
 CODE_USAGE: Final = 2
-CODE_RUN_FAILED: Final = 4
 
 #: rich keeps line ends, so a paragraph is one line of text.
 HELP = "\n\n".join(
@@ -46,7 +45,7 @@ HELP = "\n\n".join(
         "folders linked. A run that writes into a linked folder, or by an absolute path, can be met by the "
         "next.",
         "Exits with 0 when all is equal, 1 when a run differs, 2 on bad usage, 3 when the script is not "
-        "deterministic by itself (two runs of the reference differ), 4 when a run failed, 130 on Ctrl-C. "
+        "deterministic by itself (two runs of the reference differ), 11 when a run failed, 130 on Ctrl-C. "
         "With "
         "--reference also: 5 it failed, 6 it did not end in time, 7 it trained nothing under DDP, 8 other "
         "number of ranks than --ests, 9 another model, 10 another number of steps.",
@@ -133,7 +132,7 @@ def verify(
     ] = None,
     as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
-    from elastane.cli.common import sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED, sigterm_cleans_up
     from elastane.determinism import Level
     from elastane.diagnose.source import examine_script
     from elastane.errors import ElastaneError

@@ -58,16 +58,20 @@ class DemoResult:
 
 
 def demo_script() -> Path:
-    """examples/digits_cnn.py: of the checkout that the package is in, or that this is called in.
+    """digits_cnn.py: of the checkout that the package is in, or the wheel's copy of it.
 
-    Raises RefusedError where there is none, or not the data set that it trains on.
+    Raises RefusedError where there is neither, or not the data set that it trains on.
     """
-    example = Path("examples", "digits_cnn.py")
-    places = (Path(elastane.__file__).resolve().parents[2] / example, example.resolve())
+    name = "digits_cnn.py"
+    places = (
+        Path(elastane.__file__).resolve().parents[2] / "examples" / name,
+        Path(__file__).resolve().with_name(name),
+    )
     script = next((place for place in places if place.exists()), None)
     if script is None:
         raise RefusedError(
-            f"the demo's script, {example}, is not here", hint="call it in a clone of Elastane's repository"
+            f"the demo's script, {name}, is not where Elastane was installed",
+            hint="install it again: pip install --force-reinstall elastane",
         )
     if importlib.util.find_spec("sklearn") is None:
         raise RefusedError(

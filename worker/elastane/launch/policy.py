@@ -12,18 +12,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from elastane.agent.budget import RestartBudget
+from elastane.agent.exit_codes import CODE_FAILED, CODE_MAX_WAIT, CODE_OK
 from elastane.agent.policy import Finish, Kill, Say, Terminate
 from elastane.agent.process import ExitStatus
 from elastane.hosts.rests import CALM_SECONDS, HostRests
 from elastane.hosts.slots import Slot
 from elastane.launch.plan import choose
-
-CODE_OK: Final = 0
-CODE_FAILED: Final = 1
-CODE_NO_HOSTS: Final = 4
 
 Phase = Literal["waiting", "running", "stopping", "ending", "over"]
 
@@ -170,7 +167,7 @@ class LaunchPolicy:
             self._waiting_since = now
         if self._wait_max_seconds and now >= self._waiting_since + self._wait_max_seconds:
             text = f"no {self._workers_min} slots within {self._wait_max_seconds:g} s: there are {len(slots)}"
-            return self._finish(CODE_NO_HOSTS, Say(text, "error", "max_wait_exceeded"))
+            return self._finish(CODE_MAX_WAIT, Say(text, "error", "max_wait_exceeded"))
         return []
 
     def _failed(self, now: float, rank: int, status: ExitStatus) -> list[Action]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from elastane.explain import ranks_text
 from elastane.report.facts import Facts
 
+CHECKPOINTS_NEWEST = 5
+
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -101,10 +103,16 @@ def rings(facts: Facts) -> Table:
 
 
 def checkpoints(facts: Facts) -> Table:
+    """The first, and the newest; those between as one row."""
     rows = [
         (saved.name, str(saved.step), f"{saved.size:,}", saved.sha256 or "-", moment(saved.time))
         for saved in facts.checkpoints
     ]
+    if (between := facts.checkpoints[1:-CHECKPOINTS_NEWEST])[1:]:
+        steps = f"{between[0].step} to {between[-1].step}"
+        size = f"{sum(saved.size for saved in between):,}"
+        fold = (f"{len(between)} between them", steps, size, "-", f"until {moment(between[-1].time)}")
+        rows[1:-CHECKPOINTS_NEWEST] = [fold]
     return Table(("checkpoint", "step", "bytes", "sha256 of its shards", "complete"), rows)
 
 

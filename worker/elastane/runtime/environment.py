@@ -102,7 +102,8 @@ class WorkerEnvironment(BaseSettings):
     def notice(self) -> tuple[float, str]:
         """How many seconds there are to leave, and why; as the agent announced it, else as set."""
         try:
-            announced = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
+            told = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
+            announced = told.get("workers", {}).get(self.worker_id, told)
             return max(0.1, float(announced["at"]) - time.time()), str(announced["reason"])
         except (OSError, ValueError, KeyError):
             return self.notice_seconds, "SIGTERM"

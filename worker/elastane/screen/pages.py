@@ -13,7 +13,8 @@ from rich.text import Text
 
 from elastane.cli.common import counted, one_line
 from elastane.cli.curve import curve_lines
-from elastane.cli.events import event_line
+from elastane.cli.event_filter import is_wanted
+from elastane.cli.events import fold_line
 from elastane.cli.explain import explanation_lines
 from elastane.cli.jobs import ests_text, phase_name
 from elastane.cli.plain import enum_name
@@ -21,6 +22,7 @@ from elastane.cli.progress import duration_text
 from elastane.explain import explain
 from elastane.screen.news import JobNews, News, held_key
 from elastane.screen.view import TABS, Row, View
+from elastane_proto.folding import folded
 from elastane_proto.short_names import short, short_names
 from elastane_proto.v1 import job_pb2
 
@@ -32,6 +34,7 @@ HELP = (
     "enter, right        open the job or worker (of an event, EST, task) selected",
     "escape, left        back",
     "tab, w e t v c      workers, ESTs, tasks and who holds them, events, curves",
+    "a                   of the events: every checkpoint, or those in a row as one",
     "q, Ctrl-C           leave             ?  this page",
 )
 CURVE_ROWS = 10
@@ -161,7 +164,7 @@ def _body(view: View, news: News, columns: int, now: float) -> Body:
     if view.tab == "tasks":
         return _tasks(detail, now)
     if view.tab == "events":
-        return _events(detail)
+        return _events(detail, view)
     return _curves(detail, columns)
 
 
@@ -254,10 +257,13 @@ def _tasks(detail: JobNews, now: float) -> Body:
     return body
 
 
-def _events(detail: JobNews) -> Body:
-    body = Body(empty="no events yet")
-    for event in detail.events:
-        body.add(Row(str(event.sequence), event.worker_id), event_line(event), event.reason)
+def _events(detail: JobNews, view: View) -> Body:
+    body = Body(empty="no events yet" if not detail.events else "none of the events is wanted")
+    told = [event for event in detail.events if is_wanted(event, view.wanted)]
+    one_by_one = view.unfolded or view.wanted.kinds
+    for run in ((event,) for event in told) if one_by_one else folded(told, lambda event: event.kind):
+        # Named by its first: a run that grows keeps its place.
+        body.add(Row(str(run[0].sequence), run[-1].worker_id), fold_line(run), run[-1].reason)
     return body
 
 

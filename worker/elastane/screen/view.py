@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from elastane_proto.event_filter import EVERYTHING, EventFilter
+
 Page = Literal["jobs", "job", "worker"]
 Tab = Literal["workers", "ests", "tasks", "events", "curves"]
 
@@ -39,6 +41,10 @@ class View:
     help: bool = False
     #: Began with one job: there is no list to go back to.
     pinned: bool = False
+    #: Each routine event is shown, also of many that follow each other.
+    unfolded: bool = False
+    #: Which events are shown, on every job's page.
+    wanted: EventFilter = EVERYTHING
 
     def position(self, rows: Sequence[Row]) -> int:
         """Number of the selected row; where it was, if it is gone."""
@@ -67,6 +73,8 @@ def press(view: View, key: str, rows: Sequence[Row]) -> View | None:
         return _back(view)
     if view.page == "job" and (key in TAB_KEYS or key in ("tab", "back_tab")):
         return replace(view, tab=_tab(view.tab, key), selected="", cursor=0)
+    if key == "a" and view.page == "job" and view.tab == "events":
+        return replace(view, unfolded=not view.unfolded, selected="", cursor=0)
     if key in ("enter", "right"):
         return _open(view, rows)
     return _move(view, key, rows)
@@ -82,7 +90,7 @@ def _back(view: View) -> View:
     if view.page == "worker":
         return replace(view, page="job", worker="", selected=view.worker, cursor=0)
     if view.page == "job" and not view.pinned:
-        return View(selected=view.job)
+        return View(selected=view.job, wanted=view.wanted)
     return view
 
 
@@ -91,7 +99,7 @@ def _open(view: View, rows: Sequence[Row]) -> View:
     if row is None or not row.opens or view.page == "worker":
         return view
     if view.page == "jobs":
-        return View(page="job", job=row.opens)
+        return View(page="job", job=row.opens, wanted=view.wanted)
     return replace(view, page="worker", worker=row.opens, selected="", cursor=0)
 
 

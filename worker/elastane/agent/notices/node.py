@@ -1,7 +1,8 @@
 """The notices of this node, and what its workers are told of it: used by both kinds of agent.
 
-Two small files in a folder that goes with the agent: `notice.json` says when and why the node goes, and
-`capacity` what kind of node it is. Workers read them when they need them: nobody waits for a cloud's answer.
+Two small files in a folder that goes with the agent: `notice.json` says when and why the node goes, or which
+workers are asked to; `capacity` what kind of node it is. Workers read them when they need them: nobody waits
+for a cloud's answer.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -44,6 +45,7 @@ class NodeNotices:
         self._notice_file = Path(self._folder.name) / "notice.json"
         self._capacity_file = Path(self._folder.name) / "capacity"
         self._watches: list[NoticeWatch] = []
+        self._asked: dict[str, dict[str, object]] = {}
 
     def environment(self) -> dict[str, str]:
         """What workers are told of the node."""
@@ -70,7 +72,18 @@ class NodeNotices:
 
     def announce(self, seconds: float, reason: str) -> None:
         """Workers that are asked to leave from now on have so many seconds for it."""
-        self._notice_file.write_text(json.dumps({"at": time.time() + seconds, "reason": reason}))
+        self._write({"at": time.time() + seconds, "reason": reason})
+
+    def announce_to(self, worker: str, seconds: float, reason: str) -> None:
+        """One worker is asked to leave next, and why; the node stays."""
+        self._asked[worker] = {"at": time.time() + seconds, "reason": reason}
+        self._write({"workers": self._asked})
+
+    def _write(self, told: Mapping[str, object]) -> None:
+        """Whole or as before: a worker may be reading it."""
+        fresh = self._notice_file.with_suffix(".new")
+        fresh.write_text(json.dumps(told))
+        fresh.replace(self._notice_file)
 
     def stop(self) -> None:
         """Look no more; the files go."""

@@ -1,0 +1,57 @@
+"""Which events are wanted, as `elastane events`, `top` and the dashboard are asked for them. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+_DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DIGITS_MAX: Final = 18
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """kinds: "worker_lost", or "worker" for every kind that begins with "worker_"; none: all. workers: by id.
+
+    sequence: the first number wanted. since: the earliest time, seconds since the Unix epoch.
+    """
+
+    kinds: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+    sequence: int = 0
+    since: float = 0.0
+
+    def wants(
+        self, *, kind: str, worker: str, members: Collection[str], sequence: int, seconds: float
+    ) -> bool:
+        """Whether an event is to be shown. members: of the ring that it makes: it is of all of them."""
+        if sequence < self.sequence or seconds < self.since:
+            return False
+        if self.kinds and not any(kind == one or kind.startswith(f"{one}_") for one in self.kinds):
+            return False
+        return not self.workers or any(one == worker or one in members for one in self.workers)
+
+
+EVERYTHING: Final = EventFilter()
+
+
+def parse_since(text: str, now: float) -> tuple[int, float]:
+    """A sequence number and a time (seconds since the Unix epoch) out of "42", "10m", "2026-01-31T12:00".
+
+    Raises ValueError, in words for people.
+    """
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
+        return int(text), 0.0
+    if found := _DURATION.fullmatch(text):
+        return 0, now - float(found[1]) * _SECONDS[found[2]]
+    try:
+        return 0, datetime.datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{text[:40]!r} is no number of an event, no time ago like 90s, 10m, 2h or 1d, and no time like"
+            " 2026-01-31T12:00"
+        ) from None

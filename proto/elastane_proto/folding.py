@@ -1,0 +1,50 @@
+"""Routine events folded: a day of checkpoints is one line between the events that somebody must read. Pure.
+
+Used where people read events: `elastane events` and `top`, and the master's dashboard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
+
+ROUTINE: Final = frozenset({"checkpoint_requested", "checkpoint_saved"})
+"""Kinds that say that all is well, again and again."""
+
+FOLDED_MIN: Final = 3
+"""Fewer that follow each other stand as they are: a checkpoint is asked for, and saved."""
+
+Event = TypeVar("Event")
+
+
+def folded(events: Iterable[Event], kind: Callable[[Event], str]) -> Iterator[tuple[Event, ...]]:
+    """The events in order: routine ones that follow each other as one tuple, each other one by itself."""
+    run: list[Event] = []
+    for event in events:
+        if kind(event) in ROUTINE:
+            run.append(event)
+            continue
+        yield from _closed(run)
+        run = []
+        yield (event,)
+    yield from _closed(run)
+
+
+def _closed(run: list[Event]) -> Iterator[tuple[Event, ...]]:
+    if len(run) >= FOLDED_MIN:
+        yield tuple(run)
+    else:
+        yield from ((event,) for event in run)
+
+
+def fold_words(told: Sequence[tuple[str, int, Mapping[str, str]]]) -> str:
+    """What a run of routine events was: "17 checkpoints saved, of steps 10 to 170".
+
+    told: kind, step and facts of each.
+    """
+    steps = [int(facts.get("at_step", step)) for kind, step, facts in told if kind == "checkpoint_saved"]
+    if not steps:
+        return f"{len(told)} checkpoints were asked for, none is saved yet"
+    if len(steps) == 1:
+        return f"1 checkpoint saved, of step {steps[0]}"
+    return f"{len(steps)} checkpoints saved, of steps {steps[0]} to {steps[-1]}"

@@ -1,0 +1,51 @@
+"""What a newcomer has after `pip install`: the wheel alone, outside any clone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages with what the wheel puts there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    [wheel] = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    site = folder / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def python(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("ELASTANE_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=installed.parent,
+        env=clean | {"PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_its_commands_tell_their_version(installed: Path) -> None:
+    for module, name in (("elastane.cli.main", "elastane"), ("elastane_operator.cli", "elastane-operator")):
+        done = python(installed, "-c", f"from {module} import main; main()", "--version")
+        assert (done.returncode, done.stdout) == (0, f"{name} {version('elastane')}\n"), done.stderr
+
+
+def test_the_demo_trains_the_script_of_the_wheel(installed: Path) -> None:
+    code = "from elastane.demo.run import demo_script; print(demo_script())"
+    script = Path(python(installed, "-c", code).stdout.strip())
+    assert script == installed / "elastane" / "demo" / "digits_cnn.py"
+    assert script.read_text() == (ROOT / "examples" / "digits_cnn.py").read_text()

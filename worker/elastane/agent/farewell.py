@@ -1,0 +1,40 @@
+"""What is said at the end of an agent that was told to stop: what of the training was kept, and what was not.
+
+Pure: the job as it stood when the agent's workers had left.
+"""
+
+from __future__ import annotations
+
+from elastane_proto.v1 import job_pb2
+
+_OVER = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_CANCELLED)
+
+
+def what_was_kept(job: job_pb2.Job, *, state_dir: str) -> str:
+    """One line; empty for a job that is over.
+
+    state_dir: what the same command needs beside, where it chose one by itself.
+    """
+    if job.phase in _OVER:
+        return ""
+    if any(worker.state == job_pb2.WORKER_STATE_MEMBER for worker in job.workers):
+        return f"kept: everything; other workers go on with the job, which is at step {job.step}"
+    if job.step == 0:
+        return "nothing was trained yet, so nothing is lost; the same command starts it"
+    if job.saved_step < 0:
+        why = (
+            f"no checkpoint was complete yet in {job.settings.checkpoint_url}"
+            if job.settings.checkpoint_url
+            else "without --checkpoint URL trained weights live in the workers alone"
+        )
+        return f"not kept: the training of all {_steps(job.step)}; {why}"
+    kept = f"kept: the checkpoint of step {job.saved_step} in {job.settings.checkpoint_url}"
+    lost = job.step - job.saved_step
+    if lost > 0:
+        kept += f"; not kept: the {_steps(lost)} since"
+    where = f" with --state-dir {state_dir}" if state_dir else ""
+    return f"{kept}; the same command{where} goes on from there"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step" if count == 1 else f"{count} steps"

@@ -1,0 +1,53 @@
+"""`--kind`, `--worker` and `--since`: which events `elastane events` and `elastane top` show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from elastane_proto.event_filter import EventFilter, parse_since
+
+if TYPE_CHECKING:
+    from elastane_proto.v1 import ring_pb2
+
+KindOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kind", "-k", metavar="KIND", help="Only events worker_lost, or all of worker; repeatable."
+    ),
+]
+WorkerOption = Annotated[
+    list[str] | None,
+    typer.Option("--worker", "-w", metavar="ID", help="Only events of this worker; repeatable."),
+]
+SinceOption = Annotated[
+    str,
+    typer.Option(
+        "--since",
+        metavar="WHEN",
+        help="First event wanted: a number, a time ago (90s, 10m, 2h, 1d), or a time (2026-01-31T12:00).",
+        show_default="all that are kept",
+    ),
+]
+
+
+def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now: float) -> EventFilter:
+    """What the three options say; now: seconds since the Unix epoch. Raises BadParameter."""
+    try:
+        return EventFilter(tuple(kind or ()), tuple(worker or ()), *parse_since(since, now))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--since") from None
+
+
+def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
+    """Whether the event is to be shown."""
+    from elastane.explain import event_seconds, members_of
+
+    return wanted.wants(
+        kind=event.kind,
+        worker=event.worker_id,
+        members=members_of(event) or (),
+        sequence=event.sequence,
+        seconds=event_seconds(event),
+    )

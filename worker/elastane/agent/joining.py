@@ -28,7 +28,8 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
         left = deadline - time.monotonic()
         if left <= 0:
             raise JobMissingError(
-                f"the master at {', '.join(client.addresses)} had no job {name!r} within {seconds:g} s",
+                f"the master at {', '.join(client.addresses)} had no job {name!r} within {seconds:g} s"
+                f"{_others(client)}",
                 hint="create it first, or say --ests N to create it here; --job-timeout waits longer",
                 job=name,
             )

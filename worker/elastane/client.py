@@ -134,6 +134,7 @@ class MasterClient:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._stubs: dict[tuple[str, Callable[[grpc.Channel], Any]], Any] = {}
         self._stamp = credentials_stamp()
 
     def __enter__(self) -> MasterClient:
@@ -148,7 +149,7 @@ class MasterClient:
         with self._lock:
             for channel in self._channels.values():
                 channel.close()
-            self._channels.clear()
+            self._forget()
 
     # ------------------------------------------------------------------ jobs
 
@@ -403,19 +404,25 @@ class MasterClient:
         """One call with retries; raises RequestRefusedError or MasterUnreachableError."""
         deadline = time.monotonic() + self._timeout_seconds + attempt_seconds - ATTEMPT_SECONDS
 
-        def attempt(channel: grpc.Channel) -> Any:
+        def attempt(service: Any) -> Any:
             left = max(deadline - time.monotonic(), 0.05)
-            call: _Call = getattr(stub(channel), method)
+            call: _Call = getattr(service, method)
             response, served = call.with_call(
                 request, timeout=min(left, attempt_seconds), metadata=call_metadata()
             )
             require_master(served.trailing_metadata())
             return response
 
-        return self.retried(attempt, wait_seconds=attempt_seconds - ATTEMPT_SECONDS)
+        return self.retried(stub, attempt, wait_seconds=attempt_seconds - ATTEMPT_SECONDS)
 
-    def retried(self, attempt: Callable[[grpc.Channel], Response], *, wait_seconds: float = 0.0) -> Response:
-        """What `attempt` gives with a channel to the master, after as many attempts as it takes.
+    def retried(
+        self,
+        stub: Callable[[grpc.Channel], Any],
+        attempt: Callable[[Any], Response],
+        *,
+        wait_seconds: float = 0.0,
+    ) -> Response:
+        """What `attempt` gives with a stub of the master, after as many attempts as it takes.
 
         wait_seconds: how long the master may keep an attempt waiting. Raises RequestRefusedError or
         MasterUnreachableError.
@@ -424,7 +431,7 @@ class MasterClient:
             with trial:
                 address = self._book.current()
                 try:
-                    return attempt(self._channel(address))
+                    return attempt(self._stub(address, stub))
                 except StreamEndedError as error:
                     raise _TransientError(str(error), "", address=address) from None
                 except (grpc.RpcError, ValueError) as error:
@@ -446,7 +453,7 @@ class MasterClient:
             served, began = False, time.monotonic()
             address = self._book.current()
             try:
-                call: _Call = getattr(stub(self._channel(address)), method)
+                call: _Call = getattr(self._stub(address, stub), method)
                 for response in call(request(), metadata=call_metadata()):
                     served = True
                     yield response
@@ -469,19 +476,30 @@ class MasterClient:
                 return
             failures += 1
 
-    def _channel(self, address: str) -> grpc.Channel:
+    def _stub(self, address: str, stub: Callable[[grpc.Channel], Any]) -> Any:
+        """A service at an address, on the channel to it.
+
+        Made under the lock that `close` takes: gRPC ends the process by SIGSEGV where a stub is made of a
+        channel that another thread has closed (grpc/grpc#43455). A call on one raises ValueError.
+        """
         with self._lock:
             if self._closing.is_set():
                 raise ClientClosedError("the connection to the master was closed")
             if (stamp := credentials_stamp()) != self._stamp:
                 # Certificates were renewed. Calls of other threads keep their channels until they end.
                 self._stamp = stamp
-                self._channels.clear()
+                self._forget()
             if address not in self._channels:
                 self._channels[address] = open_channel(
                     address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address)
                 )
-            return self._channels[address]
+            if (address, stub) not in self._stubs:
+                self._stubs[address, stub] = stub(self._channels[address])
+            return self._stubs[address, stub]
+
+    def _forget(self) -> None:
+        self._channels.clear()
+        self._stubs.clear()
 
     def _retrying(self, timeout_seconds: float) -> tenacity.Retrying:
         def before_sleep(state: tenacity.RetryCallState) -> None:

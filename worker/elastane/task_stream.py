@@ -66,7 +66,10 @@ class TaskStream:
 
         Raises RequestRefusedError and MasterUnreachableError.
         """
-        response = None if self._one_by_one else self._client.retried(self._next, wait_seconds=WAIT_SECONDS)
+        response = None
+        if not self._one_by_one:
+            stub = shard_pb2_grpc.ShardServiceStub
+            response = self._client.retried(stub, self._next, wait_seconds=WAIT_SECONDS)
         if response is None:
             response = self._client.lease_tasks(self._unanswered[0])
         self._unanswered.popleft()
@@ -76,10 +79,10 @@ class TaskStream:
         """Ends the stream; what was not answered may have been decided on or not."""
         self._drop()
 
-    def _next(self, channel: grpc.Channel) -> shard_pb2.LeaseTasksResponse | None:
+    def _next(self, service: shard_pb2_grpc.ShardServiceStub) -> shard_pb2.LeaseTasksResponse | None:
         """The next answer; None from a master that knows no streams."""
         if self._call is None:
-            self._open(channel)
+            self._open(service)
         assert self._watch is not None
         watch = self._watch
         try:
@@ -99,12 +102,12 @@ class TaskStream:
                 return None
             raise
 
-    def _open(self, channel: grpc.Channel) -> None:
+    def _open(self, service: shard_pb2_grpc.ShardServiceStub) -> None:
         self._outgoing = queue.SimpleQueue()
         for request in self._unanswered:
             self._outgoing.put(shard_pb2.StreamTasksRequest(request=request))
         requests = iter(self._outgoing.get, None)
-        self._call = shard_pb2_grpc.ShardServiceStub(channel).StreamTasks(requests, metadata=call_metadata())
+        self._call = service.StreamTasks(requests, metadata=call_metadata())
         self._watch = _SilenceWatch(self._call, self._silence_seconds)
 
     def _drop(self) -> None:

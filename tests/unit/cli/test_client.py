@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -125,6 +128,36 @@ def test_closing_ends_a_call_that_waits() -> None:
     client.close()
     thread.join(30)
     assert not thread.is_alive() and len(errors) == 1
+
+
+CLOSED_BETWEEN = """
+import threading
+from elastane.client import ClientClosedError, MasterClient
+from elastane_proto.v1 import job_pb2, job_pb2_grpc
+
+client = MasterClient("127.0.0.1:1")
+closing = threading.Thread(target=client.close)
+
+def stub(channel):
+    closing.start()
+    closing.join(0.3)
+    return job_pb2_grpc.JobServiceStub(channel)
+
+try:
+    client.retried(stub, lambda jobs: jobs.List(job_pb2.JobServiceListRequest(), timeout=10))
+except ClientClosedError as error:
+    print(error)
+"""
+
+
+def test_a_client_that_is_closed_while_a_call_begins_does_not_end_the_process() -> None:
+    """gRPC makes a stub of a closed channel by reading through a null pointer."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSED_BETWEEN],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == (0, "the connection to the master was closed\n"), ended.stderr
 
 
 def test_only_job() -> None:

@@ -221,7 +221,7 @@ class StoreServer:
         return 1
 
     def pop(self, key: bytes, answer: Callable[[bytes | None, Exception | None], bool]) -> None:
-        """Answers with the first of a list, at once or when there is one; `answer` says whether it is wanted."""
+        """Answers with the first of a list, now or when there is one; `answer` says whether it is wanted."""
         values = self.data.get(key, ())
         if values:
             self.data[key] = values[1:]

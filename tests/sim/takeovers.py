@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from elastane_master.store.keys import JOBS_KEY, JobKeys
 from elastane_master.decisions.events import Rejection
+from elastane_master.store.keys import JOBS_KEY, JobKeys
 from elastane_master.store.lease import LEASE_KEY
 
 if TYPE_CHECKING:

@@ -59,7 +59,9 @@ def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
     """At each call, before the store has acted and after, for longer than the lease: link cut, store dead."""
     for crashes, acted in product((False, True), repeat=2):
         for call in count(1):
-            _, takeovers = simulate_takeover(TAKEN_OVER[call % len(TAKEN_OVER)], Cut(call, acted, 2.5, crashes))
+            _, takeovers = simulate_takeover(
+                TAKEN_OVER[call % len(TAKEN_OVER)], Cut(call, acted, 2.5, crashes)
+            )
             if not takeovers.hit:
                 break  # it has no more calls
         assert call > 20

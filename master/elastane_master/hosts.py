@@ -34,11 +34,16 @@ TAKEN_OVER_AT_ONCE = 8
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
 
 
+class LeaseOver(Exception):  # noqa: N818 - says what happened
+    """Another master may lead by now: what is left is its to take over."""
+
+
 class JobHosts(HostOwner):
     """The jobs being served, by name. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
-    measures: of the writes of all jobs. tracer: of changes of their rings; None: they are not traced.
+    restored: every job of the store is here; until then every request is refused. measures: of the writes of
+    all jobs. tracer: of changes of their rings; None: they are not traced.
     """
 
     def __init__(
@@ -55,6 +60,7 @@ class JobHosts(HostOwner):
         self.tracer: Tracer | None = None
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
+        self.restored = False
         self._options = options
         self._limits = limits or Limits()
         self._on_failed = on_failed
@@ -80,11 +86,18 @@ class JobHosts(HostOwner):
     def _require_serving(self) -> None:
         if (refusal := self._refusal()) is not None:
             raise refusal
+        if not self.restored:  # a job that is not read yet would be called unknown
+            raise Rejection(
+                "not_leading",
+                "this master has not read all jobs of the store yet",
+                hint="ask again in a moment, or the next of the masters' addresses",
+            )
 
-    async def start(self) -> None:
-        """Takes over every job of the store. Raises StoreFormatUnknown and redis errors.
+    async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
+        """Takes over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        A store that a newer master wrote is left as it is, every job of it.
+        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store that a
+        newer master wrote is left as it is, every job of it.
         """
         self.clock.begin()
         self.clock.keep()
@@ -95,6 +108,8 @@ class JobHosts(HostOwner):
 
         async def take_over(name: str) -> None:
             async with gate:
+                if not may_lead():
+                    raise LeaseOver(f"the lease ran out before job {name} was taken over")
                 await self._take_over(name)
 
         tasks = [asyncio.create_task(take_over(name)) for name in names]
@@ -105,6 +120,7 @@ class JobHosts(HostOwner):
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        self.restored = True
 
     async def stop(self, refusal: Rejection) -> None:
         """Stops serving: streams end with `refusal`, everything pending is written."""
@@ -127,6 +143,7 @@ class JobHosts(HostOwner):
     async def abandon(self, refusal: Rejection) -> None:
         """Forgets every job without writing: another master serves them."""
         self.refuse(refusal)
+        self.restored = False
         hosts = list(self._hosts.values())
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()

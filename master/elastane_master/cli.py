@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 
 from elastane_master.cancellation import cancel
-from elastane_master.errors import CannotListen
+from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
@@ -68,6 +68,14 @@ def main(
     leader_lease_seconds: Annotated[
         float | None,
         typer.Option(help="A leader that fell silent is replaced after so long. [3]", metavar="SECONDS"),
+    ] = None,
+    keep_finished: Annotated[
+        str | None,
+        typer.Option(
+            help="Finished jobs that are kept: those of a time (7d), the newest N, or forever. Others are"
+            " deleted; checkpoints stay. [30d]",
+            metavar="TIME|N",
+        ),
     ] = None,
     http: Annotated[
         str | None,
@@ -141,6 +149,7 @@ def main(
         "standby": standby,
         "advertise": advertise,
         "leader_lease_seconds": leader_lease_seconds,
+        "keep_finished": keep_finished,
         "http": http,
         "http_port_file": http_port_file,
         "log_level": log_level,
@@ -176,7 +185,7 @@ def main(
     configure_logging(settings)
     try:
         run(serve(settings))
-    except (CannotListen, BadSecurityFile) as error:
+    except (CannotListen, TooFewDescriptors, BadSecurityFile) as error:
         _fail(error, EXIT_BAD_START)
     except (AnotherLeads, Fenced) as error:
         _fail(error, EXIT_FENCED)
@@ -255,7 +264,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _fail(error: CannotListen | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
+def _fail(error: CannotListen | TooFewDescriptors | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
     typer.echo(f"elastane master: {error} [{error.code}]", err=True)
     if error.hint:
         typer.echo(f"  {error.hint}", err=True)

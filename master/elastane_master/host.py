@@ -95,7 +95,8 @@ class HostOwner:
 class JobHost(LogListener):
     """One job, served. Used from one event loop.
 
-    changed: the job's state changed, durably. noted: there are new notes. tally: what came to pass since
+    changed: the job's state changed, durably. noted: there are new notes. asked_at: when somebody asked for
+    the job last, on the loop's clock. tally: what came to pass since
     this master serves the job. tracing: of changes of the ring, where that is asked for.
     """
 
@@ -122,6 +123,7 @@ class JobHost(LogListener):
         self.noted = Signal()
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
+        self.asked_at = asyncio.get_running_loop().time()
         self.stopping = False
         self.paused: Rejection | None = None
         self._ends: dict[Callable[[Rejection], None], None] = {}
@@ -144,6 +146,16 @@ class JobHost(LogListener):
         """What every log line about the job has."""
         state = self.machine.state
         return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
+
+    def is_unused(self, seconds: float) -> bool:
+        """Whether for so long nobody has asked for the job, nothing changed in it, and nobody follows it."""
+        if self.sessions or self._streams or self._ends or self.watchers or self.task_waiters.count:
+            return False
+        if self.stopping or self.paused is not None or self.log.pending is not None:
+            return False
+        unasked_seconds = asyncio.get_running_loop().time() - self.asked_at
+        unchanged_seconds = self.clock() - self.machine.state.decided_at
+        return self.log.reachable and min(unasked_seconds, unchanged_seconds) >= seconds
 
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Starts to serve, with `event` and `note` as the first; resolves when all is durable."""

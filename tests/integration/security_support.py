@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "JobService.Suspend": {"operator"},
     "JobService.Resume": {"operator"},
     "JobService.Cancel": {"operator"},
+    "JobService.Delete": {"operator"},
     "JobService.SetPrices": {"operator"},
     "JobService.DrainWorker": {"operator"},
     "JobService.Checkpoint": {"operator"},

@@ -240,16 +240,18 @@ async def test_a_connection_that_ended_while_nothing_was_written_is_no_absence_o
 
 
 async def test_a_connection_is_made_anew_after_every_error(store: Store) -> None:
-    script = store.redis.pinned_script("return redis.call(ARGV[1])")
+    script, connections = (
+        store.redis.pinned_script("return redis.call(ARGV[1])"),
+        store.redis.script_connections,
+    )
     await script(keys=[], args=["PING"])
-    connection = script._connection
+    (connection,) = connections._free
     await script(keys=[], args=["PING"])
-    assert script._connection is connection
+    assert connections._free == [connection]
     with pytest.raises(RedisError):
         await script(keys=[], args=["nonsense"])
     # A server that became a replica says no, and its name may mean another one by now.
-    assert await script(keys=[], args=["PING"]) and script._connection is not connection
-    await script.aclose()
+    assert await script(keys=[], args=["PING"]) and connection not in connections._free
 
 
 async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) -> None:

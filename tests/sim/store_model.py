@@ -160,6 +160,19 @@ class StoreServer:
         self.data.setdefault(key, {}).update(zip(pairs[::2], pairs[1::2], strict=True))
         return len(pairs) // 2
 
+    def _hdel(self, key: bytes, *names: bytes) -> int:
+        table = self.data.get(key, {})
+        return sum(table.pop(name, None) is not None for name in names)
+
+    def _persist(self, key: bytes) -> int:
+        return 0
+
+    def _expire(self, key: bytes, seconds: bytes) -> int:
+        return 1  # a day is longer than any run
+
+    def _unlink(self, *keys: bytes) -> int:
+        return sum(self.data.pop(key, None) is not None for key in keys)
+
     def _set(self, key: bytes, value: bytes) -> bytes:
         self.data[key] = value
         return b"OK"
@@ -204,7 +217,7 @@ def _copied(value: Any) -> Any:
 
 
 class PinnedScriptModel:
-    """A script with a connection of its own."""
+    """A script over connections that lie ready."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -212,8 +225,8 @@ class PinnedScriptModel:
     async def __call__(self, **words: Any) -> Any:
         return await self._run(**words)
 
-    async def aclose(self) -> None:
-        pass
+    async def many(self, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        return [await self._run(keys=keys, args=args) for keys, args in calls]
 
 
 class StoreClient:

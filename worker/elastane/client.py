@@ -214,6 +214,13 @@ class MasterClient:
         request = job_pb2.JobServiceCancelRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Cancel", request).job
 
+    def delete_job(self, name: str, *, force: bool = False, request_id: str | None = None) -> None:
+        """Deletes a finished job and all that the master keeps of it. force: also one that is not over."""
+        request = job_pb2.JobServiceDeleteRequest(
+            name=name, force=force, request_id=request_id or new_request_id()
+        )
+        self._unary(job_pb2_grpc.JobServiceStub, "Delete", request)
+
     def set_prices(
         self,
         name: str,

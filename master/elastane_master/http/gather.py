@@ -10,7 +10,7 @@ from typing import Protocol
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
+from elastane_master.hosts import ClosedJob, JobHosts
 from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master, is_shown
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.gate import Gate
@@ -60,7 +60,10 @@ async def gather(master: Served, caller: Principal) -> Samples:
         leads=master.leads,
         store_reachable=master.store_reachable,
         fencing_token=master.fencing_token,
-        phases=tuple(host.machine.state.phase for host in hosts),
+        phases=(
+            *(host.machine.state.phase for host in hosts),
+            *(closed.phase for closed in _closed(master)),
+        ),
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
@@ -77,6 +80,16 @@ def _hosts(master: Served) -> list[JobHost]:
         return []
     try:
         return master.hosts.all()
+    except Rejection:
+        return []
+
+
+def _closed(master: Served) -> list[ClosedJob]:
+    """The closed jobs; none while another master may lead."""
+    if master.hosts is None:
+        return []
+    try:
+        return master.hosts.closed()
     except Rejection:
         return []
 

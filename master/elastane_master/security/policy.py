@@ -65,6 +65,7 @@ RULES: dict[str, Rule] = {
     _JOB + "Suspend": Rule(_OPERATOR, "name"),
     _JOB + "Resume": Rule(_OPERATOR, "name"),
     _JOB + "Cancel": Rule(_OPERATOR, "name"),
+    _JOB + "Delete": Rule(_OPERATOR, "name"),
     _JOB + "SetPrices": Rule(_OPERATOR, "name"),
     _JOB + "DrainWorker": Rule(_OPERATOR, "name"),
     _JOB + "Checkpoint": Rule(_OPERATOR, "name"),

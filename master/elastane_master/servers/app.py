@@ -24,8 +24,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from redis.exceptions import RedisError
 
+from elastane_master import descriptors
 from elastane_master.decisions.events import Rejection
-from elastane_master.errors import CannotListen
+from elastane_master.decisions.retention import Retention
+from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.hosts import JobHosts
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.facts import JobFacts
@@ -101,8 +103,11 @@ class Master(Follower):
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves, or stands by, when it returns. Raises CannotListen, BadSecurityFile and StoreError."""
-        settings = self.settings
+        """Serves, or stands by, when it returns.
+
+        Raises CannotListen, TooFewDescriptors, BadSecurityFile and StoreError.
+        """
+        self.settings = settings = within_descriptors(self.settings, descriptors.raise_limit())
         for file in (settings.port_file, settings.http_port_file):
             if file is not None:
                 file.unlink(missing_ok=True)
@@ -125,6 +130,8 @@ class Master(Follower):
             on_reachable=self._store_reachable,
         )
         self._hosts.measures = self.measures.store
+        self._hosts.retention = Retention.parse(settings.keep_finished)
+        self._hosts.close_seconds = settings.close_finished_seconds
         self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.facts = JobFacts(self._hosts)
         self._hosts.refuse(not_leading(None))
@@ -445,6 +452,32 @@ class Master(Follower):
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+
+def within_descriptors(settings: MasterSettings, limit: int) -> MasterSettings:
+    """The settings with bounds that the limit of descriptors allows; 0: there is none.
+
+    Raises TooFewDescriptors.
+    """
+    if not limit:
+        return settings
+    wanted = {
+        "store_connections_max": settings.store_connections_max,
+        "store_reads_max": settings.store_reads_max,
+        "http_connections_max": settings.http_connections_max if settings.http else 0,
+    }
+    shared = descriptors.shared_out(limit, *wanted.values())
+    given = dict(zip(wanted, (shared.store, shared.reads, shared.http), strict=True))
+    lowered = {name: bound for name, bound in given.items() if bound < wanted[name]}
+    if lowered:
+        logger.warning(
+            "few descriptors: bounds are lowered",
+            limit=limit,
+            lowered=", ".join(f"{name} {wanted[name]} to {bound}" for name, bound in lowered.items()),
+            left_for_callers=shared.callers,
+            hint=TooFewDescriptors.hint,
+        )
+    return settings.model_copy(update=lowered)
 
 
 def _how(files: TlsFiles | None) -> str:

@@ -25,7 +25,7 @@ from elastane_master.store.errors import (
     StoreUnreachable,
 )
 from elastane_master.store.keys import JOBS_KEY, checked_job_name
-from elastane_master.store.pinned import PinnedScript
+from elastane_master.store.pinned import CONNECTIONS_MAX, PinnedScript, ScriptConnections
 
 logger = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class StoreOptions:
     url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
     server. start_timeout_seconds: how long an unreachable store is tried at start.
     socket_timeout_seconds: after so long without a reply a request is given up and repeated. access: with
-    which certificates and password.
+    which certificates and password. connections_max: of the logs of all jobs together.
     """
 
     url: str = ""
@@ -48,14 +48,21 @@ class StoreOptions:
     start_timeout_seconds: float = 15.0
     socket_timeout_seconds: float = 10.0
     access: StoreAccess = field(default_factory=StoreAccess)
+    connections_max: int = CONNECTIONS_MAX
 
 
 class StoreRedis(Redis):
-    """The client of a store."""
+    """The client of a store. script_connections: those of all its pinned scripts."""
+
+    script_connections: ScriptConnections
 
     def pinned_script(self, text: str) -> PinnedScript:
-        """A script with a connection of its own, for a caller that calls it all the time."""
-        return PinnedScript(self, text)
+        """A script over connections that lie ready, for a caller that calls it all the time."""
+        return PinnedScript(self.script_connections, text)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self.script_connections.aclose()
+        await super().aclose(close_connection_pool)
 
 
 class Store:
@@ -95,6 +102,7 @@ class Store:
             **arguments,
         )
         redis = cast("StoreRedis", opened)
+        redis.script_connections = ScriptConnections(redis, options.connections_max)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
         except BaseException:
@@ -110,6 +118,10 @@ class Store:
     async def add_job(self, job: str) -> None:
         """Lists a job; raises BadJobName."""
         await self.redis.sadd(JOBS_KEY, checked_job_name(job))
+
+    async def drop_job(self, job: str) -> None:
+        """Takes a job off the list."""
+        await self.redis.srem(JOBS_KEY, job)
 
     async def revive(self) -> None:
         """Starts the private server again if it died; without one, nothing can be done but wait."""

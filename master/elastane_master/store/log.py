@@ -204,6 +204,16 @@ class JobLog:
         self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
 
     @property
+    def token(self) -> int:
+        """The fencing token that it writes with."""
+        return self._token
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last write that was acknowledged."""
+        return self._sequence
+
+    @property
     def snapshot_bytes(self) -> int:
         """Size of the last snapshot that was written."""
         return self._snapshot_bytes
@@ -275,14 +285,12 @@ class JobLog:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_seconds)
             await cancel(self._task)
-        await self._script.aclose()
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
 
     async def abandon(self) -> None:
         """Stops at once and writes nothing more; what is pending fails as fenced."""
         if self._task is not None:
             await cancel(self._task)
-        await self._script.aclose()
         self._fail(
             self.failure
             or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)

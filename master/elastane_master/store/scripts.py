@@ -14,6 +14,8 @@ local written = redis.call('HMGET', KEYS[1], 'format', 'state')
 if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0') > tonumber(ARGV[2]) then
   return {0, tonumber(written[1] or '0'), tonumber(written[2] or '0')}
 end
+redis.call('HDEL', KEYS[1], 'deleted')  -- of a job of that name before (see closed.py)
+redis.call('PERSIST', KEYS[1])
 local token = redis.call('HINCRBY', KEYS[1], 'token', 1)
 local sequence = redis.call('HGET', KEYS[1], 'sequence')
 return {token, tonumber(sequence or '0')}

@@ -76,6 +76,11 @@ class JobServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.FromString,
                 _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/elastane.v1.JobService/Delete',
+                request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.FromString,
+                _registered_method=True)
         self.SetPrices = channel.unary_unary(
                 '/elastane.v1.JobService/SetPrices',
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.SerializeToString,
@@ -152,6 +157,14 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Delete(self, request, context):
+        """Deletes a finished job and all that the master keeps of it: settings, progress, history, events, contexts.
+        Its checkpoints stay. Refused with WRONG_PHASE while it is not over, unless forced. Its name is free then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetPrices(self, request, context):
         """Changes what workers cost from now on; what was charged before stays.
         """
@@ -215,6 +228,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.SerializeToString,
+            ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.SerializeToString,
             ),
             'SetPrices': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPrices,
@@ -450,6 +468,33 @@ class JobService:
             '/elastane.v1.JobService/Cancel',
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.SerializeToString,
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.JobService/Delete',
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.FromString,
             options,
             channel_credentials,
             insecure,

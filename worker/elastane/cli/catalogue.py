@@ -68,6 +68,11 @@ COMMANDS: Final = {
         "Let a suspended job, or one that waited too long, go on as soon as workers are there.",
     ),
     "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "delete": Entry(
+        "operate",
+        "Operate",
+        "Delete a finished job and all that the master keeps of it; its checkpoints stay.",
+    ),
     "price": Entry(
         "cost",
         "Operate",

@@ -1,4 +1,5 @@
-"""`elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`: what an operator asks of a job.
+"""What an operator asks of a job: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`
+and `delete`.
 
 Each makes one write with a request id made here, so that a call repeated over a broken connection takes
 effect once. The positional argument in front is the job and may be left out; the command sorts that out by
@@ -7,6 +8,7 @@ the number of arguments.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for function in (scale, drain, checkpoint, suspend, resume, cancel):
+    for function in (scale, drain, checkpoint, suspend, resume, cancel, delete):
         app.command(function.__name__, rich_help_panel="Operate")(function)
 
 
@@ -141,6 +143,34 @@ def cancel(
     with connect(master, timeout) as client:
         changed = client.cancel_job(client.only_job(job))
     _report(changed, as_json, "cancelled")
+
+
+@command
+def delete(
+    job: Annotated[str, typer.Argument(help="The job; it has to be named.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Cancel it first, if it is not over.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a finished job and all that the master keeps of it; its checkpoints stay.
+
+    Gone are its settings, progress, history (audit), events, logged values and contexts. A master deletes
+    what is finished by itself after a while: `elastane master --keep-finished`.
+
+    Examples: elastane delete train; elastane delete train --force --yes
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter(f"nobody can be asked whether to delete {job}: say --yes")
+        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True)
+    with connect(master, timeout) as client:
+        client.delete_job(job, force=force)
+    if as_json:
+        print_json({"deleted": job})
+    else:
+        typer.echo(f"{job}: deleted; its checkpoints are as they were")
 
 
 def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:

@@ -162,15 +162,19 @@ def delete(
     Examples: elastane delete train; elastane delete train --force --yes
     """
     if not yes:
-        if not sys.stdin.isatty():
+        if not _can_ask():
             raise typer.BadParameter(f"nobody can be asked whether to delete {job}: say --yes")
-        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True)
+        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True, err=True)
     with connect(master, timeout) as client:
         client.delete_job(job, force=force)
     if as_json:
         print_json({"deleted": job})
     else:
         typer.echo(f"{job}: deleted; its checkpoints are as they were")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
 
 
 def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:

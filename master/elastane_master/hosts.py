@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 from weakref import WeakValueDictionary
 
 import structlog
@@ -25,7 +26,7 @@ from elastane_master.decisions.retention import (
     record_of,
     require_deletable,
 )
-from elastane_master.decisions.state import OVER
+from elastane_master.decisions.state import OVER, Phase
 from elastane_master.host import HostOwner, JobHost
 from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.metrics.measures import StoreMeasures
@@ -58,7 +59,7 @@ class ClosedJob:
     """A finished job that is not held in memory. Its record is read when it is asked for."""
 
     name: str
-    phase: str
+    phase: Phase
     ended_at: float
     stored: Closed
 
@@ -66,7 +67,9 @@ class ClosedJob:
     def of(cls, name: str, stored: Closed) -> ClosedJob | None:
         """None: its record is of another version."""
         record = read_record(stored.record)
-        return None if record is None else cls(name, record.view.phase, record.ended_at, stored)
+        if record is None:
+            return None
+        return cls(name, cast("Phase", record.view.phase), record.ended_at, stored)
 
     @property
     def record(self) -> Record:

@@ -11,7 +11,15 @@ from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
 from elastane_master.hosts import ClosedJob, JobHosts
-from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master, is_shown
+from elastane_master.metrics.figures import (
+    JobFacts,
+    MasterFacts,
+    Samples,
+    add_closed,
+    add_job,
+    add_master,
+    is_shown,
+)
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.gate import Gate
 from elastane_master.security.tokens import Principal
@@ -52,7 +60,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
     """
     samples = Samples()
-    hosts = _hosts(master)
+    hosts, closed = _hosts(master), _closed(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -62,7 +70,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
         fencing_token=master.fencing_token,
         phases=(
             *(host.machine.state.phase for host in hosts),
-            *(closed.phase for closed in _closed(master)),
+            *(job.phase for job in closed),
         ),
         gate_refusals=master.gate.refusals,
     )
@@ -71,6 +79,9 @@ async def gather(master: Served, caller: Principal) -> Samples:
         if caller.covers(host.name) and is_shown(host.machine, host.clock()):
             add_job(samples, host.machine, _facts(host), host.tally, host.clock())
             await asyncio.sleep(0)
+    for job in closed:
+        if caller.covers(job.name) and master.hosts is not None:
+            add_closed(samples, job.name, job.phase, job.ended_at, master.hosts.clock())
     return samples
 
 

@@ -122,6 +122,12 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     samples.add(known.STORE_SNAPSHOT_SECONDS, store.snapshot_seconds)
 
 
+def add_closed(samples: Samples, job: str, phase: Phase, ended_at: float, now: float) -> None:
+    """What is told of a finished job that is closed: how it ended, as long as of others that are over."""
+    if now - ended_at < OVER_SECONDS:
+        samples.choose(known.PHASE, phase, PHASES, job)
+
+
 def is_shown(machine: JobMachine, now: float) -> bool:
     """Whether a job is told of at time `now`: while it is not over, and `OVER_SECONDS` beyond."""
     state = machine.state

@@ -142,7 +142,7 @@ class JobHosts(HostOwner):
         self.clock.keep()
         listed = await self._records.take_over(await self.store.jobs(), self._options.state_version)
         for name in listed.deleted:  # the master that deleted them did not come to this
-            await self.store.drop_job(name)
+            await self.store.remove_job(name)
         for name, stored in listed.closed.items():
             if (job := ClosedJob.of(name, stored)) is not None:
                 self._closed[name] = job
@@ -421,6 +421,8 @@ class JobHosts(HostOwner):
             except (Rejection, StoreError, RedisError, OSError) as error:
                 # The store is away, or another master leads: there is no hurry.
                 logger.info("finished jobs stay as they are for now", error=str(error))
+            except Exception:  # whatever it is, the other jobs' time comes too
+                logger.exception("finished jobs could not be looked after")
 
     async def _stop_resting(self) -> None:
         if self._resting is not None:
@@ -490,7 +492,7 @@ class JobHosts(HostOwner):
         """Deletes all of a closed job. The caller holds its lock."""
         await self._records.delete(closed.name, closed.stored.token, request_id)
         del self._closed[closed.name]
-        await self.store.drop_job(closed.name)
+        await self.store.remove_job(closed.name)
 
     # ---------------------------------------------------------------- from the hosts
 

@@ -111,11 +111,6 @@ class ClosedJobs:
     def __init__(self, redis: StoreRedis) -> None:
         self.id = uuid.uuid4().hex
         self._redis = redis
-        self._look = redis.pinned_script(LOOK)
-        self._take = redis.pinned_script(TAKE)
-        self._close = redis.pinned_script(CLOSE)
-        self._check = redis.pinned_script(CHECK)
-        self._delete = redis.pinned_script(DELETE)
 
     async def take_over(self, jobs: Sequence[str], state_version: int) -> Listed:
         """Takes over those that are closed, and says which are not.
@@ -124,14 +119,15 @@ class ClosedJobs:
         """
         listed = Listed({}, [], [])
         closed: list[str] = []
+        look, take = self._redis.pinned_script(LOOK), self._redis.pinned_script(TAKE)
         for some in _parts(jobs):
-            answers = await self._look.many([([JobKeys.of(job).fence], ()) for job in some])
+            answers = await look.many([([JobKeys.of(job).fence], ()) for job in some])
             for job, answer in zip(some, answers, strict=True):
                 found_format, found_state, how = answer.decode().split(":")
                 check_written(job, int(found_format), int(found_state), state_version)
                 {"closed": closed, "deleted": listed.deleted, "open": listed.open}[how].append(job)
         for some in _parts(closed):
-            answers = await self._take.many([([JobKeys.of(job).fence], [self.id]) for job in some])
+            answers = await take.many([([JobKeys.of(job).fence], [self.id]) for job in some])
             for job, answer in zip(some, answers, strict=True):
                 token, _, record = answer.partition(b":")
                 if answer:
@@ -146,22 +142,24 @@ class ClosedJobs:
         Raises Fenced.
         """
         keys = [JobKeys.of(job).fence]
-        answer = (await self._close(keys=keys, args=[token, sequence, record, self.id])).decode()
+        close = self._redis.pinned_script(CLOSE)
+        answer = (await close(keys=keys, args=[token, sequence, record, self.id])).decode()
         _check_ours(job, token, answer)
         return answer == "OK"
 
     async def check(self, job: str, token: int) -> None:
         """Raises Fenced when the closed job, held with `token`, is another master's."""
-        _check_ours(
-            job, token, (await self._check(keys=[JobKeys.of(job).fence], args=[token, self.id])).decode()
-        )
+        check = self._redis.pinned_script(CHECK)
+        answer = await check(keys=[JobKeys.of(job).fence], args=[token, self.id])
+        _check_ours(job, token, answer.decode())
 
     async def delete(self, job: str, token: int, request_id: str) -> None:
         """Deletes all that is stored of a closed job but the mark that it was deleted. Raises Fenced."""
         keys = JobKeys.of(job)
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
+        delete = self._redis.pinned_script(DELETE)
         args: list[Word] = [token, self.id, request_id, TOMBSTONE_SECONDS]
-        _check_ours(job, token, (await self._delete(keys=names, args=args)).decode())
+        _check_ours(job, token, (await delete(keys=names, args=args)).decode())
 
     async def deleted_by(self, job: str) -> str | None:
         """The id of the request that deleted the job within the last day, if one did."""

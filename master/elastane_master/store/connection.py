@@ -119,7 +119,7 @@ class Store:
         """Lists a job; raises BadJobName."""
         await self.redis.sadd(JOBS_KEY, checked_job_name(job))
 
-    async def drop_job(self, job: str) -> None:
+    async def remove_job(self, job: str) -> None:
         """Takes a job off the list."""
         await self.redis.srem(JOBS_KEY, job)
 

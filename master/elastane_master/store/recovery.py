@@ -32,13 +32,6 @@ class Recovered:
     event_sequence: int = 0
 
 
-async def check_readable(redis: Redis, job: str, state_version: int) -> None:
-    """Raises StoreFormatUnknown when a newer master wrote the job; reads only."""
-    written = cast("list[bytes | None]", await redis.hmget(JobKeys.of(job).fence, ["format", "state"]))
-    found_format, found_state = (int(number or 0) for number in written)
-    check_written(job, found_format, found_state, state_version)
-
-
 async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
     """Acquires the fence, then reads: no older master can write any more while this one reads.
 

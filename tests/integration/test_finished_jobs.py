@@ -15,6 +15,7 @@ import pytest
 from elastane_master.decisions.machine import VERSION
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.app import Master
+from elastane_master.servers.following import stopping
 from elastane_master.store.closed import ClosedJobs
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced
@@ -118,11 +119,11 @@ def logs_running() -> list[str]:
     return [name for task in asyncio.all_tasks() if (name := task.get_name()).startswith("log of ")]
 
 
-async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api, tmp_path: Path) -> None:
+async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api) -> None:
     names = [f"j{number:02d}" for number in range(40)]
     await asyncio.gather(*[api.create(name) for name in names])
     assert len(logs_running()) == 40
-    # Forty jobs write over three connections; one more for all other commands at a time of rest.
+    # Forty jobs write over three connections.
     connections = api.redis.script_connections
     assert 1 <= connections.opened <= 3
     await api.work("worked", 5)
@@ -165,7 +166,7 @@ async def test_closed_jobs_cost_nothing_and_are_still_there(api: Api, tmp_path: 
     assert again.count == 41 and again.all() == []
     assert asked["evalsha"] <= 4 * 41  # the first time both scripts are asked for, they have to be loaded
     assert asked.get("xrange", 0) == asked.get("xrevrange", 0) == asked.get("get", 0) == 0
-    await again.abandon(_refusal())
+    await again.abandon(stopping())
 
 
 async def test_what_is_changed_after_a_record_was_made_counts(api: Api) -> None:
@@ -175,7 +176,7 @@ async def test_what_is_changed_after_a_record_was_made_counts(api: Api) -> None:
     prices = job_pb2.JobServiceSetPricesRequest(name="j", spot_price_micros=7)
     await api.jobs.SetPrices(prices)  # opens it again
     assert [host.name for host in api.hosts.all()] == ["j"]
-    await api.hosts.abandon(_refusal())  # as a crash: nothing more is written
+    await api.hosts.abandon(stopping())  # as a crash: nothing more is written
     await api.hosts.start()
     api.hosts.refuse(None)
     job = await api.get("j")
@@ -235,6 +236,9 @@ async def test_delete(api: Api) -> None:
     await api.finish("closed")
     await until(lambda: [job.name for job in api.hosts.closed()] == ["closed"])
     await api.delete("closed")
+    await api.hosts.abandon(stopping())
+    await api.hosts.start()  # the next master does not take the new job for the deleted one
+    api.hosts.refuse(None)
     assert [job.name for job in await api.list()] == ["j"]
 
 
@@ -255,7 +259,7 @@ async def test_a_deletion_that_was_cut_off_is_ended_by_the_next_master(api: Api)
     await api.all_closed()
     (job,) = api.hosts.closed()
     await api.hosts._records.delete("j", job.stored.token, "")
-    await api.hosts.abandon(_refusal())
+    await api.hosts.abandon(stopping())
     await api.hosts.start()
     api.hosts.refuse(None)
     assert await api.list() == [] and not await api.redis.sismember("elastane:jobs", "j")
@@ -285,7 +289,7 @@ async def test_a_closed_job_that_another_master_took_is_not_opened_or_deleted(ap
         await api.hosts.delete("j")
     assert len(failed) == 1 and api.hosts.all() == []
     assert (await newer.find("j")).machine.state.phase == "cancelled"
-    await newer.stop(_refusal())
+    await newer.stop(stopping())
 
 
 async def test_a_master_makes_do_with_few_descriptors_and_says_when_there_are_too_few(tmp_path: Path) -> None:
@@ -334,9 +338,3 @@ async def test_a_master_makes_do_with_few_descriptors_and_says_when_there_are_to
         served.terminate()
         said = (await asyncio.to_thread(served.communicate))[1]
     assert "few descriptors: bounds are lowered" in said and "store_connections_max 32 to" in said
-
-
-def _refusal() -> object:
-    from elastane_master.servers.following import stopping
-
-    return stopping()

@@ -54,6 +54,10 @@ LOOK_SECONDS_MAX = 60.0
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
 
 
+class LeaseOver(Exception):  # noqa: N818 - says what happened
+    """Another master may lead by now: what is left is its to take over."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClosedJob:
     """A finished job that is not held in memory. Its record is read when it is asked for."""
@@ -82,7 +86,8 @@ class JobHosts(HostOwner):
     """The jobs being served, by name, and those that are closed. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
-    measures: of the writes of all jobs. tracer: of changes of their rings; None: they are not traced.
+    restored: every job of the store is here; until then every request is refused. measures: of the writes of
+    all jobs. tracer: of changes of their rings; None: they are not traced.
     retention: of finished jobs. close_seconds: after so long unasked for they are closed.
     """
 
@@ -100,6 +105,7 @@ class JobHosts(HostOwner):
         self.tracer: Tracer | None = None
         self.clock = Clock()
         self.master = f"{socket.gethostname()}:{os.getpid()}"
+        self.restored = False
         self._options = options
         self._limits = limits or Limits()
         self._on_failed = on_failed
@@ -132,15 +138,25 @@ class JobHosts(HostOwner):
     def _require_serving(self) -> None:
         if (refusal := self._refusal()) is not None:
             raise refusal
+        if not self.restored:  # a job that is not read yet would be called unknown
+            raise Rejection(
+                "not_leading",
+                "this master has not read all jobs of the store yet",
+                hint="ask again in a moment, or the next of the masters' addresses",
+            )
 
-    async def start(self) -> None:
-        """Takes over every job of the store. Raises StoreFormatUnknown and redis errors.
+    async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
+        """Takes over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        A store that a newer master wrote is left as it is, every job of it.
+        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store that a
+        newer master wrote is left as it is, every job of it.
         """
         self.clock.begin()
         self.clock.keep()
-        listed = await self._records.take_over(await self.store.jobs(), self._options.state_version)
+        names = await self.store.jobs()
+        if not may_lead():
+            raise LeaseOver("the lease ran out before any job was taken over")
+        listed = await self._records.take_over(names, self._options.state_version)
         for name in listed.deleted:  # the master that deleted them did not come to this
             await self.store.remove_job(name)
         for name, stored in listed.closed.items():
@@ -151,6 +167,8 @@ class JobHosts(HostOwner):
 
         async def take_over(name: str) -> None:
             async with self._opening:
+                if not may_lead():
+                    raise LeaseOver(f"the lease ran out before job {name} was taken over")
                 await self._take_over(name)
 
         tasks = [asyncio.create_task(take_over(name)) for name in sorted(listed.open)]
@@ -161,6 +179,7 @@ class JobHosts(HostOwner):
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        self.restored = True
         self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
 
     async def stop(self, refusal: Rejection) -> None:
@@ -185,6 +204,7 @@ class JobHosts(HostOwner):
     async def abandon(self, refusal: Rejection) -> None:
         """Forgets every job without writing: another master serves them."""
         self.refuse(refusal)
+        self.restored = False
         await self._stop_resting()
         hosts = list(self._hosts.values())
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])

@@ -38,8 +38,9 @@ EXPIRED_SECONDS = 0.01
 class Follower:
     """What a keeper asks of its owner. `lead` may raise: the master cannot serve then."""
 
-    async def lead(self) -> None:
-        """Takes the jobs over and serves them."""
+    async def lead(self) -> bool:
+        """Takes the jobs over and serves them; False: it was cut off before the end, and serves none."""
+        return True
 
     async def pause(self, reason: str) -> None:
         """Sends everybody away, forgetting nothing."""
@@ -149,13 +150,15 @@ class SuccessionKeeper:
         """Carries out changes until the master serves as was decided."""
         while (step := action(self._served, self.state)) != "stay":
             wanted = self.state
-            if step == "lead":
-                await self._follower.lead()
-            elif step == "pause":
+            if step == "lead" and not await self._follower.lead():
+                if self.state.role != "standby":
+                    continue  # nothing is served: once the lease is ours again, all is taken over anew
+                step = "yield"
+            if step == "pause":
                 await self._follower.pause(self._reason)
             elif step == "resume":
                 await self._follower.resume()
-            else:
+            elif step == "yield":
                 await self._follower.give_way(self._reason)
                 if self._reason and self.state.not_before > time.monotonic():
                     await self._lease.release()

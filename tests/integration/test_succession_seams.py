@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,9 +21,11 @@ from elastane_master.servers.app import Master
 from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced
+from elastane_master.store.lease import LEASE_KEY, Claimant, LeaderLease
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
-from integration.master_support import private_store, reason_of, serving_master
+from integration.master_support import open_ledger, private_store, reason_of, serving_master
 from integration.security_support import standard_tokens, token_of
+from integration.test_master_succession import Partition
 
 LEASE_SECONDS = 0.5
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -67,7 +69,7 @@ async def becomes(channel: grpc.aio.Channel, wanted: int) -> None:
 @asynccontextmanager
 async def asleep(master: Master) -> AsyncIterator[None]:
     """Inside, the master's lease is over and it was not told, as if its process had been stopped."""
-    keeper = master._keeper
+    keeper = master.leadership.keeper
     keeper._tasks[0].cancel()  # it asks for its lease no more
     kept = keeper.state
     keeper.state = msgspec.structs.replace(kept, renewed_at=time.monotonic() - LEASE_SECONDS - 0.001)
@@ -83,8 +85,8 @@ async def test_a_leader_whose_lease_ran_out_unnoticed_answers_nobody(store: Stor
             assert master.leads, "it was not told"
         assert await outcome(channel) == "served"
         # The same of a leader that was cut off from the store and went on afterwards.
-        await master.pause("the store does not answer")
-        await master.resume()
+        await master.leadership.pause("the store does not answer")
+        await master.leadership.resume()
         async with asleep(master):
             assert await outcome(channel) == "NOT_LEADING"
         assert await outcome(channel) == "served"
@@ -97,8 +99,8 @@ async def test_health_is_well_when_a_master_leads_again_after_it_had_lost_the_st
         await create(channel)
         master._hosts.store_reachable(master._hosts.get("j"), False)
         await becomes(channel, NOT_SERVING)
-        await master.give_way("another leads")
-        await master.lead()
+        await master.leadership.give_way("another leads")
+        await master.leadership.lead()
         await becomes(channel, SERVING)
         assert await outcome(channel) == "served"
 
@@ -140,20 +142,123 @@ async def test_a_master_that_is_fenced_while_it_takes_over_stands_by_and_tries_a
 ) -> None:
     start, attempts = JobHosts.start, []
 
-    async def fenced_once(hosts: JobHosts) -> None:
+    async def fenced_once(hosts: JobHosts, may_lead: Callable[[], bool]) -> None:
         attempts.append(time.monotonic())
         if len(attempts) == 1:
             raise Fenced("job j was taken over", job="j")
-        await start(hosts)
+        await start(hosts, may_lead)
 
     monkeypatch.setattr(JobHosts, "start", fenced_once)
     async with master_on(store, tmp_path / "a") as (master, channel):
-        assert not master.leads and master._keeper.state.role == "standby"
+        assert not master.leads and master.leadership.keeper.state.role == "standby"
         assert await outcome(channel) == "NOT_LEADING"
         await becomes(channel, SERVING)
         assert master.leads and len(attempts) == 2
         assert attempts[1] - attempts[0] >= LEASE_SECONDS, "whoever ignores the lease is given time to finish"
         await create(channel)
+
+
+class CutAt(Partition):
+    """A way to the store's socket that is cut when something is asked of the store."""
+
+    def __init__(self, store: Store, word: bytes) -> None:
+        socket = store.embedded.socket_path
+        super().__init__(socket, socket.with_name("cut.sock"))
+        self.word = word
+        self.is_set = False
+        self.happened = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ours = asyncio.StreamReader()
+        watching = asyncio.create_task(self.watch(reader, ours))
+        await super().serve(ours, writer)
+        watching.cancel()
+
+    async def watch(self, reader: asyncio.StreamReader, ours: asyncio.StreamReader) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if self.is_set and self.word in data:
+                    self.is_set = False
+                    await self.cut()
+                    self.happened.set()
+                    break
+                ours.feed_data(data)
+        ours.feed_eof()
+
+
+@pytest.mark.parametrize("word", [b"SMEMBERS", b":snapshot"])
+async def test_a_takeover_that_was_cut_off_for_longer_than_the_lease_is_done_again(
+    store: Store, tmp_path: Path, word: bytes
+) -> None:
+    async with CutAt(store, word) as way:
+        await way.heal()
+        async with (
+            master_on(store, tmp_path / "a") as (first, channel),
+            serving_master(
+                tmp_path / "b", store=f"unix://{way.listen}", leader_lease_seconds=LEASE_SECONDS
+            ) as (second, to_second),
+        ):
+            await create(channel)
+            lead, ended = second.leadership.lead, asyncio.Event()
+
+            async def told() -> bool:
+                done = await lead()
+                ended.set()
+                return done
+
+            second.leadership.lead = told
+            way.is_set = True
+            await first.stop()
+            async with asyncio.timeout(30):
+                await way.happened.wait()
+                await ended.wait()
+            assert not second.leads and second.not_ready()
+            assert await outcome(to_second) == "NOT_LEADING"
+            await way.heal()
+            await becomes(to_second, SERVING)
+            assert second.not_ready() == ""
+            assert await outcome(to_second) == "served"
+
+
+async def test_what_was_read_while_another_master_took_the_job_over_is_not_served(store: Store) -> None:
+    """A snapshot of before and a log of after would make a state that never was."""
+    older = await open_ledger(store)
+    await older.append(b"one")
+    read = store.redis.get
+
+    async def overtaken(key: str) -> object:
+        found = await read(key)
+        store.redis.get = read
+        newer = await open_ledger(store)
+        await newer.append(b"two")
+        await newer.log.close()
+        return found
+
+    store.redis.get = overtaken
+    with pytest.raises(Fenced, match="while it was read"):
+        await open_ledger(store)
+    await older.log.abandon()
+    again = await open_ledger(store)
+    assert again.records == [b"one", b"two"]
+    await again.log.close()
+
+
+async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(store: Store) -> None:
+    gone = LeaderLease(store.redis, Claimant("a:1", "a:7"), 0.2)
+    waits = LeaderLease(store.redis, Claimant("b:1", "b:7"), 60.0)
+    assert (await gone.claim()).token == 1
+    assert 0 < (await waits.claim()).left_seconds <= 0.2
+    for seconds_left in (3600, None):  # as it looks after the clock was set back, or a backup was restored
+        if seconds_left is None:
+            await store.redis.persist(LEASE_KEY)
+        else:
+            await store.redis.expire(LEASE_KEY, seconds_left)
+        reply = await waits.claim()
+        assert reply.token == 0 and 0 < reply.left_seconds <= 0.2
+    await waits.released((await waits.claim()).left_seconds)
+    async with asyncio.timeout(20):
+        while not (await waits.claim()).token:
+            await waits.released(0.05)
 
 
 async def test_health_of_a_standby_can_be_watched_with_a_token(store: Store, tmp_path: Path) -> None:

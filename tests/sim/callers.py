@@ -135,9 +135,9 @@ class Operator(Caller):
     _queue: list[Callable[[], Any]] = field(default_factory=list)
     _asks: bool = False
 
-    async def create(self, settings: job_pb2.JobSettings) -> None:
-        """Creates the job."""
-        request = job_pb2.JobServiceCreateRequest(name=JOB, settings=settings, request_id=self.request_id())
+    async def create(self, settings: job_pb2.JobSettings, name: str = JOB) -> None:
+        """Creates the job, or another one."""
+        request = job_pb2.JobServiceCreateRequest(name=name, settings=settings, request_id=self.request_id())
         await self.ask("JobService/Create", request)
 
     def scale(self, low: int, high: int) -> None:

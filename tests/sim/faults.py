@@ -13,6 +13,7 @@ from sim.master_model import MasterModel
 from sim.network import Network
 from sim.policies import Policies
 from sim.store_model import LOST_SECONDS_MAX, PLACE, StoreServer
+from sim.takeovers import CLOCK, LEASE, Takeovers, check_granted
 from sim.worker_model import GroupKey, Script, WorkerModel
 from sim.world import World
 
@@ -76,6 +77,7 @@ class Cluster:
     faults_until: float
     faults_per_second: float
     policies: Policies
+    takeovers: Takeovers | None = None
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
@@ -85,6 +87,8 @@ class Cluster:
     _healed_at: int = 0
 
     def __post_init__(self) -> None:
+        if self.takeovers is not None:
+            self.server.renamed = self._renamed
         self.operator = Operator(self.world, self.network, self.checkers, self.serving, "operator")
 
     def begin(self, workers: int) -> None:
@@ -111,8 +115,15 @@ class Cluster:
             name,
             self.options,
             wall_offset_seconds=offset,
+            takeovers=self.takeovers,
+            address=f"host-{len(self.masters) if self.masters_alive else 0}:1",
         )
+        master.is_calm = lambda: self.calm_in <= 0 or not self.workers
         self.masters.append(master)
+
+    def _renamed(self, key: bytes, holder: bytes) -> None:
+        if key == LEASE:
+            check_granted(self.world, self.masters_alive, holder)
 
     def start(self, name: str) -> None:
         """Starts a worker process, unless one of that name runs or the job is over."""
@@ -157,7 +168,8 @@ class Cluster:
     @property
     def newest(self) -> MasterModel | None:
         serving = self.serving()
-        return serving[-1] if serving else None
+        leading = (master for master in reversed(serving) if master.host is not None)
+        return next(leading, serving[-1]) if serving else None
 
     @property
     def phase(self) -> str:
@@ -188,6 +200,10 @@ class Cluster:
         """Keeps a master running."""
         if not self.masters_alive:
             self.world.after(self.world.rng.choice((0.02, 0.3, 2.0)), self._replace_master)
+        elif self.takeovers is not None and len(self.masters_alive) < self.takeovers.masters:
+            if self._store_is_whole:
+                self.start_master()
+            self.world.after(self.world.rng.choice((0.2, 1.0)), self._supervise)
         else:
             self.world.after(0.2, self._supervise)
 
@@ -242,7 +258,9 @@ class Cluster:
         rng, worker, master, store = self.world.rng, self._worker, self._master, self.server
         down = rng.choice((0.02, 0.3, 2.0))
         freeze = rng.choice(FREEZES_SECONDS)
+        lease = [(CLOCK, self._set_store_clock, 0.5)] if self.takeovers is not None else []
         return [
+            *lease,
             ("worker starts", lambda: self.start(f"w{self.started}"), 4),
             ("worker killed", lambda: worker(lambda w: w.kill()), 3),
             ("node silent", lambda: worker(lambda w: w.kill(is_silent=True)), 1),
@@ -289,6 +307,11 @@ class Cluster:
         if self.masters_alive and self._store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
 
+    def kill_leader(self) -> None:
+        """Whoever serves now dies."""
+        if self.newest is not None:
+            self.newest.kill()
+
     def _second_master(self) -> None:
         """Started while the first runs; now and then two of them at once, and a store that takes its time."""
         if not self._store_is_whole:
@@ -311,6 +334,12 @@ class Cluster:
     def _set_clock(self, master: MasterModel) -> None:
         """The time of day jumps under a running master."""
         master.process.wall_offset_seconds = self.world.rng.choice(CLOCK_ERRORS_SECONDS)
+
+    def _set_store_clock(self) -> None:
+        """Back: a lease that is counted by it seems to last for longer."""
+        seconds = self.world.rng.choice((2.0, 3600.0))
+        self.world.log(f"STORE's clock is set back by {seconds:g} s")
+        self.server.clock_offset_seconds -= seconds
 
     @property
     def _master_names(self) -> list[str]:

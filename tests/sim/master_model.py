@@ -11,29 +11,33 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from redis.exceptions import RedisError
 
 from elastane_master.clock import Clock
+from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
+from elastane_master.leading import Leadership
+from elastane_master.limits import Limits
 from elastane_master.servers.app import services
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
-from elastane_master.servers.following import stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError
+from elastane_master.store.errors import Fenced, StoreError, StoreRefused
+from elastane_master.store.lease import Claimant, LeaderLease
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
 from sim.network import CallContext, Ended, Network, Stream, unavailable
 from sim.process import Process
 from sim.store_model import StoreClient, StoreServer
+from sim.takeovers import Takeovers, check_whole, strike
 from sim.world import World
 
+JOB = "job"
+LIMITS = Limits()
 ATTEND = "/elastane.v1.RingService/Attend"
 FAULTS_OF_OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
@@ -46,8 +50,23 @@ class _Details:
     invocation_metadata: Any = ()
 
 
+class _Leadership(Leadership):
+    """The product's; begins: called when it begins to take the jobs over."""
+
+    def __init__(self, begins: Callable[[], None], *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._begins = begins
+
+    async def lead(self) -> bool:
+        self._begins()
+        return await super().lead()
+
+
 class MasterModel:
-    """One process, started once. serving: it answers calls. follows_a_sync: all before it is on the disk."""
+    """One process, started once. takeovers: with the leader's lease; None: it serves at once.
+
+    serving: it answers calls, if only with a refusal. follows_a_sync: all before it is on the disk.
+    """
 
     def __init__(
         self,
@@ -59,6 +78,8 @@ class MasterModel:
         options: LogOptions,
         *,
         wall_offset_seconds: float = 0.0,
+        takeovers: Takeovers | None = None,
+        address: str = "",
     ) -> None:
         self.world, self.network, self.checkers, self.name = world, network, checkers, name
         self.process = Process(world, name)
@@ -67,13 +88,24 @@ class MasterModel:
         self.follows_a_sync = False
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
-        store = Store(StoreClient(server, network, self.process), "sim", None)  # type: ignore[arg-type]
-        self.process.spawn(self._start(store, options))
+        self.claimant = Claimant(address, name, address, id=name)
+        self._server, self._takeovers = server, takeovers
+        self.is_calm: Callable[[], bool] = lambda: True
+        self.process.spawn(self._start(options))
 
     # ------------------------------------------------------------------ life
 
-    async def _start(self, store: Store, options: LogOptions) -> None:
-        self.hosts = JobHosts(store, options, on_failed=self._failed)
+    async def _start(self, options: LogOptions) -> None:
+        client = StoreClient(self._server, self.network, self.process)
+        store = Store(client, "sim", None)  # type: ignore[arg-type]
+        lease = None
+        if self._takeovers is not None:
+            asks = StoreClient(self._server, self.network, self.process)
+            lease = LeaderLease(asks, self.claimant, self._takeovers.lease_seconds)  # type: ignore[arg-type]
+        self.leadership = _Leadership(
+            lambda: self._takeover_begins(client), store, options, LIMITS, lease=lease, failed=self._failed
+        )
+        self.hosts = self.leadership.hosts
         self.hosts.clock = Clock(self.process.wall, self.process.time)
         self.hosts.master = self.name
         servicers = (
@@ -88,10 +120,10 @@ class MasterModel:
             service_handler(one, other) for one, other in zip(described, servicers, strict=True)
         ]
         try:
-            await self.hosts.start()
-        except (RedisError, OSError, StoreError) as error:
+            await self.leadership.start()
+        except StoreError as error:
             self.world.log(f"{self.name} cannot start: {error}")
-            if isinstance(error, StoreError) and not isinstance(error, Fenced):
+            if not isinstance(error, Fenced | StoreRefused):
                 self.world.fail("no crash", f"{self.name} cannot read the store: {error}")
             self.kill()
             return
@@ -123,10 +155,26 @@ class MasterModel:
             self.process.spawn(self._stop())
 
     async def _stop(self) -> None:
-        await self.hosts.stop(stopping())
+        await self.leadership.stop()
         self.kill()
 
-    def _failed(self, error: StoreError) -> None:
+    def _takeover_begins(self, client: StoreClient) -> None:
+        cut = self._takeovers.next_cut(self.is_calm()) if self._takeovers is not None else None
+        client.calls = 0
+        if cut is None or self._takeovers is None:
+            client.asked = lambda number, acted: None
+            return
+        hit = self._takeovers.hit
+
+        def asked(number: int, acted: bool) -> None:
+            if (number, acted) == (cut.call, cut.acted) and self.process.alive:
+                client.asked = lambda number, acted: None
+                hit.append(cut)
+                strike(cut, self.world, self.network, self._server, self.name)
+
+        client.asked = asked
+
+    def _failed(self, error: BaseException) -> None:
         self.world.log(f"{self.name} ends: {error}")
         if not isinstance(error, Fenced):
             self.world.fail("no crash", f"{self.name}: {error}")
@@ -135,8 +183,12 @@ class MasterModel:
     @property
     def host(self) -> JobHost | None:
         """The job's host; for the agents, who would ask with GetJob."""
-        hosts = self.hosts.all() if self.serving else []
-        return hosts[0] if hosts else None
+        if not self.serving or not self.leadership.leads:
+            return None
+        try:
+            return self.hosts.get(JOB)
+        except Rejection:
+            return None
 
     # ------------------------------------------------------------------ the server
 
@@ -145,6 +197,7 @@ class MasterModel:
         if not self.serving:
             stream.end(unavailable("connection refused"))
             return
+        check_whole(self.world, self._server, self)
         self.streams = [known for known in self.streams if known.open_down]
         self.streams.append(stream)
         stream.serving = self.process.spawn(self._attend(stream))
@@ -177,6 +230,7 @@ class MasterModel:
         if not self.process.alive or not self.serving:
             answered(unavailable("connection refused"), None)
             return
+        check_whole(self.world, self._server, self)
         self._calls.append(answered)
         self.process.call_soon(lambda: self.process.spawn(self._call(method, payload, answered)))
 

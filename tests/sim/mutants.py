@@ -346,6 +346,30 @@ MUTANTS = (
         "self.holds_state = True",
     ),
     Mutant(
+        "Prepare of the ring that a worker is in fences it again",
+        "elastane.runtime.protocol",
+        "if message.generation == self.fenced:  # an echo, after a reconnect",
+        "if message.generation == self.fenced > self.generation:",
+    ),
+    Mutant(
+        "a takeover that did not come to its end counts",
+        "elastane_master.succession",
+        'if step == "lead" and not await self._follower.lead():',
+        'if step == "lead" and not (await self._follower.lead() or True):',
+    ),
+    Mutant(
+        "the lease is counted from the answer and not from the question",
+        "elastane_master.succession",
+        "self._decide(Held(reply.token, now))",
+        "self._decide(Held(reply.token, time.monotonic()))",
+    ),
+    Mutant(
+        "a leader answers although its lease ran out, as long as it is not told",
+        "elastane_master.leading",
+        'if state.role == "leading" and time.monotonic() - state.renewed_at <= state.lease_seconds:',
+        'if state.role == "leading":',
+    ),
+    Mutant(
         "a worker that was put out goes on",
         "elastane.runtime.protocol",
         "        if not message.resumed:\n            outcome = self.put_out()",

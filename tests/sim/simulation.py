@@ -13,14 +13,16 @@ from types import SimpleNamespace
 
 import structlog
 
+import elastane_master.leading
 import elastane_master.servers.job_service
 import elastane_master.servers.translate_shard
 import elastane_master.sessions
 import elastane_master.store.log
+import elastane_master.succession
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim.callers import EPOCHS, TASKS, TaskClient
+from sim.callers import EPOCHS, JOB, TASKS, TaskClient
 from sim.checkers import KEYS, Checkers
 from sim.faults import Cluster
 from sim.forgetting import Power
@@ -31,6 +33,8 @@ from sim.policies import PolicyChecker
 from sim.policies import draw as draw_policies
 from sim.reference import FixedRuns
 from sim.store_model import StoreServer
+from sim.takeovers import CUT, OTHER_JOBS, Cut, Takeovers
+from sim.takeovers import draw as draw_takeovers
 from sim.worker_model import Script
 from sim.world import SimulationError, World
 
@@ -66,6 +70,17 @@ def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
         return _Run(seed, rng, world, cuts=cuts).outcome(TRACE_LINES)
 
 
+def simulate_takeover(seed: int, cut: Cut) -> tuple[Outcome, Takeovers]:
+    """A run in which nothing goes wrong but this: the leader dies, and the store goes away at one call of the
+    takeover that follows."""
+    rng = random.Random(seed)
+    world = World(rng)
+    with _seeded(world):
+        # The first to be made is the leader's own.
+        takeovers = Takeovers(random.Random(seed), cuts=[Cut(0, False, 0.0), cut], deaths=(1.5,))
+        return _Run(seed, rng, world, cuts=(), takeovers=takeovers).outcome(TRACE_LINES), takeovers
+
+
 def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
     """The snapshot, and the batches after it, that a run of this seed has in its store amid its faults."""
     rng = random.Random(seed)
@@ -83,12 +98,14 @@ class _Run:
         world: World,
         options: LogOptions | None = None,
         cuts: tuple[Power, ...] | None = None,
+        takeovers: Takeovers | None = None,
     ) -> None:
         self.seed, self.rng, self.world = seed, rng, world
         self.cuts = cuts
         self.script, self.settings = _draw(rng)
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
+        self.takeovers = draw_takeovers(seed) if cuts is None else takeovers
         fixed = FixedRuns(self.script.ests, self.script.steps, self.script.steps_per_epoch)
         self.checkers = Checkers(
             world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
@@ -108,6 +125,7 @@ class _Run:
             world.now + FAULTS_SECONDS,
             rng.choice((0.3, 1.0, 4.0)) if cuts is None else 1e-9,
             self.policies,
+            self.takeovers,
         )
         self.checkers.workers = lambda: list(self.cluster.workers.values())
         self.clients = [
@@ -125,7 +143,10 @@ class _Run:
             raise SimulationError(error.checker, told) from error
         finally:
             self._bury()
-        return Outcome(self.seed, self.checkers, self.world, self.cluster.injected)
+        injected = dict(self.cluster.injected)
+        if self.takeovers is not None and self.takeovers.hit:
+            injected[CUT] = len(self.takeovers.hit)
+        return Outcome(self.seed, self.checkers, self.world, injected)
 
     def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:
         """Runs that far and says what lies in the store."""
@@ -140,13 +161,16 @@ class _Run:
     def _begin(self) -> None:
         world, cluster = self.world, self.cluster
         cluster.start_master()
-        created = cluster.operator.process.spawn(cluster.operator.create(self.settings))
-        if not world.run_until(created.done, world.now + 60.0, EVENTS_MAX):
-            raise SimulationError("liveness", "the job could not be created")
+        for name in (JOB, *(OTHER_JOBS if self.takeovers is not None else ())):
+            created = cluster.operator.process.spawn(cluster.operator.create(self.settings, name))
+            if not world.run_until(created.done, world.now + 60.0, EVENTS_MAX):
+                raise SimulationError("liveness", f"job {name} could not be created")
         cluster.server.sync()
         cluster.begin(self.rng.randint(1, self.script.ests + 1))
         for client in self.clients:
             client.start()
+        for seconds in self.takeovers.deaths if self.takeovers is not None else ():
+            world.after(seconds, cluster.kill_leader)
         if not self.clients:
             plan_cuts(cluster, draw_cuts(self.seed) if self.cuts is None else self.cuts)
 
@@ -213,14 +237,16 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 def _seeded(world: World) -> Iterator[None]:
     """Time and randomness that the product takes from modules are the world's; nothing is logged."""
     log, sessions = elastane_master.store.log, elastane_master.sessions
+    timed = log, elastane_master.leading, elastane_master.succession
     services = elastane_master.servers.job_service, elastane_master.servers.translate_shard
     identifiers = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))
     configuration, state = structlog.get_config(), random.getstate()
     handle, looked_at = JobMachine.handle, PolicyChecker(world).wrap(JobMachine.handle)
-    originals = log.time, sessions.uuid, [service.uuid for service in services]
+    originals = [module.time for module in timed], sessions.uuid, [service.uuid for service in services]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     random.seed(world.rng.getrandbits(64))
-    log.time = SimpleNamespace(monotonic=lambda: world.now)  # type: ignore[assignment]
+    for module in timed:
+        module.time = SimpleNamespace(monotonic=lambda: world.now)  # type: ignore[assignment]
     for module in (sessions, *services):
         module.uuid = identifiers  # type: ignore[attr-defined]
     JobMachine.handle = looked_at  # type: ignore[method-assign, assignment]
@@ -232,7 +258,9 @@ def _seeded(world: World) -> Iterator[None]:
         if collects:
             gc.enable()
         JobMachine.handle = handle  # type: ignore[method-assign]
-        log.time, sessions.uuid = originals[:2]
+        for module, original in zip(timed, originals[0], strict=True):
+            module.time = original
+        sessions.uuid = originals[1]
         for service, original in zip(services, originals[2], strict=True):
             service.uuid = original  # type: ignore[attr-defined]
         random.setstate(state)

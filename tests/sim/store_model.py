@@ -31,6 +31,9 @@ LOST_SECONDS_MAX = 2 * FSYNC_SECONDS
 REMEMBERED_WRITES = 64
 """How many of its newest writes the end of the file can lose."""
 
+EXPIRIES = b"when keys expire"
+"""Among the data, as in the file of a real server."""
+
 EntryId = tuple[int, int]
 
 
@@ -46,8 +49,11 @@ class StoreServer:
     """The server process and its disk.
 
     appended: told (key, payload) of each stream entry. lost: told (key, payloads) of those that are gone.
-    is_begun: its file may be cut short from then on.
+    is_begun: its file may be cut short from then on. clock_offset_seconds: how wrong its clock is, by which
+    keys expire. renamed: told (key, value) when the field `id` of a hash becomes another.
     """
+
+    place = PLACE
 
     def __init__(self, world: World, network: Network) -> None:
         self.world, self.network = world, network
@@ -63,6 +69,9 @@ class StoreServer:
         self._synced_at = self._wrote_at = 0.0
         self.is_begun: Callable[[], bool] = lambda: False
         self._before: deque[dict[bytes, Any]] = deque(maxlen=REMEMBERED_WRITES)
+        self.clock_offset_seconds = 0.0
+        self.renamed: Callable[[bytes, bytes], None] = lambda key, value: None
+        self._poppers: list[tuple[bytes, Callable[[bytes | None, Exception | None], bool]]] = []
 
     # ------------------------------------------------------------------ faults
 
@@ -73,9 +82,9 @@ class StoreServer:
         self.world.log(
             f"STORE crashes for {down_seconds:.2f} s, loses {self._since_sync if lose else 0} writes"
         )
-        self.is_up = False
+        self._go_down()
         if lose and self.world.now - self._wrote_at < FSYNC_SECONDS:
-            before, self.data = self.data, copy.deepcopy(self._synced)
+            before, self.data = self.data, _all_copied(self._synced)
             for key, value in before.items():
                 if isinstance(value, StreamData):
                     last = self.data[key].last if key in self.data else (0, 0)
@@ -86,11 +95,17 @@ class StoreServer:
     def cut(self, writes: int, down_seconds: float) -> None:
         """SIGKILL, and its file loses its newest writes, but not the first commit and those before it."""
         self.world.log(f"STORE crashes for {down_seconds:.2f} s, its file loses {writes} writes")
-        self.is_up = False
+        self._go_down()
         for _ in range(min(writes, len(self._before))):
             self.data = self._before.pop()
         self.sync()
         self.world.after(down_seconds, self._restart)
+
+    def _go_down(self) -> None:
+        self.is_up = False
+        poppers, self._poppers = self._poppers, []
+        for _, answer in poppers:
+            answer(None, ConnectionError("connection reset"))
 
     def _restart(self) -> None:
         self.is_up = True
@@ -104,13 +119,15 @@ class StoreServer:
             raise ConnectionError("connection refused")
         if self.world.now < self.refuses_until:
             raise self.world.rng.choice((BusyLoadingError("loading"), ReadOnlyError("read only")))
+        if self.data.get(EXPIRIES):
+            self._expire()
         if writes and self.crash_next == "before":
             self._crash_now()
             raise ConnectionError("connection reset")
         if writes and self.world.now - self._synced_at >= FSYNC_SECONDS:
             self.sync()
         if writes and self.is_begun():
-            self._before.append({key: _copied(value) for key, value in self.data.items()})
+            self._before.append(_all_copied(self.data))
         result = operation(self)
         if writes:
             self._since_sync += 1
@@ -129,7 +146,7 @@ class StoreServer:
 
     def sync(self) -> None:
         """All that is there is on the disk."""
-        self._synced, self._since_sync, self._synced_at = copy.deepcopy(self.data), 0, self.world.now
+        self._synced, self._since_sync, self._synced_at = _all_copied(self.data), 0, self.world.now
 
     def entries(self, key: bytes) -> list[tuple[EntryId, bytes]]:
         """All of a stream."""
@@ -157,21 +174,70 @@ class StoreServer:
         return _lua().table_from([table.get(name, False) for name in names])
 
     def _hset(self, key: bytes, *pairs: bytes) -> int:
-        self.data.setdefault(key, {}).update(zip(pairs[::2], pairs[1::2], strict=True))
+        table = self.data.setdefault(key, {})
+        before = table.get(b"id")
+        table.update(zip(pairs[::2], pairs[1::2], strict=True))
+        if table.get(b"id") != before:
+            self.renamed(key, table[b"id"])
         return len(pairs) // 2
 
     def _hdel(self, key: bytes, *names: bytes) -> int:
         table = self.data.get(key, {})
         return sum(table.pop(name, None) is not None for name in names)
 
-    def _persist(self, key: bytes) -> int:
-        return 0
-
-    def _expire(self, key: bytes, seconds: bytes) -> int:
-        return 1  # a day is longer than any run
-
     def _unlink(self, *keys: bytes) -> int:
-        return sum(self.data.pop(key, None) is not None for key in keys)
+        return sum(self._del(key) for key in keys)
+
+    def _persist(self, key: bytes) -> int:
+        return int(self.data.get(EXPIRIES, {}).pop(key, None) is not None)
+
+    # Keys that expire, and lists on which somebody waits: what the leader's lease needs.
+
+    @property
+    def _wall(self) -> float:
+        return self.world.now + self.clock_offset_seconds
+
+    def _expire(self) -> None:
+        expiries = self.data[EXPIRIES]
+        for key in [key for key, at in expiries.items() if at <= self._wall]:
+            self._del(key)
+
+    def _pexpire(self, key: bytes, milliseconds: bytes) -> int:
+        if key not in self.data:
+            return 0
+        self.data.setdefault(EXPIRIES, {})[key] = self._wall + int(milliseconds) / 1000
+        return 1
+
+    def _pttl(self, key: bytes) -> int:
+        if key not in self.data:
+            return -2
+        at = self.data.get(EXPIRIES, {}).get(key)
+        return -1 if at is None else max(0, round((at - self._wall) * 1000))
+
+    def _del(self, key: bytes) -> int:
+        self.data.get(EXPIRIES, {}).pop(key, None)
+        return int(self.data.pop(key, None) is not None)
+
+    def _rpush(self, key: bytes, value: bytes) -> int:
+        waiting, self._poppers = self._poppers, []
+        taken = False
+        for wanted, answer in waiting:
+            if taken or wanted != key:
+                self._poppers.append((wanted, answer))
+            else:
+                taken = answer(value, None)
+        if not taken:
+            self.data[key] = (*self.data.get(key, ()), value)
+        return 1
+
+    def pop(self, key: bytes, answer: Callable[[bytes | None, Exception | None], bool]) -> None:
+        """Answers with the first of a list, now or when there is one; `answer` says whether it is wanted."""
+        values = self.data.get(key, ())
+        if values:
+            self.data[key] = values[1:]
+            answer(values[0], None)
+        else:
+            self._poppers.append((key, answer))
 
     def _set(self, key: bytes, value: bytes) -> bytes:
         self.data[key] = value
@@ -184,7 +250,7 @@ class StoreServer:
             kept, words = int(words[2]), words[3:]
         name, (_, payload) = words[0], words[1:]
         if name == b"*":
-            now = int(self.world.now * 1000)
+            now = int(self._wall * 1000)
             entry = (now, 0) if now > stream.last[0] else (stream.last[0], stream.last[1] + 1)
         else:
             entry = _entry_id(name)
@@ -209,6 +275,10 @@ class StoreServer:
         return before - len(stream.entries)
 
 
+def _all_copied(data: dict[bytes, Any]) -> dict[bytes, Any]:
+    return {key: _copied(value) for key, value in data.items()}
+
+
 def _copied(value: Any) -> Any:
     """A value of the store, so that it can be changed: entries of streams never are."""
     if isinstance(value, StreamData):
@@ -230,10 +300,16 @@ class PinnedScriptModel:
 
 
 class StoreClient:
-    """What the master uses of `redis.asyncio.Redis`, spoken by one process to the server."""
+    """What the master uses of `redis.asyncio.Redis`, spoken by one process to the server.
+
+    asked: called with the number of each call, from 1, and with whether it has reached the server: before it
+    is sent, and when the server has done it.
+    """
 
     def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
         self._server, self._network, self._process = server, network, process
+        self.calls = 0
+        self.asked: Callable[[int, bool], None] = lambda number, acted: None
 
     def pinned_script(self, text: str) -> PinnedScriptModel:
         return PinnedScriptModel(self.register_script(text))
@@ -294,12 +370,41 @@ class StoreClient:
 
         return await self._ask(operation)
 
+    async def blpop(self, keys: Sequence[str], timeout: float) -> Any:
+        process, server, network = self._process, self._server, self._network
+        answer = process.create_future()
+
+        def settle(value: bytes | None, failure: Exception | None) -> None:
+            if not answer.done():
+                answer.set_exception(failure) if failure is not None else answer.set_result(value)
+
+        def popped(value: bytes | None, failure: Exception | None) -> bool:
+            if not process.alive or answer.done():
+                return False
+            process.call_at(network.arrival(PLACE, process.name), settle, value, failure)
+            return True
+
+        def arrive() -> None:
+            if server.is_up:
+                server.pop(keys[0].encode(), popped)
+            else:
+                popped(None, ConnectionError("connection refused"))
+
+        process.world.at(network.arrival(process.name, PLACE), arrive)
+        patience = process.call_later(timeout, settle, None, None)
+        try:
+            return await answer
+        finally:
+            patience.cancel()
+
     async def aclose(self) -> None:
         pass
 
     async def _ask(self, operation: Callable[[StoreServer], Any], *, writes: bool = False) -> Any:
         process, server, network = self._process, self._server, self._network
         world, answer = process.world, process.create_future()
+        self.calls += 1
+        number = self.calls
 
         def settle(error: Exception | None, result: Any) -> None:
             if not answer.done():
@@ -312,9 +417,11 @@ class StoreClient:
                 result = server.perform(operation, writes=writes)
             except (ConnectionError, ResponseError, TimeoutError) as error:
                 failure = error
+            self.asked(number, True)
             back = network.arrival(PLACE, process.name) + slow
             process.call_at(back, settle, failure, result)
 
+        self.asked(number, False)
         world.at(network.arrival(process.name, PLACE), arrive)
         patience = process.call_later(
             PATIENCE_SECONDS, settle, TimeoutError("timeout reading from the store"), None
@@ -354,7 +461,7 @@ def _script(text: str, server: StoreServer, keys: list[bytes], words: list[bytes
         _serving.pop()
     if isinstance(result, bytes | int):
         return result
-    return [int(value) for value in result.values()]
+    return [value if isinstance(value, bytes) else int(value) for value in result.values()]
 
 
 def _bytes(value: Any) -> bytes:

@@ -6,18 +6,22 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from itertools import count, product
 
 import pytest
 
 from sim.faults import FAULTS
 from sim.forgetting import FORGETTING, Power
 from sim.mutants import MUTANTS, TESTS, hunt_in_process
-from sim.simulation import simulate, simulate_cuts
+from sim.simulation import simulate, simulate_cuts, simulate_takeover
+from sim.takeovers import CLOCK, CUT, Cut
 
 SEEDS = 300
 BATCH = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
+TAKEN_OVER = (2, 9, 15)
+"""Seeds whose jobs last for long enough."""
 ONCE_FAILED = {
     "a stopping master decided on requests": 55,
     "commits that the store lost were not written again": 3,
@@ -49,6 +53,18 @@ def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
             if not dies:
                 assert not {"history_rewound", "history_forgotten"} & set(outcome.checkers.notes), writes
     assert notes["history_restored"] > CUTS / 3 and notes["history_forgotten"] > 2
+
+
+def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
+    """At each call, before the store has acted and after, for longer than the lease: link cut, store dead."""
+    for crashes, acted in product((False, True), repeat=2):
+        for call in count(1):
+            _, takeovers = simulate_takeover(
+                TAKEN_OVER[call % len(TAKEN_OVER)], Cut(call, acted, 2.5, crashes)
+            )
+            if not takeovers.hit:
+                break  # it has no more calls
+        assert call > 20
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
@@ -84,7 +100,7 @@ def test_the_faults_really_happen() -> None:
     wanted += " interval_lost task_timed_out job_max_wait_exceeded prices_changed job_cost"
     assert not set(wanted.split()) - set(notes)
     assert refusals["ABORTED"] and refusals["UNAVAILABLE"]
-    assert set(injected) == {*FAULTS, FORGETTING}
+    assert set(injected) == {*FAULTS, FORGETTING, CLOCK, CUT}
 
 
 def test_every_planted_bug_still_applies() -> None:

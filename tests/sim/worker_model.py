@@ -266,7 +266,10 @@ class WorkerModel:
         if message.HasField("welcome"):
             self.is_welcome = True
             self._heartbeat_seconds = message.welcome.heartbeat_interval.ToTimedelta().total_seconds()
+        in_ring = self.protocol.generation
         outcome = self._dispatch(message)
+        if outcome.abort and message.HasField("prepare") and message.prepare.generation == in_ring:
+            self.world.fail("one ring", f"{self.name} leaves ring {in_ring} because of its own Prepare")
         self._send(*outcome.send)
         if outcome.abort:
             self._abort()

@@ -220,6 +220,14 @@ def test_an_echo_of_prepare_does_not_undo_go() -> None:
     assert protocol.go is not None and not outcome.abort
 
 
+def test_an_echo_of_prepare_in_its_own_ring_breaks_nothing_off() -> None:
+    protocol = in_ring(step=4)
+    protocol.report(ring_pb2.StepReport(generation=1, step=4))
+    protocol.prepared(ring_pb2.Prepared(generation=1, step=4, then_prepare=ring_pb2.Prepare(generation=2)))
+    assert protocol.prepare(ring_pb2.Prepare(generation=1)) == Outcome()
+    assert not protocol.changing and protocol.planned is not None and protocol.begin_apply(4)
+
+
 def test_a_worker_that_was_put_out_waits_for_a_new_ring() -> None:
     protocol = in_ring(step=7)
     protocol.prepared(ring_pb2.Prepared(generation=1, step=7))

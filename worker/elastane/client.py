@@ -4,7 +4,7 @@ Every call is tried again with backoff, at the next of the masters' addresses, u
 passed; a master that is being restarted, or another that takes over, is a pause and not an error. Writes
 carry a request id, so a repeated one takes effect once. What the master refuses comes back as
 `RequestRefusedError` with its reason, facts and hint, decoded from google.rpc.Status; nothing at all as
-`MasterUnreachableError`.
+`MasterUnreachableError`. That there is no job which a master knew before is believed the second time.
 
 The watches are iterators that subscribe again after a break and go on where they were.
 """
@@ -64,6 +64,8 @@ _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
 STOOD_SECONDS = 5.0
 #: A master that stands by answers at once; another one leads, or will in a moment.
 STANDBY_SECONDS_MAX = 0.5
+#: A job that was there and is not found is asked for again after so long: a leader's lease, by default.
+NOT_FOUND_SECONDS = 3.0
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
 _TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
@@ -135,6 +137,9 @@ class MasterClient:
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._stamp = credentials_stamp()
+        #: Jobs that a master has answered for, and since when they are not found.
+        self._known: set[str] = set()
+        self._missing_since: dict[str, float] = {}
 
     def __enter__(self) -> MasterClient:
         return self
@@ -409,6 +414,7 @@ class MasterClient:
                 request, timeout=min(left, attempt_seconds), metadata=call_metadata()
             )
             require_master(served.trailing_metadata())
+            self._answered(request)
             return response
 
         return self.retried(attempt, wait_seconds=attempt_seconds - ATTEMPT_SECONDS)
@@ -446,8 +452,10 @@ class MasterClient:
             address = self._book.current()
             try:
                 call: _Call = getattr(stub(self._channel(address)), method)
-                for response in call(request(), metadata=call_metadata()):
+                asked = request()
+                for response in call(asked, metadata=call_metadata()):
                     served = True
+                    self._answered(asked)
                     yield response
                 if not endless:
                     return
@@ -461,10 +469,13 @@ class MasterClient:
                 if served or time.monotonic() - began > STOOD_SECONDS:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:
-                    raise self._unreachable(self._timeout_seconds, translated) from None
+                    raise translated.refusal or self._unreachable(self._timeout_seconds, translated) from None
                 self._book.failed(address, translated.leader)
-                self._report_wait(_watch_pause_seconds(failures), str(translated))
-            if self._closing.wait(_watch_pause_seconds(failures)):
+                pause_seconds = NOT_FOUND_SECONDS if translated.refusal else _watch_pause_seconds(failures)
+                self._report_wait(pause_seconds, str(translated))
+            else:
+                pause_seconds = _watch_pause_seconds(failures)
+            if self._closing.wait(pause_seconds):
                 return
             failures += 1
 
@@ -494,7 +505,7 @@ class MasterClient:
             assert state.outcome is not None
             error = state.outcome.exception()
             if isinstance(error, _TransientError):
-                raise self._unreachable(timeout_seconds, error)
+                raise error.refusal or self._unreachable(timeout_seconds, error)
             assert error is not None
             raise error
 
@@ -521,6 +532,19 @@ class MasterClient:
             last_error=str(error),
         )
 
+    def _answered(self, request: Any) -> None:
+        """A master has answered: it knows the job that the request names."""
+        if job := getattr(request, "job", "") or getattr(request, "name", ""):
+            self._known.add(job)
+            self._missing_since.pop(job, None)
+
+    def _is_gone(self, refusal: RequestRefusedError) -> bool:
+        """Whether what is not found is gone for good; False of a job that was there, the first time."""
+        job, now = refusal.facts.get("job", ""), time.monotonic()
+        if set(refusal.facts) != {"job"} or job not in self._known:
+            return True  # a worker, or a dataset, or a job that never was
+        return now - self._missing_since.setdefault(job, now) >= NOT_FOUND_SECONDS
+
     def _translated(self, error: Exception, address: str) -> Exception:
         """Our error for one of gRPC's."""
         if self._closing.is_set():
@@ -534,7 +558,10 @@ class MasterClient:
         text = error.details() or error.code().name.lower()
         if detail is not None and not detail.retryable:
             reason = errors_pb2.ErrorReason.Name(detail.reason).removeprefix("ERROR_REASON_").lower()
-            return RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
+            refusal = RequestRefusedError(text, reason=reason, hint=detail.hint, **dict(detail.facts))
+            if reason == "not_found" and not self._is_gone(refusal):
+                return _TransientError(text, detail.hint, address=address, refusal=refusal)
+            return refusal
         if detail is not None:
             standby = detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING
             leader = detail.facts.get("leader", "")
@@ -547,21 +574,31 @@ class MasterClient:
 
 
 class _TransientError(Exception):
-    """An attempt failed in a way that the next one may not."""
+    """An attempt failed in a way that the next one may not. refusal: what to raise when there is none."""
 
     def __init__(
-        self, message: str, hint: str, *, address: str, leader: str = "", standby: bool = False
+        self,
+        message: str,
+        hint: str,
+        *,
+        address: str,
+        leader: str = "",
+        standby: bool = False,
+        refusal: RequestRefusedError | None = None,
     ) -> None:
         super().__init__(message)
         self.hint = hint
         self.address = address
         self.leader = leader
         self.standby = standby
+        self.refusal = refusal
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
     """Before the next attempt; where a master stands by, one that leads is not far."""
     error = state.outcome.exception() if state.outcome is not None else None
+    if isinstance(error, _TransientError) and error.refusal is not None:
+        return NOT_FOUND_SECONDS
     seconds = wait_backoff(state)
     return (
         min(seconds, STANDBY_SECONDS_MAX) if isinstance(error, _TransientError) and error.standby else seconds

@@ -30,7 +30,9 @@ class Served(Protocol):
     """What the HTTP port has to know of the master it belongs to."""
 
     measures: MasterMeasures
-    leads: bool
+
+    @property
+    def leads(self) -> bool: ...
 
     @property
     def hosts(self) -> JobHosts | None:

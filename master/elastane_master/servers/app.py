@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,31 +20,26 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from redis.exceptions import RedisError
 
 from elastane_master import descriptors
-from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.retention import Retention
 from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.hosts import JobHosts
+from elastane_master.leading import Leadership
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.facts import JobFacts
 from elastane_master.security.gate import Gate, TokenFile
 from elastane_master.security.tls import ServerTls, TlsFiles
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
-from elastane_master.servers.following import not_leading, stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
 from elastane_master.servers.shard_service import ShardServicer
 from elastane_master.settings import MasterSettings
-from elastane_master.signals import Signal
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import AnotherLeads, Fenced, StoreError, StoreRefused
 from elastane_master.store.lease import Claimant, LeaderLease, place_of
 from elastane_master.store.state_lock import StateLock
-from elastane_master.succession import Follower, SuccessionKeeper
 from elastane_proto import tracing
 from elastane_proto.v1 import context_pb2, job_pb2, metric_pb2, ring_pb2, shard_pb2
 
@@ -73,28 +66,26 @@ def services() -> list[ServiceDescriptor]:
     ]
 
 
-class Master(Follower):
+class Master:
     """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started. leads: whether it serves now. measures: of its calls and store.
+    address: HOST:PORT as bound, once started. leadership: whether it serves, once the store is open.
+    measures: of its calls and store.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
         self.settings = settings
         self.address = ""
-        self.leads = False
+        self.leadership: Leadership | None = None
         self._server: grpc.aio.Server | None = None
         self._store: Store | None = None
         self._state_lock: StateLock | None = None
         self._hosts: JobHosts | None = None
-        self._keeper: SuccessionKeeper | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
         self._tls: ServerTls | None = None
-        self._health_news = Signal()
-        self._reachable = True
         self._stopping = False
         self._http: HttpPort | None = None
         self._calls: LocalCalls | None = None
@@ -122,29 +113,23 @@ class Master(Follower):
             self._state_lock = StateLock(settings.state_dir)
             self._state_lock.acquire()
         self._store = await Store.open(settings.store_options())
-        self._hosts = JobHosts(
+        self.leadership = leadership = Leadership(
             self._store,
             settings.log_options(),
             settings,
-            on_failed=self._failed,
-            on_reachable=self._store_reachable,
+            lease=self._lease(self._store) if settings.store else None,
+            standby=settings.standby is not False,
+            measures=self.measures,
+            failed=self._fail,
         )
-        self._hosts.measures = self.measures.store
+        self._hosts = leadership.hosts
         self._hosts.retention = Retention.parse(settings.keep_finished)
         self._hosts.close_seconds = settings.close_finished_seconds
         self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.facts = JobFacts(self._hosts)
-        self._hosts.refuse(not_leading(None))
         names = self._add_services(self._server, self._hosts)
-        if settings.store:
-            self._keeper = self._make_keeper(self._store)
-            await self._keeper.start()
-            if not self.leads:
-                self._stand_by(self._keeper)
-            self._keeper.failure.add_done_callback(self._keeper_failed)
-        else:
-            await self.lead()
-        self._health_task = asyncio.create_task(self._keep_health(["", *names]))
+        await leadership.start()
+        self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
         await self._server.start()
         if settings.port_file is not None:
@@ -182,14 +167,8 @@ class Master(Follower):
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
         fenced = self._failure.done()
-        if self._keeper is not None:
-            await self._keeper.stop()
-        if self._hosts is not None:
-            self._hosts.refuse(stopping())
-            await self._hosts.stop(stopping())
-            fenced = fenced or self._hosts.any_fenced()
-        if self._keeper is not None:
-            await self._keeper.release()
+        if self.leadership is not None:
+            fenced = await self.leadership.stop() or fenced
         if self._server is not None:
             await self._server.stop(self.settings.stop_grace_seconds)
         if self._http is not None:
@@ -207,9 +186,7 @@ class Master(Follower):
                     file.unlink(missing_ok=True)
         logger.info("master stopped", address=self.address)
 
-    # ---------------------------------------------------------------- succession
-
-    def _make_keeper(self, store: Store) -> SuccessionKeeper:
+    def _lease(self, store: Store) -> LeaderLease:
         settings = self.settings
         port = self.address.rpartition(":")[2]
         address = self.address
@@ -221,85 +198,7 @@ class Master(Follower):
             master=f"{socket.gethostname()}:{os.getpid()}",
             place=place_of(f"{settings.listen_host}:{port}"),
         )
-        return SuccessionKeeper(LeaderLease(store.redis, claimant, settings.leader_lease_seconds), self)
-
-    async def lead(self) -> None:
-        """Takes every job over. A store that goes away meanwhile is waited for, except at the start."""
-        assert self._hosts is not None and self._store is not None
-        started = time.monotonic()
-        for attempt in itertools.count(1):
-            try:
-                await self._hosts.start()
-                break
-            except Fenced as error:  # while we were reading: somebody else is about to serve
-                await self._hosts.abandon(not_leading(None))
-                if self._keeper is None:
-                    raise
-                self._keeper.fenced(str(error))
-                return
-            except RedisError as error:
-                if self._health_task is None:
-                    raise StoreRefused(f"the jobs of {self._store.url} cannot be read: {error}") from error
-                logger.warning("the jobs cannot be taken over yet", error=str(error))
-                await self._hosts.abandon(not_leading(None))
-                if self._keeper is not None and self._keeper.state.role != "leading":
-                    return
-                await asyncio.sleep(min(0.05 * 2.0 ** min(attempt, 10), 1.0))
-        self.leads = True
-        self._hosts.refuse_by(self._lease_over)
-        self._health_news.announce()
-        self.measures.takeovers += 1
-        self.measures.takeover_seconds = seconds = round(time.monotonic() - started, 3)
-        if self._keeper is not None:
-            logger.info("leads", jobs=self._hosts.count, address=self.address, takeover_seconds=seconds)
-
-    async def pause(self, reason: str) -> None:
-        assert self._hosts is not None
-        logger.warning("does not lead until the store answers", reason=reason)
-        self.leads = False
-        self._hosts.pause(not_leading(None))
-        self._health_news.announce()
-
-    async def resume(self) -> None:
-        assert self._hosts is not None
-        logger.info("leads again: nobody else did meanwhile")
-        self.leads = True
-        self._hosts.resume()
-        self._hosts.refuse_by(self._lease_over)
-        self._health_news.announce()
-
-    async def give_way(self, reason: str) -> None:
-        assert self._hosts is not None and self._keeper is not None
-        logger.warning("gives way", reason=reason)
-        self.leads = False
-        self._health_news.announce()
-        await self._hosts.abandon(not_leading(self._keeper.state.leader))
-        self._stand_by(self._keeper, reason)
-
-    def _stand_by(self, keeper: SuccessionKeeper, reason: str = "") -> None:
-        assert self._hosts is not None
-        hosts = self._hosts
-        hosts.refuse_by(lambda: not_leading(keeper.state.leader))
-        if self.settings.standby is False:
-            leader = keeper.state.leader
-            said = reason or (f"{leader.master} at {leader.address} leads this store" if leader else "")
-            raise AnotherLeads(said or "another master leads this store")
-
-    def _lease_over(self) -> Rejection | None:
-        """The refusal of a request when the lease may be another master's, whether we were told or not.
-
-        A master that was stopped for a while finds requests waiting before it has asked for its lease.
-        """
-        if self._keeper is None:
-            return None
-        state = self._keeper.state
-        if state.role == "leading" and time.monotonic() - state.renewed_at <= state.lease_seconds:
-            return None
-        return not_leading(state.leader)
-
-    def _keeper_failed(self, failure: asyncio.Future[None]) -> None:
-        if not failure.cancelled() and (error := failure.exception()) is not None:
-            self._fail(error)
+        return LeaderLease(store.redis, claimant, settings.leader_lease_seconds)
 
     # ---------------------------------------------------------------- the services
 
@@ -383,15 +282,15 @@ class Master(Follower):
             _write_atomically(settings.http_port_file, port.address)
         return port
 
-    async def _keep_health(self, names: list[str]) -> None:
-        """Sets every service's health to what the store allows, again whenever that changes."""
+    async def _keep_health(self, leadership: Leadership, names: list[str]) -> None:
+        """Sets every service's health to whether the jobs are served, again whenever that changes."""
         while True:
-            seen = self._health_news.count
+            seen = leadership.news.count
             status = health_pb2.HealthCheckResponse.ServingStatus
-            serving = status.SERVING if self._reachable and self.leads else status.NOT_SERVING
+            serving = status.SERVING if leadership.ready else status.NOT_SERVING
             for name in names:
                 await self._health.set(name, serving)
-            await self._health_news.beyond(seen)
+            await leadership.news.beyond(seen)
 
     # ---------------------------------------------------------------- for the HTTP port
 
@@ -414,40 +313,24 @@ class Master(Follower):
     @property
     def store_reachable(self) -> bool:
         """Whether the store answers, as far as is known."""
-        return self._store is not None and self._reachable
+        return self.leadership is not None and self.leadership.reachable
+
+    @property
+    def leads(self) -> bool:
+        """Whether it serves the jobs now."""
+        return self.leadership is not None and self.leadership.leads
 
     @property
     def fencing_token(self) -> int:
         """Of the leader's lease as this master held it last; 0: never, or its store has no lease."""
-        return self._keeper.state.token if self._keeper is not None else 0
+        keeper = self.leadership.keeper if self.leadership is not None else None
+        return keeper.state.token if keeper is not None else 0
 
     def not_ready(self) -> str:
         """Why requests are refused now, in words; empty while they are served."""
         if self._stopping:
             return "stops"
-        if self._store is None:
-            return "waits for its store"
-        if not self._reachable:
-            return "the store does not answer"
-        if self.leads:
-            lapsed = self._lease_over()
-            return str(lapsed) if lapsed is not None else ""
-        leader = self._keeper.state.leader if self._keeper is not None else None
-        if leader is not None:
-            return f"stands by: {leader.master} at {leader.address} leads"
-        return "takes the jobs over, or waits for the store to say who leads"
-
-    # ---------------------------------------------------------------- from the jobs
-
-    def _store_reachable(self, reachable: bool) -> None:
-        self._reachable = reachable
-        self._health_news.announce()
-
-    def _failed(self, error: StoreError) -> None:
-        if self._keeper is not None and isinstance(error, Fenced):
-            self._keeper.fenced(str(error))
-        else:
-            self._fail(error)
+        return self.leadership.not_ready() if self.leadership is not None else "waits for its store"
 
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():

@@ -1,6 +1,7 @@
 """The leader's lease: one key with a time to live, held by the master that serves the store.
 
-It expires by the store's own clock, so no two hosts have to agree on the time. A clean stop gives it
+It expires by the store's own clock, so no two hosts have to agree on the time; if that is set back, whoever
+asks makes the lease last as long as it was meant to, and no longer. A clean stop gives it
 back and wakes a master that waits. A master that listens where the holder listened knows that the
 holder is gone (an address is bound by one process only), and need not wait for the time to run out: a
 single master that is started again goes on at once.
@@ -28,9 +29,14 @@ RELEASED_KEY = _PREFIX + "released"
 _CLAIM = """
 -- KEYS: lease, term, released. ARGV: 1 id, 2 place, 3 address, 4 master, 5 milliseconds
 -- Returns {1, token} when the lease is the caller's now, else {0, address, master, milliseconds left}.
-local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master')
+local holder = redis.call('HMGET', KEYS[1], 'id', 'place', 'address', 'master', 'milliseconds')
 if holder[1] and holder[1] ~= ARGV[1] and (ARGV[2] == '' or holder[2] ~= ARGV[2]) then
-  return {0, holder[3], holder[4], redis.call('PTTL', KEYS[1])}
+  local left, whole = redis.call('PTTL', KEYS[1]), tonumber(holder[5] or ARGV[5])
+  if left < 0 or left > whole then -- the clock was set back: a holder that is gone would lead for that long
+    redis.call('PEXPIRE', KEYS[1], whole)
+    left = whole
+  end
+  return {0, holder[3], holder[4], left}
 end
 local term = redis.call('HMGET', KEYS[2], 'token', 'id')
 local token = tonumber(term[1] or '0')
@@ -38,7 +44,8 @@ if term[2] ~= ARGV[1] then
   token = token + 1
   redis.call('HSET', KEYS[2], 'token', token, 'id', ARGV[1])
 end
-redis.call('HSET', KEYS[1], 'id', ARGV[1], 'place', ARGV[2], 'address', ARGV[3], 'master', ARGV[4])
+redis.call('HSET', KEYS[1], 'id', ARGV[1], 'place', ARGV[2], 'address', ARGV[3], 'master', ARGV[4],
+  'milliseconds', ARGV[5])
 redis.call('PEXPIRE', KEYS[1], ARGV[5])
 redis.call('DEL', KEYS[3])
 return {1, token}

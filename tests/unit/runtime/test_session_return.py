@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -36,13 +36,32 @@ class Attended(ring_pb2_grpc.RingServiceServicer):
         over.wait()
 
 
+class Forgetful(Attended):
+    """Knows the job, except when it is asked for the time in `unknown`, from 1."""
+
+    def __init__(self, unknown: set[int]) -> None:
+        super().__init__()
+        self.unknown = unknown
+        self.asked = 0
+
+    def Attend(self, requests: Any, context: Any) -> Iterator[Any]:  # noqa: N802
+        self.asked += 1
+        if self.asked in self.unknown:
+            context.abort(grpc.StatusCode.NOT_FOUND, "there is no job 'j'")
+        next(requests)
+        self.hellos.release()
+        yield ring_pb2.AttendResponse(welcome=ring_pb2.Welcome(version=str(versions.PROTOCOL)))
+
+
 @contextmanager
-def master(attended: Attended, port: int = 0) -> Iterator[int]:
-    """A master that leads, on a port of this machine; gives the port."""
+def master(
+    attended: Attended, port: int = 0, health_status: int = health_pb2.HealthCheckResponse.SERVING
+) -> Iterator[int]:
+    """A master that leads, or says something else, on a port of this machine; gives the port."""
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=4), options=[("grpc.so_reuseport", 0)])
     ring_pb2_grpc.add_RingServiceServicer_to_server(attended, server)
     well = health.HealthServicer()
-    well.set("", health_pb2.HealthCheckResponse.SERVING)
+    well.set("", health_status)
     health_pb2_grpc.add_HealthServicer_to_server(well, server)
     port = server.add_insecure_port(f"127.0.0.1:{port}")
     server.start()
@@ -115,3 +134,42 @@ def test_a_token_that_is_missing_for_a_moment_does_not_end_the_look_for_other_ma
         assert looked.acquire(timeout=20) and looked.acquire(timeout=20), "it looked without the token"
         (tmp_path / "away").rename(token)
         assert leader.hellos.acquire(timeout=20), errors
+
+
+def test_a_job_is_gone_when_a_master_that_leads_says_so_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_NOT_FOUND_SECONDS", 0.05)
+    # It is welcomed, and each time its stream ends: unknown once is nothing, also the second time.
+    forgetful = Forgetful({2, 4, 6, 7})
+    with master(forgetful) as port, attending(f"127.0.0.1:{port}", 20.0) as errors:
+        for _ in range(3):
+            assert forgetful.hellos.acquire(timeout=20), errors
+        wait_until(lambda: bool(errors))
+        assert forgetful.asked == 7 and "there is no job" in str(errors[0])
+
+
+def test_a_master_that_is_not_ready_is_not_believed_that_a_job_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "_NOT_FOUND_SECONDS", 0.05)
+    unready, leader = Forgetful({*range(1, 100)}), Attended()
+    with (
+        master(unready, health_status=health_pb2.HealthCheckResponse.NOT_SERVING) as first,
+        attending(f"127.0.0.1:{first}", 0.5) as errors,
+    ):
+        wait_until(lambda: bool(errors))  # it is not waited for without end
+        assert unready.asked > 2
+    unready.asked = 0
+    with (
+        master(unready, health_status=health_pb2.HealthCheckResponse.NOT_SERVING) as first,
+        master(leader) as second,
+        attending(f"127.0.0.1:{first},127.0.0.1:{second}", 20.0) as errors,
+    ):
+        assert leader.hellos.acquire(timeout=20), errors
+        assert not errors
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -4,7 +4,8 @@ A thread of its own reads the stream and hands every message to the trainer; ano
 heartbeats. When the stream breaks, the session reconnects with backoff to the next of the
 masters' addresses and says Hello again; what the old stream may have lost is repeated by the
 protocol (`WorkerProtocol.welcome`). A refusal that cannot change, or a master that stays away
-longer than `timeout_seconds`, ends the session with a typed error the trainer raises.
+longer than `timeout_seconds`, ends the session with a typed error the trainer raises. That there is no such
+job is believed when it is said a second time, by a master that leads: weights are at stake.
 
 Where there are several addresses, a third thread looks at the others while this one's master is silent:
 a master that is stopped, or cut off from the store, keeps its streams, and would be waited for although
@@ -49,6 +50,8 @@ _STANDBY_SECONDS_MAX = 0.5
 #: After so long without a message the other addresses are looked at, and again as often.
 _SILENT_SECONDS = 2.0
 _LOOK_TIMEOUT_SECONDS = 1.0
+#: A job that is not found is asked for again after so long: a leader's lease, unless it is set otherwise.
+_NOT_FOUND_SECONDS = 3.0
 _PERMANENT = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
@@ -99,6 +102,7 @@ class MasterSession:
         self._bye: ring_pb2.AttendRequest | None = None
         self._heartbeat_interval_seconds = 1.0
         self._last_contact = time.monotonic()
+        self._not_found = False
         self._reader = threading.Thread(target=self._run, name="elastane-session", daemon=True)
         self._beater = threading.Thread(target=self._beat, name="elastane-heartbeat", daemon=True)
         self._looker = threading.Thread(target=self._look, name="elastane-look", daemon=True)
@@ -152,7 +156,11 @@ class MasterSession:
                 return
             detail = _detail(error) if error is not None else errors_pb2.ErrorDetail()
             if error is not None and _is_permanent(error, detail):
-                raise _refusal(error)
+                if error.code() != grpc.StatusCode.NOT_FOUND or self._is_gone(address):
+                    raise _refusal(error)
+                self._book.failed(address)
+                self._closing.wait(_NOT_FOUND_SECONDS)
+                continue
             if detail.reason == errors_pb2.ERROR_REASON_EVICTED:
                 self._evicted()
                 self._last_contact = time.monotonic()
@@ -174,6 +182,13 @@ class MasterSession:
             if detail.reason == errors_pb2.ERROR_REASON_NOT_LEADING:
                 seconds = min(seconds, _STANDBY_SECONDS_MAX)
             self._closing.wait(seconds)
+
+    def _is_gone(self, address: str) -> bool:
+        """Whether the job is gone for good, now that the master at `address` does not know it."""
+        again, self._not_found = self._not_found, True
+        if time.monotonic() - self._last_contact > self._timeout_seconds:
+            return True
+        return again and self._serves(address)
 
     def _open_channel(self, address: str) -> grpc.Channel:
         return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))
@@ -229,6 +244,7 @@ class MasterSession:
         if fault:
             raise RefusedError(fault, hint=hint, version=welcome.version)
         _log.debug("attending", address=address, generation=welcome.generation, resumed=welcome.resumed)
+        self._not_found = False
         interval = welcome.heartbeat_interval.ToTimedelta().total_seconds()
         self._heartbeat_interval_seconds = interval or 1.0
         with self._lock:

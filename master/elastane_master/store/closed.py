@@ -75,11 +75,11 @@ return 'OK'
 DELETE = (
     _MINE
     + """
--- KEYS: and log, snapshot, history, events. ARGV: and 3 request id, 4 seconds that the fence stays.
+-- KEYS: and log, snapshot, history, events. ARGV: and 3 request id, 4 milliseconds that the fence stays.
 -- Returns as above. UNLINK: millions of entries are freed beside the store's work.
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
 redis.call('HSET', KEYS[1], 'token', token, 'deleted', ARGV[3])
-redis.call('EXPIRE', KEYS[1], ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 'OK'
 """
 )
@@ -158,7 +158,7 @@ class ClosedJobs:
         keys = JobKeys.of(job)
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
         delete = self._redis.pinned_script(DELETE)
-        args: list[Word] = [token, self.id, request_id, TOMBSTONE_SECONDS]
+        args: list[Word] = [token, self.id, request_id, TOMBSTONE_SECONDS * 1000]
         _check_ours(job, token, (await delete(keys=names, args=args)).decode())
 
     async def deleted_by(self, job: str) -> str | None:

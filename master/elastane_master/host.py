@@ -95,8 +95,7 @@ class HostOwner:
 class JobHost(LogListener):
     """One job, served. Used from one event loop.
 
-    changed: the job's state changed, durably. noted: there are new notes. asked_at: when somebody asked for
-    the job last, on the loop's clock. tally: what came to pass since
+    changed: the job's state changed, durably. noted: there are new notes. tally: what came to pass since
     this master serves the job. tracing: of changes of the ring, where that is asked for.
     """
 
@@ -123,7 +122,8 @@ class JobHost(LogListener):
         self.noted = Signal()
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
-        self.asked_at = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._asked_at = self._loop.time()
         self.stopping = False
         self.paused: Rejection | None = None
         self._ends: dict[Callable[[Rejection], None], None] = {}
@@ -147,13 +147,17 @@ class JobHost(LogListener):
         state = self.machine.state
         return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
 
+    def asked_for(self) -> None:
+        """Somebody wants something of the job."""
+        self._asked_at = self._loop.time()
+
     def is_unused(self, seconds: float) -> bool:
         """Whether for so long nobody has asked for the job, nothing changed in it, and nobody follows it."""
         if self.sessions or self._streams or self._ends or self.watchers or self.task_waiters.count:
             return False
         if self.stopping or self.paused is not None or self.log.pending is not None:
             return False
-        unasked_seconds = asyncio.get_running_loop().time() - self.asked_at
+        unasked_seconds = self._loop.time() - self._asked_at
         unchanged_seconds = self.clock() - self.machine.state.decided_at
         return self.log.reachable and min(unasked_seconds, unchanged_seconds) >= seconds
 

@@ -266,7 +266,7 @@ class JobHosts(HostOwner):
                 hint="create it first (JobService.Create)",
                 job=name,
             )
-        host.asked_at = asyncio.get_running_loop().time()
+        host.asked_for()
         return host
 
     async def find_or_only(self, name: str) -> JobHost:

@@ -156,12 +156,42 @@ class StoreServer:
         table = self.data.get(key, {})
         return _lua().table_from([table.get(name, False) for name in names])
 
+    def _hgetall(self, key: bytes) -> Any:
+        return _lua().table_from([word for pair in self.data.get(key, {}).items() for word in pair])
+
     def _hset(self, key: bytes, *pairs: bytes) -> int:
         self.data.setdefault(key, {}).update(zip(pairs[::2], pairs[1::2], strict=True))
         return len(pairs) // 2
 
     def _set(self, key: bytes, value: bytes) -> bytes:
         self.data[key] = value
+        return b"OK"
+
+    def _strlen(self, key: bytes) -> int:
+        return len(self.data.get(key, b""))
+
+    def _del(self, *keys: bytes) -> int:
+        return sum(self.data.pop(key, None) is not None for key in keys)
+
+    def _xlen(self, key: bytes) -> int:
+        return len(self.entries(key))
+
+    def _xrange(self, key: bytes, start: bytes, end: bytes, word: bytes, count: bytes) -> Any:
+        assert (end, word) == (b"+", b"COUNT")
+        first = _entry_id(start)
+        return _entry_table([entry for entry in self.entries(key) if entry[0] >= first][: int(count)])
+
+    def _xrevrange(self, key: bytes, end: bytes, start: bytes, word: bytes, count: bytes) -> Any:
+        assert (end, start, word) == (b"+", b"-", b"COUNT")
+        return _entry_table(self.entries(key)[-int(count) :][::-1])
+
+    def _xdel(self, key: bytes, name: bytes) -> int:
+        stream: StreamData = self.data[key]
+        stream.entries = [entry for entry in stream.entries if entry[0] != _entry_id(name)]
+        return 1
+
+    def _xsetid(self, key: bytes, name: bytes) -> bytes:
+        self.data[key].last = _entry_id(name)
         return b"OK"
 
     def _xadd(self, key: bytes, *words: bytes) -> bytes:
@@ -185,15 +215,6 @@ class StoreServer:
             del stream.entries[: len(stream.entries) - kept]
         self.appended(key, payload)
         return _name(entry)
-
-    def _xtrim(self, key: bytes, how: bytes, threshold: bytes) -> int:
-        assert how == b"MINID"
-        stream = self.data.get(key)
-        if stream is None:
-            return 0
-        lowest, before = _entry_id(threshold), len(stream.entries)
-        stream.entries = [entry for entry in stream.entries if entry[0] >= lowest]
-        return before - len(stream.entries)
 
 
 def _copied(value: Any) -> Any:
@@ -274,6 +295,9 @@ class StoreClient:
 
         return await self._ask(operation)
 
+    async def xlen(self, key: str) -> int:
+        return await self._ask(lambda server: len(server.entries(key.encode())))
+
     async def xrevrange(self, key: str, count: int = 1) -> Any:
         def operation(server: StoreServer) -> Any:
             found = server.entries(key.encode())[-count:]
@@ -341,7 +365,13 @@ def _script(text: str, server: StoreServer, keys: list[bytes], words: list[bytes
         _serving.pop()
     if isinstance(result, bytes | int):
         return result
-    return [int(value) for value in result.values()]
+    return list(result.values())
+
+
+def _entry_table(entries: list[tuple[EntryId, bytes]]) -> Any:
+    """Entries as a script sees them: pairs of id, and field and value."""
+    table = _lua().table_from
+    return table([table([_name(entry), table([b"field", payload])]) for entry, payload in entries])
 
 
 def _bytes(value: Any) -> bytes:

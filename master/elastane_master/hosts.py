@@ -12,6 +12,7 @@ import structlog
 from elastane_master import records
 from elastane_master.cancellation import cancel
 from elastane_master.clock import Clock
+from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.state import OVER
@@ -20,9 +21,9 @@ from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
+from elastane_master.store.errors import Damage, Fenced, JobDamaged, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
-from elastane_master.store.keys import checked_job_name
+from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
 from elastane_master.store.recovery import Recovered, check_readable
 from elastane_proto.tracing import Tracer
@@ -60,6 +61,7 @@ class JobHosts(HostOwner):
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
+        self._held: dict[str, JobDamaged] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
         self._reads = asyncio.Semaphore(self._limits.store_reads_max)
@@ -88,14 +90,14 @@ class JobHosts(HostOwner):
         """
         self.clock.begin()
         self.clock.keep()
-        names = await self.store.jobs()
+        names, stored = await self.store.jobs()
         for name in names:
             await check_readable(self.store.redis, name, self._options.state_version)
         gate = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
 
         async def take_over(name: str) -> None:
             async with gate:
-                await self._take_over(name)
+                await self._take_over(name, is_stored=name in stored)
 
         tasks = [asyncio.create_task(take_over(name)) for name in names]
         try:
@@ -105,6 +107,7 @@ class JobHosts(HostOwner):
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        await self.store.mark_stored(self._hosts.keys() - stored)
 
     async def stop(self, refusal: Rejection) -> None:
         """Stops serving: streams end with `refusal`, everything pending is written."""
@@ -130,6 +133,7 @@ class JobHosts(HostOwner):
         hosts = list(self._hosts.values())
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()
+        self._held.clear()
         for _ in self._unreachable:
             self.clock.resume()
         if self._unreachable:
@@ -147,9 +151,19 @@ class JobHosts(HostOwner):
         self._require_serving()
         return [self._hosts[name] for name in sorted(self._hosts)]
 
-    def get(self, name: str) -> JobHost:
-        """The job's host. Raises Rejection and BadJobName."""
+    def held(self) -> dict[str, JobDamaged]:
+        """The jobs that are not served since what is stored of them is not whole, and why.
+
+        Raises Rejection while this master does not serve.
+        """
         self._require_serving()
+        return self._held
+
+    def get(self, name: str) -> JobHost:
+        """The job's host. Raises Rejection, BadJobName, and JobDamaged when it is held."""
+        self._require_serving()
+        if name in self._held:
+            raise self._held[name].with_traceback(None)
         host = self._hosts.get(name)
         if host is None:
             raise Rejection(
@@ -161,18 +175,19 @@ class JobHosts(HostOwner):
         return host
 
     def get_or_only(self, name: str) -> JobHost:
-        """The job's host; without a name that of the only job there is. Raises Rejection."""
+        """The job's host; without a name that of the only job there is. Raises as `get`."""
         if name:
             return self.get(name)
         self._require_serving()
-        if len(self._hosts) != 1:
+        names = sorted([*self._hosts, *self._held])
+        if len(names) != 1:
             raise Rejection(
-                "invalid_argument" if self._hosts else "not_found",
-                f"there are {len(self._hosts)} jobs: which one?",
+                "invalid_argument" if names else "not_found",
+                f"there are {len(names)} jobs: which one?",
                 hint="name the job",
-                jobs=", ".join(sorted(self._hosts)[:20]),
+                jobs=", ".join(names[:20]),
             )
-        return next(iter(self._hosts.values()))
+        return self.get(names[0])
 
     def history(self, host: JobHost) -> JobHistory:
         """What of the job can be read back from the store."""
@@ -187,6 +202,8 @@ class JobHosts(HostOwner):
         checked_job_name(name)
         async with self._creating:
             self._require_serving()
+            if name in self._held:
+                raise self._held[name].with_traceback(None)
             host = self._hosts.get(name)
             if host is not None:
                 _require_equal(host, settings)
@@ -213,7 +230,56 @@ class JobHosts(HostOwner):
                 return host, False
             host = self._make_host(machine, log, recovered)
             await host.start(note=machine.creation_note())
+            await self.store.mark_stored([name])
             return host, True
+
+    async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        """Looks again at a job that is held: its host, or None when nothing of it could be kept.
+
+        And what was given up for it. accept_loss: go on without what is lost; else JobDamaged is raised while
+        something is. A job that is served is left as it is. Raises Rejection, BadJobName, StoreError, and
+        redis errors.
+        """
+        async with self._creating:
+            self._require_serving()
+            if name not in self._held:
+                return self.get(name), ()
+            try:
+                host, accepted = await self._repair(name, accept_loss=accept_loss)
+            except JobDamaged as error:
+                self._hold(error)
+                raise
+            self._held.pop(name, None)
+            return host, accepted
+
+    async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        found = self._held[name].damages
+        log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
+        self._require_serving()
+        accepted = recovered.damages
+        machine: JobMachine | None = None
+        if recovered.snapshot is not None:
+            try:
+                machine = self._replay(name, recovered)
+            except StoreFormatUnknown as error:
+                if not accept_loss:
+                    raise JobDamaged(name, [_unreadable(name, error)]) from error
+                accepted = (*accepted, _unreadable(name, error))
+        elif not accept_loss:
+            raise JobDamaged(name, recovered.damages or found)
+        if machine is None:
+            await log.drop()
+            await self.store.remove_job(name)
+            logger.warning("a damaged job was removed: no state of it is left", job=name)
+            return None, accepted or found
+        lost = "; ".join(str(damage) for damage in accepted)
+        reason = f"an operator accepted the loss: {lost}" if lost else "what was missing is there again"
+        host = self._make_host(machine, log, recovered)
+        await host.start(MasterStarted(self.master), Note("job_repaired", reason))
+        await self.store.add_job(name)
+        await self.store.mark_stored([name])
+        logger.warning("a damaged job is served again", job=name, reason=reason)
+        return host, accepted
 
     def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
         """The job is found from here on; it is served once its host is started."""
@@ -225,13 +291,27 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- taking over
 
-    async def _take_over(self, name: str) -> None:
-        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+    def _hold(self, error: JobDamaged) -> None:
+        self._held[error.job] = error
+        logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
+
+    async def _take_over(self, name: str, *, is_stored: bool) -> None:
+        """is_stored: there was something of it in the store."""
+        try:
+            log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            if is_stored and not recovered.exists:
+                raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
+        except JobDamaged as error:
+            self._hold(error)
+            return
         if recovered.snapshot is None:
             # It stays listed: another master may be about to store it, and to acknowledge its creation.
             logger.warning("a job was never stored; its creation was not acknowledged", job=name)
             return
-        await self._serve(name, log, recovered)
+        try:
+            await self._serve(name, log, recovered)
+        except StoreFormatUnknown as error:
+            self._hold(JobDamaged(name, [_unreadable(name, error)]))
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
@@ -268,7 +348,11 @@ class JobHosts(HostOwner):
     # ---------------------------------------------------------------- from the hosts
 
     def host_failed(self, host: JobHost, error: StoreError) -> None:
-        self._on_failed(error)
+        if not isinstance(error, JobDamaged):
+            self._on_failed(error)
+        elif self._hosts.get(host.name) is host:
+            del self._hosts[host.name]
+            self._hold(error)
 
     def store_reachable(self, host: JobHost, reachable: bool) -> None:
         was_reachable = not self._unreachable
@@ -283,6 +367,10 @@ class JobHosts(HostOwner):
 
     async def revive_store(self) -> None:
         await self.store.revive()
+
+
+def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:
+    return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")
 
 
 def _require_equal(host: JobHost, settings: JobSettings) -> None:

@@ -8,8 +8,9 @@ the client's patience: then it may still arrive behind its repetition.
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -190,10 +191,6 @@ class StoreServer:
         stream.entries = [entry for entry in stream.entries if entry[0] != _entry_id(name)]
         return 1
 
-    def _xsetid(self, key: bytes, name: bytes) -> bytes:
-        self.data[key].last = _entry_id(name)
-        return b"OK"
-
     def _xadd(self, key: bytes, *words: bytes) -> bytes:
         stream: StreamData = self.data.setdefault(key, StreamData())
         kept = None
@@ -271,9 +268,9 @@ class StoreClient:
     async def smembers(self, key: str) -> set[bytes]:
         return await self._ask(lambda server: set(server.data.get(key.encode(), ())))
 
-    async def sadd(self, key: str, member: str) -> int:
+    async def sadd(self, key: str, *members: str) -> int:
         def operation(server: StoreServer) -> int:
-            server.data.setdefault(key.encode(), set()).add(member.encode())
+            server.data.setdefault(key.encode(), set()).update(member.encode() for member in members)
             return 1
 
         return await self._ask(operation, writes=True)
@@ -285,6 +282,12 @@ class StoreClient:
 
         return await self._ask(operation, writes=True)
 
+    async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+        pattern = match.replace("{", "[{]").encode()
+        for key in await self._ask(lambda server: sorted(server.data)):
+            if fnmatch.fnmatchcase(key, pattern):
+                yield key
+
     async def xrange(self, key: str, min: str = "-", count: int = 1000) -> Any:
         low = (-1, 0) if min == "-" else _entry_id(min.removeprefix("(").encode())
 
@@ -295,13 +298,17 @@ class StoreClient:
 
         return await self._ask(operation)
 
-    async def xlen(self, key: str) -> int:
-        return await self._ask(lambda server: len(server.entries(key.encode())))
-
-    async def xrevrange(self, key: str, count: int = 1) -> Any:
-        def operation(server: StoreServer) -> Any:
-            found = server.entries(key.encode())[-count:]
-            return [(_name(entry), {b"field": payload}) for entry, payload in reversed(found)]
+    async def xinfo_stream(self, key: str) -> dict[str, Any]:
+        def operation(server: StoreServer) -> dict[str, Any]:
+            stream: StreamData | None = server.data.get(key.encode())
+            if stream is None:
+                raise ResponseError("no such key")
+            last = [(_name(entry), {b"field": payload}) for entry, payload in stream.entries[-1:]]
+            return {
+                "length": len(stream.entries),
+                "last-generated-id": _name(stream.last),
+                "last-entry": last[0] if last else None,
+            }
 
         return await self._ask(operation)
 

@@ -23,7 +23,12 @@ from elastane_master.hosts import JobHosts
 from elastane_master.servers.binding import Context
 from elastane_master.servers.following import require_serving
 from elastane_master.servers.translate import NAME_CHARACTERS_MAX, checked_name, checked_request_id, shown
-from elastane_master.servers.translate_job import job_message, job_settings
+from elastane_master.servers.translate_job import (
+    damage_message,
+    damaged_message,
+    job_message,
+    job_settings,
+)
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
@@ -46,6 +51,9 @@ class JobServicer:
     async def Get(
         self, request: job_pb2.JobServiceGetRequest, context: Context
     ) -> job_pb2.JobServiceGetResponse:
+        held = self._hosts.held().get(request.name)
+        if held is not None:
+            return job_pb2.JobServiceGetResponse(job=damaged_message(held))
         host = self._hosts.get(request.name)
         await host.log.settled()
         return job_pb2.JobServiceGetResponse(job=_job(host))
@@ -53,7 +61,9 @@ class JobServicer:
     async def List(
         self, request: job_pb2.JobServiceListRequest, context: Context
     ) -> job_pb2.JobServiceListResponse:
-        return job_pb2.JobServiceListResponse(jobs=[_job(host) for host in self._hosts.all()])
+        jobs = {host.name: _job(host) for host in self._hosts.all()}
+        jobs |= {name: damaged_message(held) for name, held in self._hosts.held().items()}
+        return job_pb2.JobServiceListResponse(jobs=[jobs[name] for name in sorted(jobs)])
 
     async def Watch(
         self, request: job_pb2.JobServiceWatchRequest, context: Context
@@ -127,6 +137,17 @@ class JobServicer:
                 if outcome is not None:
                     return outcome
                 await host.changed.beyond(seen)
+
+    async def Repair(
+        self, request: job_pb2.JobServiceRepairRequest, context: Context
+    ) -> job_pb2.JobServiceRepairResponse:
+        checked_request_id(request.request_id)
+        host, accepted = await self._hosts.repair(request.name, accept_loss=request.accept_loss)
+        return job_pb2.JobServiceRepairResponse(
+            job=_job(host) if host is not None else None,
+            removed=host is None,
+            accepted=[damage_message(damage) for damage in accepted],
+        )
 
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
         host = self._hosts.get(name)

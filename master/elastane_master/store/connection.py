@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -24,7 +25,7 @@ from elastane_master.store.errors import (
     StoreRefused,
     StoreUnreachable,
 )
-from elastane_master.store.keys import JOBS_KEY, checked_job_name
+from elastane_master.store.keys import JOB_PATTERN, JOBS_KEY, STORED_JOBS_KEY, checked_job_name, job_of
 from elastane_master.store.pinned import PinnedScript
 
 logger = structlog.get_logger(__name__)
@@ -48,6 +49,13 @@ class StoreOptions:
     start_timeout_seconds: float = 15.0
     socket_timeout_seconds: float = 10.0
     access: StoreAccess = field(default_factory=StoreAccess)
+
+
+class JobNames(NamedTuple):
+    """Of the jobs of a store. all: sorted, those too of which nothing may have been stored yet."""
+
+    all: list[str]
+    stored: frozenset[str]
 
 
 class StoreRedis(Redis):
@@ -102,10 +110,38 @@ class Store:
             raise
         return cls(redis, without_password(url), embedded)
 
-    async def jobs(self) -> list[str]:
-        """Names of all jobs, sorted."""
-        names = cast("set[bytes]", await self.redis.smembers(JOBS_KEY))
-        return sorted(name.decode() for name in names)
+    async def jobs(self) -> JobNames:
+        """Names of all jobs. A list that lost some is written again from what else tells of them."""
+        listed = await self._names(JOBS_KEY)
+        stored = await self._names(STORED_JOBS_KEY)
+        told, where = stored, STORED_JOBS_KEY
+        if not listed and not stored:
+            # Nothing, or both are gone: in a store that holds no job this passes over few keys, if any.
+            keys = [cast("bytes", key) async for key in self.redis.scan_iter(JOB_PATTERN, 1000)]
+            told, where = frozenset(job_of(key.decode()) for key in keys), JOB_PATTERN
+        if missing := told - listed:
+            logger.error(
+                "the list of jobs lost names; it is written again, nothing is lost",
+                key=JOBS_KEY,
+                jobs=len(missing),
+                found_by=where,
+            )
+            await self.redis.sadd(JOBS_KEY, *sorted(missing))
+        return JobNames(sorted(listed | told), stored)
+
+    async def _names(self, key: str) -> frozenset[str]:
+        names = cast("set[bytes]", await self.redis.smembers(key))
+        return frozenset(name.decode() for name in names)
+
+    async def mark_stored(self, jobs: Iterable[str]) -> None:
+        """These jobs have keys: from here on it is a loss if they have none."""
+        if names := sorted(jobs):
+            await self.redis.sadd(STORED_JOBS_KEY, *names)
+
+    async def remove_job(self, job: str) -> None:
+        """Takes a job off the list, once nothing else of it is stored."""
+        await self.redis.srem(STORED_JOBS_KEY, job)
+        await self.redis.srem(JOBS_KEY, job)
 
     async def add_job(self, job: str) -> None:
         """Lists a job; raises BadJobName."""

@@ -116,7 +116,8 @@ class _Write:
 
     chain: its end, with this write. commit, event: the newest numbers after it. lost: of earlier writes, what
     the store does not have any more; it comes first, and a snapshot stands for their records. expected: how
-    many commits and events there should be, where some are gone for good.
+    many commits and events there should be, where some are gone for good. cut: commits beyond this number are
+    taken out.
     """
 
     sequence: int
@@ -129,6 +130,7 @@ class _Write:
     snapshot: bytes = b""
     lost: Told = _NOTHING
     expected: tuple[int, int] | tuple[()] = ()
+    cut: int | None = None
 
     @property
     def records(self) -> int:
@@ -155,8 +157,8 @@ class _Write:
             *bounds,
             stamp,
             show_chain(self.chain),
-            self.commit,
-            self.event,
+            self.commit - len(history) + 1,
+            "" if self.cut is None else self.cut,
             *(self.expected or ("", "")),
             len(history),
             *history,
@@ -204,6 +206,7 @@ class JobLog:
         self._history, self._events = recovered.history, recovered.events
         # What was lost is given up: the first write says what there is from here on.
         self._replaces = bool(recovered.damages)
+        self._cut = recovered.state_commits if recovered.damages else None
         self._options = options
         self._script = redis.pinned_script(WRITE)
         self._groups: deque[_Group] = deque()
@@ -357,7 +360,8 @@ class JobLog:
             self._fail(error)
             logger.error("another master took the job over", **error.facts)
         except JobDamaged as error:
-            logger.error("the store lost what nobody has any more", **error.facts, error=str(error))
+            logger.error("the store lost what nobody has any more", error=str(error), **error.facts)
+            await self._script.aclose()
             self._fail(error)
         except Exception as error:  # a writer that died must say so to all who wait for it
             self._fail(LogBroken(f"the log of job {self.job} broke: {error!r}", job=self.job))
@@ -421,7 +425,7 @@ class JobLog:
         self._snapshot_at = started + seconds
         self._snapshot_bytes, self._log_bytes = len(snapshot), 0
         mode: Literal["write", "replace"] = "replace" if is_replacement else "write"
-        return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot)
+        return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
 
     def _numbers_after(self, groups: Sequence[_Group]) -> tuple[int, int]:
         """Of the newest commit and event, once these groups are written."""
@@ -454,7 +458,7 @@ class JobLog:
         self._history += write.commit - self._commit
         self._events += sum([len(group.events) for group in write.groups])
         self._commit, self._event = write.commit, write.event
-        self._replaces = False
+        self._replaces, self._cut = False, None
         self._writing = ()
         self._kept.keep(write.commit, write.event, [group.told for group in write.groups], time.monotonic())
         for group in write.groups:

@@ -12,8 +12,8 @@ from elastane_master.store.errors import Damage, Fenced
 from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
-from elastane_master.store.streams import Entry, newest_entry, read_stream
-from elastane_master.store.wholeness import Ends, Fence, Found, Whole, examine
+from elastane_master.store.streams import Ends, Entry, read_ends, read_stream
+from elastane_master.store.wholeness import Fence, Found, Whole, examine
 
 _ENTRIES_AT_ONCE = 500
 
@@ -26,6 +26,8 @@ class Recovered:
     that was never stored. records: those after the snapshot, in order. event_sequence: number of
     the newest event, 0 without one. chain: its end. commits: number of the newest commit. history,
     events: how many are kept. damages: what is missing; then the records end before the first hole.
+    useless: keys that hold something else than they should. state_commits: number of the last commit that the
+    state knows of, if that is known; where something is missing, what came after it is done again.
     """
 
     token: int
@@ -39,6 +41,7 @@ class Recovered:
     events: int = 0
     damages: tuple[Damage, ...] = ()
     useless: tuple[str, ...] = ()
+    state_commits: int | None = None
 
     @property
     def exists(self) -> bool:
@@ -86,22 +89,22 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
 
 
 def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:
-    newest = commits = keys.commits_in(found.history.newest) or 0
-    if whole.damages and whole.commits is not None:
-        commits = min(commits, whole.commits)  # those beyond the state would be counted again
-    kept = 0 if keys.history in whole.foreign else max(0, found.history.length - (newest - commits))
+    newest = keys.commits_in(found.history.newest) or 0
+    beyond = max(0, newest - whole.commits) if whole.damages and whole.commits is not None else 0
+    kept = 0 if keys.history in whole.foreign else max(0, found.history.length - beyond)
     return Recovered(
         max(token, whole.token + 1) if whole.damages else token,
         whole.sequence,
         whole.snapshot,
         whole.records,
-        keys.event_in(found.events.newest) or 0,
+        keys.event_in(found.events.last) or 0,
         whole.chain,
-        commits,
+        keys.commits_in(found.history.last) or 0,
         kept,
         0 if keys.events in whole.foreign else found.events.length,
         tuple(whole.damages),
         tuple(whole.foreign),
+        whole.commits,
     )
 
 
@@ -133,8 +136,7 @@ class _Reader:
 
     async def ends(self, key: str) -> Ends:
         try:
-            newest = await newest_entry(self._redis, key)
-            return Ends() if newest is None else Ends(await self._redis.xlen(key), newest.id)
+            return await read_ends(self._redis, key)
         except ResponseError as error:
             self._is_wrong(key, error)
             return Ends()

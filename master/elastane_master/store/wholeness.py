@@ -13,19 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from elastane_master.store.errors import Damage, StoreFormatUnknown
 from elastane_master.store.format import EMPTY, Chain, Link, decode_batch, decode_snapshot
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.streams import Entry
-
-
-class Ends(NamedTuple):
-    """What a stream holds: how many entries, and the newest one's id."""
-
-    length: int = 0
-    newest: str = "0-0"
+from elastane_master.store.streams import Ends, Entry
 
 
 @dataclass(frozen=True, slots=True)

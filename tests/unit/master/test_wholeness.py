@@ -10,8 +10,8 @@ import pytest
 
 from elastane_master.store.format import EMPTY, Chain, Place, encode_batch, encode_snapshot
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.streams import Entry
-from elastane_master.store.wholeness import Ends, Fence, Found, Whole, examine, parse_chain, show_chain
+from elastane_master.store.streams import Ends, Entry
+from elastane_master.store.wholeness import Fence, Found, Whole, examine, parse_chain, show_chain
 
 KEYS = JobKeys.of("j")
 

@@ -240,7 +240,7 @@ class StoreClient:
     def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
         self._server, self._network, self._process = server, network, process
 
-    def pinned_script(self, text: str) -> PinnedScriptModel:
+    def pinned_script(self, text: str, replicas: int = 0) -> PinnedScriptModel:
         return PinnedScriptModel(self.register_script(text))
 
     def register_script(self, text: str) -> Callable[..., Any]:

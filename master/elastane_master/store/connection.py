@@ -22,9 +22,11 @@ from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     BadStoreUrl,
     EmbeddedStoreFailed,
+    StoreIsSentinel,
     StoreRefused,
     StoreUnreachable,
 )
+from elastane_master.store.fitness import require_fit
 from elastane_master.store.keys import JOB_PATTERN, JOBS_KEY, STORED_JOBS_KEY, checked_job_name, job_of
 from elastane_master.store.pinned import PinnedScript
 
@@ -61,9 +63,12 @@ class JobNames(NamedTuple):
 class StoreRedis(Redis):
     """The client of a store."""
 
-    def pinned_script(self, text: str) -> PinnedScript:
-        """A script with a connection of its own, for a caller that calls it all the time."""
-        return PinnedScript(self, text)
+    def pinned_script(self, text: str, replicas: int = 0) -> PinnedScript:
+        """A script with a connection of its own, for a caller that calls it all the time.
+
+        replicas: so many must have what it wrote before it counts as done.
+        """
+        return PinnedScript(self, text, replicas)
 
 
 class Store:
@@ -78,7 +83,8 @@ class Store:
     async def open(cls, options: StoreOptions) -> Store:
         """Connects, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile, and as
+        `require_fit`.
         """
         if options.url:
             return await cls._connect(options, checked_store_url(options.url), None)
@@ -105,6 +111,8 @@ class Store:
         redis = cast("StoreRedis", opened)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
+            if options.url:
+                await require_fit(redis, without_password(url))
         except BaseException:
             await redis.aclose()
             raise
@@ -164,12 +172,16 @@ class Store:
 
 
 def checked_store_url(url: str) -> str:
-    """`url` itself; raises BadStoreUrl."""
+    """`url` itself; raises BadStoreUrl, StoreIsSentinel."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store: {error}") from error
+    if "sentinel" in parts.scheme:
+        raise StoreIsSentinel(
+            f"{without_password(url)!r} names a Sentinel, which is not asked for its primary"
+        )
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store")
     if parts.scheme == "unix" and not parts.path:

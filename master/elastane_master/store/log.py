@@ -60,8 +60,8 @@ class LogOptions:
     without asking whether the job is still its own. batch_bytes_max: records in one write.
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
-    state_version: of the job's state as the snapshots hold it; it is stored, so that an older master leaves
-    the job alone.
+    replicas: of the store, that must have a write before it is acknowledged. state_version: of the job's
+    state as the snapshots hold it; it is stored, so that an older master leaves the job alone.
     """
 
     snapshot_seconds: float = 1.0
@@ -72,6 +72,7 @@ class LogOptions:
     kept_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
+    replicas: int = 0
     state_version: int = 1
 
 
@@ -208,7 +209,7 @@ class JobLog:
         self._replaces = bool(recovered.damages)
         self._cut = recovered.state_commits if recovered.damages else None
         self._options = options
-        self._script = redis.pinned_script(WRITE)
+        self._script = redis.pinned_script(WRITE, options.replicas)
         self._groups: deque[_Group] = deque()
         self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[_Group] = ()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError
 
 Word = bytes | int | str
 
@@ -24,10 +24,23 @@ _APART_BYTES = 64 * 1024
 """Longer words are handed to the socket as they are, not copied."""
 
 
-class PinnedScript:
-    """One Lua script. At most one call at a time; a call that fails leaves nothing on the connection."""
+REPLICAS_SECONDS = 1.0
+"""So long replicas have for a write before it is said again."""
 
-    def __init__(self, redis: Redis, text: str) -> None:
+
+class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
+    """The write is stored, but not where it has to be, too."""
+
+
+class PinnedScript:
+    """One Lua script. At most one call at a time; a call that fails leaves nothing on the connection.
+
+    replicas: so many must have what a call wrote. Whoever repeats one that they did not have in time has to
+    write again: a connection waits for its own writes only.
+    """
+
+    def __init__(self, redis: Redis, text: str, replicas: int = 0) -> None:
+        self._replicas = replicas
         self._pool = redis.connection_pool
         self._text = text
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
@@ -35,7 +48,7 @@ class PinnedScript:
         self._connection: AbstractConnection | None = None
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
-        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time.
+        """What the script returns. Raises redis errors (TooFewReplicas), and TimeoutError without an answer.
 
         A call may reach the store twice: where the connection ended while nobody used it, nothing tells
         before an answer fails to come.
@@ -59,10 +72,15 @@ class PinnedScript:
     async def _call(self, words: tuple[Word, ...]) -> bytes:
         try:
             try:
-                return await self._ask("EVALSHA", self._sha, *words)
+                answer = await self._ask("EVALSHA", self._sha, *words)
             except NoScriptError:  # the store is new, or was started again
                 await self._ask("SCRIPT", "LOAD", self._text)
-                return await self._ask("EVALSHA", self._sha, *words)
+                answer = await self._ask("EVALSHA", self._sha, *words)
+            if self._replicas:
+                had = int(await self._ask("WAIT", self._replicas, round(REPLICAS_SECONDS * 1000)))
+                if had < self._replicas:
+                    raise TooFewReplicas(f"{had} of {self._replicas} replicas have the newest write")
+            return answer
         except BaseException:
             # Made afresh, it looks the address up again and reads certificates anew; and no answer that comes
             # late is taken for that of the next call.

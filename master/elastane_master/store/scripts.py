@@ -37,16 +37,16 @@ WRITE = """
 -- the history and of the events, and which keys are not as the last write left them.
 -- A token lower than the writer's: the store lost the taking over itself, and nobody newer holds the job.
 local fence = redis.call(
-  'HMGET', KEYS[1], 'token', 'sequence', 'log', 'snapshot', 'history', 'events', 'commits')
+  'HMGET', KEYS[1], 'token', 'sequence', 'log', 'snapshot', 'history', 'events', 'commits', 'event')
 local holder, stored = tonumber(fence[1] or '0'), tonumber(fence[2] or '0')
 local token, sequence, mode = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3]
 if holder > token then return 'FENCED:' .. fence[1] end
 local commits, first_commit, first_event = tonumber(ARGV[16]), tonumber(ARGV[12]), 17 + tonumber(ARGV[16])
-local bytes = redis.call('STRLEN', KEYS[3])
+local log, bytes = redis.call('XLEN', KEYS[2]), redis.call('STRLEN', KEYS[3])
 local history, events = redis.call('XLEN', KEYS[4]), redis.call('XLEN', KEYS[5])
 local changed = ''
 if not fence[2] then changed = changed .. ' fence' end
-if fence[3] and tonumber(fence[3]) ~= redis.call('XLEN', KEYS[2]) then changed = changed .. ' log' end
+if fence[3] and tonumber(fence[3]) ~= log then changed = changed .. ' log' end
 if fence[4] and tonumber(fence[4]) ~= bytes then changed = changed .. ' snapshot' end
 if history < tonumber(fence[5] or '0') then changed = changed .. ' history' end
 if events < tonumber(fence[6] or '0') then changed = changed .. ' events' end
@@ -90,7 +90,10 @@ else
     return table.concat({'GAP', stored, history, newest(KEYS[4]), events, newest(KEYS[5]), changed}, ':')
   end
 end
-if ARGV[4] ~= '' then redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'batch', ARGV[4]) end
+if ARGV[4] ~= '' then
+  redis.call('XADD', KEYS[2], ARGV[2] .. '-0', 'batch', ARGV[4])
+  log = log + 1
+end
 for i = 0, commits - 1 do
   if first_commit + i > commit_there then
     redis.call('XADD', KEYS[4], 'MAXLEN', '~', ARGV[6], commit_id(first_commit + i), 'commit', ARGV[17 + i])
@@ -102,23 +105,24 @@ for i = first_event, #ARGV, 2 do
   end
 end
 if ARGV[5] ~= '' then
-  bytes = #ARGV[5]
+  log, bytes = 0, #ARGV[5]
   redis.call('SET', KEYS[3], ARGV[5])
   redis.call('DEL', KEYS[2])
 end
-redis.call('HSET', KEYS[1], 'token', ARGV[1], 'sequence', ARGV[2], 'format', ARGV[8], 'state', ARGV[9],
-  'chain', ARGV[11], 'log', redis.call('XLEN', KEYS[2]), 'snapshot', bytes)
 local is_first = mode == 'replace' or not fence[7]
+local commit, event = fence[7], fence[8]
+history, events = fence[5], fence[6]
 if commits > 0 or is_first then
-  local length = ARGV[14] ~= '' and ARGV[14] or redis.call('XLEN', KEYS[4])
-  local last = is_first and newest_commit() or first_commit + commits - 1
-  redis.call('HSET', KEYS[1], 'history', length, 'commits', string.format('%d', last))
+  history = ARGV[14] ~= '' and ARGV[14] or redis.call('XLEN', KEYS[4])
+  commit = string.format('%d', is_first and newest_commit() or first_commit + commits - 1)
 end
 if first_event <= #ARGV or is_first then
-  local length = ARGV[15] ~= '' and ARGV[15] or redis.call('XLEN', KEYS[5])
-  local last = is_first and newest_event() or tonumber(ARGV[#ARGV - 1])
-  redis.call('HSET', KEYS[1], 'events', length, 'event', string.format('%d', last))
+  events = ARGV[15] ~= '' and ARGV[15] or redis.call('XLEN', KEYS[5])
+  event = string.format('%d', is_first and newest_event() or tonumber(ARGV[#ARGV - 1]))
 end
+redis.call('HSET', KEYS[1], 'token', ARGV[1], 'sequence', ARGV[2], 'format', ARGV[8], 'state', ARGV[9],
+  'chain', ARGV[11], 'log', log, 'snapshot', bytes, 'history', history, 'commits', commit, 'events', events,
+  'event', event)
 return 'OK'
 """
 

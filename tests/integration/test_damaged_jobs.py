@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from elastane.cli.main import build_app
 from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
@@ -160,14 +164,23 @@ async def test_a_key_that_is_put_back_is_all_that_it_takes(store: Store) -> None
     await killed_after_some_work(store)
     kept = await store.redis.dump(KEYS.history)
     await store.redis.delete(KEYS.history)
-    async with serving(store) as (_, channel):
-        await refused(repair(channel, "j", accept_loss=False))
+    async with serving(store) as (master, channel):
+
+        async def command(*words: str) -> Result:
+            environment = {"ELASTANE_MASTER": master.address}
+            return await asyncio.to_thread(CliRunner().invoke, build_app(), words, env=environment)
+
+        status = await command("status", "j")
+        assert status.exit_code == 0 and "j  damaged" in status.stdout
+        assert KEYS.history in status.stdout and "it is gone" in status.stdout
+        refusal = await command("repair", "j")
+        assert refusal.exit_code == 3 and KEYS.history in refusal.output and "ELA170" in refusal.output
+        assert "k: served; now waiting" in (await command("repair", "k")).stdout  # nothing to do
         await store.redis.restore(KEYS.history, 0, kept)
-        repaired = await repair(channel, "j", accept_loss=False)
-        assert not repaired.accepted and repaired.job.phase == job_pb2.JOB_PHASE_WAITING
+        repaired = await command("repair", "j")
+        assert repaired.exit_code == 0 and "j: served; now waiting" in repaired.stdout
         await work(channel, "j", SIZE - DONE)
         assert await audit(channel, "j") == Counter(range(SIZE))
-        assert (await repair(channel, "j", accept_loss=True)).job.name == "j"  # nothing to do
 
 
 @pytest.mark.parametrize("part", ["fence", "log", "snapshot", "history", "events"])

@@ -168,6 +168,7 @@ def damaged_message(error: JobDamaged) -> job_pb2.Job:
     return job_pb2.Job(
         name=error.job,
         phase=job_pb2.JOB_PHASE_DAMAGED,
+        saved_step=-1,
         reason="; ".join(str(damage) for damage in error.damages),
         damages=[damage_message(damage) for damage in error.damages],
     )

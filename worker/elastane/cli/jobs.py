@@ -58,6 +58,7 @@ def status(
 
     Examples: elastane status; elastane status train --json
     """
+    from rich.markup import escape
     from rich.text import Text
 
     from elastane.cli.plain import to_plain
@@ -68,12 +69,14 @@ def status(
         print_json(to_plain(found))
         return
     out = console()
-    out.print(headline(found))
     if found.damages:
+        out.print(f"[bold]{escape(found.name)}[/]  {_phase(found)}: it is held and not served")
         for line in damage_lines(found.damages):
             out.print(Text(line), soft_wrap=True)
-        out.print(f"held: put the keys back and `elastane repair {found.name}`; else --accept-loss")
+        hint = f"put the keys back and say `elastane repair {found.name}`, or go on without: --accept-loss"
+        out.print(Text(hint), soft_wrap=True)
         return
+    out.print(headline(found))
     if found.workers:
         out.print(worker_table(found, time.time()))
     else:

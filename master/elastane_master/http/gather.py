@@ -52,7 +52,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
     """
     samples = Samples()
-    hosts = _hosts(master)
+    hosts, damaged = _hosts(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -60,7 +60,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
         leads=master.leads,
         store_reachable=master.store_reachable,
         fencing_token=master.fencing_token,
-        phases=tuple(host.machine.state.phase for host in hosts),
+        phases=(*(host.machine.state.phase for host in hosts), *["damaged"] * damaged),
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
@@ -71,14 +71,14 @@ async def gather(master: Served, caller: Principal) -> Samples:
     return samples
 
 
-def _hosts(master: Served) -> list[JobHost]:
-    """The jobs that are served now; none while another master may lead."""
+def _hosts(master: Served) -> tuple[list[JobHost], int]:
+    """The jobs that are served now, and how many are held as damaged; none while another master may lead."""
     if master.hosts is None:
-        return []
+        return [], 0
     try:
-        return master.hosts.all()
+        return master.hosts.all(), len(master.hosts.held())
     except Rejection:
-        return []
+        return [], 0
 
 
 def _facts(host: JobHost) -> JobFacts:

@@ -18,7 +18,16 @@ from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
-from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
+from elastane_master.store.errors import (
+    AnotherLeads,
+    Fenced,
+    LogBroken,
+    StoreError,
+    StoreIsCluster,
+    StoreIsSentinel,
+    StoreMayEvict,
+    StoreReadOnly,
+)
 from elastane_proto import log_lines
 
 EXIT_BAD_START = 2
@@ -27,6 +36,13 @@ EXIT_FENCED = 3
 """Another master leads, and --no-standby was given: do not start this one again."""
 EXIT_BROKEN = 4
 """A fault of the master itself: start it again."""
+EXIT_UNFIT: dict[type[StoreError], int] = {
+    StoreMayEvict: 5,
+    StoreReadOnly: 6,
+    StoreIsCluster: 7,
+    StoreIsSentinel: 8,
+}
+"""The store answers, and is not one to keep jobs in: somebody has to change it, or name another."""
 BAD_SETTING = "ELA200"
 """Code of an option or variable with a value that it cannot have (docs/errors.md)."""
 
@@ -48,6 +64,10 @@ def main(
         typer.Option(help="redis://, rediss:// or unix:// URL. [a private one in the state directory]"),
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Folder of the private store. [.elastane]")] = None,
+    store_replicas: Annotated[
+        int | None,
+        typer.Option(help="Replicas of the --store that must have a write before it is acknowledged. [0]"),
+    ] = None,
     port_file: Annotated[
         Path | None, typer.Option(help="File that gets HOST:PORT once the master serves.")
     ] = None,
@@ -139,12 +159,14 @@ def main(
     stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
 
     Exits with 0 when told to stop, 2 when it cannot start, 3 when another master leads and --no-standby was
-    given, 4 after a fault of its own.
+    given, 4 after a fault of its own; and for a store that cannot be trusted with 5 when it may throw keys
+    away, 6 when it takes no writes (a replica), 7 when it is a cluster, 8 when it is a Sentinel.
     """
     given = {
         "listen": listen,
         "store": store,
         "state_dir": state_dir,
+        "store_replicas": store_replicas,
         "port_file": port_file,
         "standby": standby,
         "advertise": advertise,
@@ -192,7 +214,7 @@ def main(
     except LogBroken as error:
         _fail(error, EXIT_BROKEN)
     except StoreError as error:
-        _fail(error, EXIT_BAD_START)
+        _fail(error, EXIT_UNFIT.get(type(error), EXIT_BAD_START))
 
 
 async def serve(settings: MasterSettings) -> None:

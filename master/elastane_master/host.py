@@ -43,7 +43,7 @@ from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
-from elastane_master.store.errors import LogClosed, StoreError
+from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
 from elastane_shards.tasks import QueueStatus
@@ -562,7 +562,8 @@ class JobHost(LogListener):
 
     def failed(self, error: StoreError) -> None:
         self._outbox.clear()
-        self._end_streams(Rejection("fenced", str(error), hint=error.hint))
+        reason = "damaged" if isinstance(error, JobDamaged) else "fenced"
+        self._end_streams(Rejection(reason, str(error), hint=error.hint, **error.facts))
         if not self.stopping:
             self._owner.host_failed(self, error)
 

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from elastane_master import records
 from elastane_master.cancellation import cancel
 from elastane_master.clock import Clock
+from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import CancelRequested, JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.decisions.retention import (
@@ -33,9 +34,9 @@ from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.closed import Closed, ClosedJobs
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
+from elastane_master.store.errors import Damage, Fenced, JobDamaged, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
-from elastane_master.store.keys import checked_job_name
+from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
 from elastane_master.store.recovery import Recovered
 from elastane_proto.tracing import Tracer
@@ -111,6 +112,7 @@ class JobHosts(HostOwner):
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
+        self._held: dict[str, JobDamaged] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
         self.retention = Retention()
@@ -153,14 +155,14 @@ class JobHosts(HostOwner):
         """
         self.clock.begin()
         self.clock.keep()
-        names = await self.store.jobs()
+        names, stored = await self.store.jobs()
         if not may_lead():
             raise LeaseOver("the lease ran out before any job was taken over")
         listed = await self._records.take_over(names, self._options.state_version)
         for name in listed.deleted:  # the master that deleted them did not come to this
             await self.store.remove_job(name)
-        for name, stored in listed.closed.items():
-            if (job := ClosedJob.of(name, stored)) is not None:
+        for name, closed in listed.closed.items():
+            if (job := ClosedJob.of(name, closed)) is not None:
                 self._closed[name] = job
             else:
                 listed.open.append(name)
@@ -169,7 +171,7 @@ class JobHosts(HostOwner):
             async with self._opening:
                 if not may_lead():
                     raise LeaseOver(f"the lease ran out before job {name} was taken over")
-                await self._take_over(name)
+                await self._take_over(name, is_stored=name in stored)
 
         tasks = [asyncio.create_task(take_over(name)) for name in sorted(listed.open)]
         try:
@@ -179,6 +181,7 @@ class JobHosts(HostOwner):
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
         self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
 
@@ -210,6 +213,7 @@ class JobHosts(HostOwner):
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()
         self._closed.clear()
+        self._held.clear()
         for _ in self._unreachable:
             self.clock.resume()
         if self._unreachable:
@@ -240,7 +244,7 @@ class JobHosts(HostOwner):
     def names(self) -> list[str]:
         """Of all jobs, sorted. Raises as `all`."""
         self._require_serving()
-        return sorted([*self._hosts, *self._closed])
+        return sorted([*self._hosts, *self._closed, *self._held])
 
     async def find(self, name: str) -> JobHost:
         """The job's host; a closed job is read from the store again.
@@ -253,9 +257,19 @@ class JobHosts(HostOwner):
             await asyncio.shield(self._wake(name))
         return self.get(name)
 
-    def get(self, name: str) -> JobHost:
-        """The host of a job that is not closed. Raises Rejection and BadJobName."""
+    def held(self) -> dict[str, JobDamaged]:
+        """The jobs that are not served since what is stored of them is not whole, and why.
+
+        Raises Rejection while this master does not serve.
+        """
         self._require_serving()
+        return self._held
+
+    def get(self, name: str) -> JobHost:
+        """The job's host. Raises Rejection, BadJobName, and JobDamaged when it is held."""
+        self._require_serving()
+        if name in self._held:
+            raise self._held[name].with_traceback(None)
         host = self._hosts.get(name)
         if host is None:
             if name in self._closed:
@@ -307,6 +321,8 @@ class JobHosts(HostOwner):
             if (durable := host.log.pending) is not None:
                 await asyncio.shield(durable)
             return host, False
+        if name in self._held:
+            raise self._held[name].with_traceback(None)
         if (closed := self._closed.get(name)) is not None:
             view = closed.record.view
             _require_equal(name, view.original_settings, view.settings, settings)
@@ -329,6 +345,7 @@ class JobHosts(HostOwner):
             return host, False
         host = self._make_host(machine, log, recovered)
         await host.start(note=machine.creation_note())
+        await self.store.mark_stored([name])
         return host, True
 
     async def delete(self, name: str, *, request_id: str = "", force: bool = False) -> None:
@@ -340,6 +357,54 @@ class JobHosts(HostOwner):
         # Whoever asked may leave: half of a job is no job.
         await asyncio.shield(self._delete_asked(checked_job_name(name), request_id, force))
 
+    async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        """Looks again at a job that is held: its host, or None when nothing of it could be kept.
+
+        And what was given up for it. accept_loss: go on without what is lost; else JobDamaged is raised while
+        something is. A job that is served is left as it is. Raises Rejection, BadJobName, StoreError, and
+        redis errors.
+        """
+        async with self._creating:
+            self._require_serving()
+            if name not in self._held:
+                return await self.find(name), ()
+            try:
+                host, accepted = await self._repair(name, accept_loss=accept_loss)
+            except JobDamaged as error:
+                self._hold(error)
+                raise
+            self._held.pop(name, None)
+            return host, accepted
+
+    async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        found = self._held[name].damages
+        log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
+        self._require_serving()
+        accepted = recovered.damages
+        machine: JobMachine | None = None
+        if recovered.snapshot is not None:
+            try:
+                machine = self._replay(name, recovered)
+            except StoreFormatUnknown as error:
+                if not accept_loss:
+                    raise JobDamaged(name, [_unreadable(name, error)]) from error
+                accepted = (*accepted, _unreadable(name, error))
+        elif not accept_loss:
+            raise JobDamaged(name, recovered.damages or found)
+        if machine is None:
+            await log.drop()
+            await self.store.remove_job(name)
+            logger.warning("a damaged job was removed: no state of it is left", job=name)
+            return None, accepted or found
+        lost = "; ".join(str(damage) for damage in accepted)
+        reason = f"an operator accepted the loss: {lost}" if lost else "what was missing is there again"
+        host = self._make_host(machine, log, recovered)
+        await host.start(MasterStarted(self.master), Note("job_repaired", reason))
+        await self.store.add_job(name)
+        await self.store.mark_stored([name])
+        logger.warning("a damaged job is served again", job=name, reason=reason)
+        return host, accepted
+
     def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
         """The job is found from here on; it is served once its host is started."""
         log.measures = self.measures
@@ -350,13 +415,27 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- taking over
 
-    async def _take_over(self, name: str) -> None:
-        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+    def _hold(self, error: JobDamaged) -> None:
+        self._held[error.job] = error
+        logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
+
+    async def _take_over(self, name: str, *, is_stored: bool) -> None:
+        """is_stored: there was something of it in the store."""
+        try:
+            log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            if is_stored and not recovered.exists:
+                raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
+        except JobDamaged as error:
+            self._hold(error)
+            return
         if recovered.snapshot is None:
             # It stays listed: another master may be about to store it, and to acknowledge its creation.
             logger.warning("a job was never stored; its creation was not acknowledged", job=name)
             return
-        await self._serve(name, log, recovered)
+        try:
+            await self._serve(name, log, recovered)
+        except StoreFormatUnknown as error:
+            self._hold(JobDamaged(name, [_unreadable(name, error)]))
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
@@ -408,7 +487,12 @@ class JobHosts(HostOwner):
         self._require_serving()
         async with self._opening:
             await self._require_held(name, token)  # what follows would put out whoever leads by now
-            log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            try:
+                log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            except JobDamaged as error:
+                self._closed.pop(name, None)
+                self._hold(error)
+                raise
             await self._require_held(name, recovered.token)
         self._require_serving()
         if self._closed.get(name) is not closed:
@@ -517,7 +601,11 @@ class JobHosts(HostOwner):
     # ---------------------------------------------------------------- from the hosts
 
     def host_failed(self, host: JobHost, error: StoreError) -> None:
-        self._on_failed(error)
+        if not isinstance(error, JobDamaged):
+            self._on_failed(error)
+        elif self._hosts.get(host.name) is host:
+            del self._hosts[host.name]
+            self._hold(error)
 
     def store_reachable(self, host: JobHost, reachable: bool) -> None:
         was_reachable = not self._unreachable
@@ -532,6 +620,10 @@ class JobHosts(HostOwner):
 
     async def revive_store(self) -> None:
         await self.store.revive()
+
+
+def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:
+    return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")
 
 
 def _require_equal_host(host: JobHost, settings: JobSettings) -> None:

@@ -41,6 +41,9 @@ class MasterSettings(Limits):
     store_timeout_seconds: float = Field(
         default=15.0, gt=0, description="how long a master that starts waits for its store"
     )
+    store_replicas: int = Field(
+        default=0, ge=0, description="replicas of the store that must have a write before it is acknowledged"
+    )
     port_file: Path | None = None
     standby: bool | None = None
     advertise: str = ""
@@ -131,5 +134,6 @@ class MasterSettings(Limits):
             snapshot_seconds=self.snapshot_seconds,
             history_entries_max=self.history_entries_max,
             events_max=self.events_max,
+            replicas=self.store_replicas,
             state_version=VERSION,
         )

@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "JobService.SetPrices": {"operator"},
     "JobService.DrainWorker": {"operator"},
     "JobService.Checkpoint": {"operator"},
+    "JobService.Repair": {"operator"},
     "ShardService.CreateDataset": _DATA,
     "ShardService.LeaseTasks": {"worker"},
     "ShardService.GetProgress": {"worker", "reader", "operator"},

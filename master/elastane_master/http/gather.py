@@ -62,7 +62,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
     """
     samples = Samples()
-    hosts, closed = _hosts(master), _closed(master)
+    (hosts, damaged), closed = _hosts(master), _closed(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -73,6 +73,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
         phases=(
             *(host.machine.state.phase for host in hosts),
             *(job.phase for job in closed),
+            *["damaged"] * damaged,
         ),
         gate_refusals=master.gate.refusals,
     )
@@ -87,14 +88,14 @@ async def gather(master: Served, caller: Principal) -> Samples:
     return samples
 
 
-def _hosts(master: Served) -> list[JobHost]:
-    """The jobs that are served now; none while another master may lead."""
+def _hosts(master: Served) -> tuple[list[JobHost], int]:
+    """The jobs that are served now, and how many are held as damaged; none while another master may lead."""
     if master.hosts is None:
-        return []
+        return [], 0
     try:
-        return master.hosts.all()
+        return master.hosts.all(), len(master.hosts.held())
     except Rejection:
-        return []
+        return [], 0
 
 
 def _closed(master: Served) -> list[ClosedJob]:

@@ -59,7 +59,10 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What is to be told of the master. phases: of the jobs it serves. gate_refusals: by reason."""
+    """What is to be told of the master. phases: of the jobs it serves, and "damaged" for each it holds.
+
+    gate_refusals: by reason.
+    """
 
     version: str
     protocol: str
@@ -91,7 +94,7 @@ def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     add(known.FENCING_TOKEN, facts.fencing_token)
     add(known.TAKEOVERS, measures.takeovers)
     add(known.TAKEOVER_SECONDS, measures.takeover_seconds)
-    for phase in PHASES:
+    for phase in (*PHASES, "damaged"):
         add(known.JOBS, facts.phases.count(phase), phase)
     for method in measures.rpcs.unary.values():
         _add_calls(samples, method)

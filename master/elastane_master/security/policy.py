@@ -69,6 +69,7 @@ RULES: dict[str, Rule] = {
     _JOB + "SetPrices": Rule(_OPERATOR, "name"),
     _JOB + "DrainWorker": Rule(_OPERATOR, "name"),
     _JOB + "Checkpoint": Rule(_OPERATOR, "name"),
+    _JOB + "Repair": Rule(_OPERATOR, "name"),
     _SHARD + "CreateDataset": Rule(_DATA, "job", takes="dataset"),
     _SHARD + "LeaseTasks": Rule(_WORKER, "job"),
     _SHARD + "StreamTasks": Rule(_WORKER, "request.job", counts=True),

@@ -30,7 +30,12 @@ from elastane_master.servers.translate import (
     shown,
     timestamp,
 )
-from elastane_master.servers.translate_job import job_message, job_settings
+from elastane_master.servers.translate_job import (
+    damage_message,
+    damaged_message,
+    job_message,
+    job_settings,
+)
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
@@ -58,6 +63,9 @@ class JobServicer:
     async def Get(
         self, request: job_pb2.JobServiceGetRequest, context: Context
     ) -> job_pb2.JobServiceGetResponse:
+        held = self._hosts.held().get(request.name)
+        if held is not None:
+            return job_pb2.JobServiceGetResponse(job=damaged_message(held))
         if (closed := self._hosts.closed_job(request.name)) is not None:
             return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
         host = self._hosts.get(request.name)
@@ -72,6 +80,7 @@ class JobServicer:
             jobs.append(_closed_job(closed))
             if number % JOBS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+        jobs += [damaged_message(held) for held in self._hosts.held().values()]
         jobs.sort(key=lambda job: job.name)
         return job_pb2.JobServiceListResponse(jobs=jobs)
 
@@ -154,6 +163,17 @@ class JobServicer:
         request_id = checked_request_id(request.request_id)
         await self._hosts.delete(request.name, request_id=request_id, force=request.force)
         return job_pb2.JobServiceDeleteResponse()
+
+    async def Repair(
+        self, request: job_pb2.JobServiceRepairRequest, context: Context
+    ) -> job_pb2.JobServiceRepairResponse:
+        checked_request_id(request.request_id)
+        host, accepted = await self._hosts.repair(request.name, accept_loss=request.accept_loss)
+        return job_pb2.JobServiceRepairResponse(
+            job=_job(host) if host is not None else None,
+            removed=host is None,
+            accepted=[damage_message(damage) for damage in accepted],
+        )
 
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
         host = await self._hosts.find(name)

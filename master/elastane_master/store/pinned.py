@@ -30,6 +30,14 @@ _APART_BYTES = 64 * 1024
 """Longer words are handed to the socket as they are, not copied."""
 
 
+REPLICAS_SECONDS = 1.0
+"""So long replicas have for a write before it is said again."""
+
+
+class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
+    """The write is stored, but not where it has to be, too."""
+
+
 class ScriptConnections:
     """The connections of all pinned scripts of one store: `connections_max` at most.
 
@@ -79,15 +87,20 @@ class ScriptConnections:
 
 
 class PinnedScript:
-    """One Lua script."""
+    """One Lua script.
 
-    def __init__(self, connections: ScriptConnections, text: str) -> None:
+    replicas: so many must have what a call wrote. Whoever repeats one that they did not have in time has to
+    write again: a connection waits for its own writes only.
+    """
+
+    def __init__(self, connections: ScriptConnections, text: str, replicas: int = 0) -> None:
+        self._replicas = replicas
         self._connections = connections
         self._text = text
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
-        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time.
+        """What the script returns. Raises redis errors (TooFewReplicas), and TimeoutError without an answer.
 
         A call may reach the store twice: where the connection ended while nobody used it, nothing tells
         before an answer fails to come.
@@ -114,6 +127,10 @@ class PinnedScript:
             except NoScriptError:  # the store is new, or was started again
                 await _ask(connection, [("SCRIPT", "LOAD", self._text)])
                 answers = await self._ask(connection, calls)
+            if self._replicas:
+                (had,) = await _ask(connection, [("WAIT", self._replicas, round(REPLICAS_SECONDS * 1000))])
+                if int(had) < self._replicas:
+                    raise TooFewReplicas(f"{int(had)} of {self._replicas} replicas have the newest write")
         except BaseException as error:
             await self._connections.discard(connection)
             if isinstance(error, RedisError):  # the store was away, or another one took its place

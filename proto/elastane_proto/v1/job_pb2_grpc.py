@@ -96,6 +96,11 @@ class JobServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.FromString,
                 _registered_method=True)
+        self.Repair = channel.unary_unary(
+                '/elastane.v1.JobService/Repair',
+                request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.FromString,
+                _registered_method=True)
 
 
 class JobServiceServicer:
@@ -186,6 +191,16 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Repair(self, request, context):
+        """Looks again at a job in phase DAMAGED, and serves it if it is whole now; else it is refused as DAMAGED.
+        With accept_loss it is served as far as it can be followed, and commits beyond that leave its history, since
+        their tasks are done again. Where no state is left, the job is removed, and may be created again. A job that
+        is served is left as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -248,6 +263,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.SerializeToString,
+            ),
+            'Repair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repair,
+                    request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -576,6 +596,33 @@ class JobService:
             '/elastane.v1.JobService/Checkpoint',
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.SerializeToString,
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.JobService/Repair',
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -73,6 +73,11 @@ COMMANDS: Final = {
         "Operate",
         "Delete a finished job and all that the master keeps of it; its checkpoints stay.",
     ),
+    "repair": Entry(
+        "operate",
+        "Operate",
+        "Serve a damaged job again, once its keys are back in the store, or without what is lost.",
+    ),
     "price": Entry(
         "cost",
         "Operate",

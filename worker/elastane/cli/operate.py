@@ -1,5 +1,5 @@
-"""What an operator asks of a job: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`
-and `delete`.
+"""What an operator asks of a job: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`,
+`repair` and `delete`.
 
 Each makes one write with a request id made here, so that a call repeated over a broken connection takes
 effect once. The positional argument in front is the job and may be left out; the command sorts that out by
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for function in (scale, drain, checkpoint, suspend, resume, cancel, delete):
+    for function in (scale, drain, checkpoint, suspend, resume, cancel, repair, delete):
         app.command(function.__name__, rich_help_panel="Operate")(function)
 
 
@@ -143,6 +143,37 @@ def cancel(
     with connect(master, timeout) as client:
         changed = client.cancel_job(client.only_job(job))
     _report(changed, as_json, "cancelled")
+
+
+@command
+def repair(
+    job: JobArgument = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on without what is lost; `elastane status` says what.")
+    ] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a damaged job again, once its keys are back in the store, or without what is lost.
+
+    Examples: elastane repair train; elastane repair train --accept-loss
+    """
+    from elastane.cli.jobs import damage_lines
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        name = client.only_job(job)
+        repaired = client.repair_job(name, accept_loss=accept_loss)
+    if as_json:
+        print_json(to_plain(repaired))
+        return
+    for line in damage_lines(repaired.accepted):
+        typer.echo(f"given up: {line}")
+    if repaired.removed:
+        typer.echo(f"{name}: removed, no state of it was left; its checkpoints stay")
+    else:
+        _report(repaired.job, as_json, "served")
 
 
 @command

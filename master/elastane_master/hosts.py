@@ -556,7 +556,8 @@ class JobHosts(HostOwner):
             logger.info("finished job closed", job=name, phase=closed.phase, reason=why)
             return
         # The store lost what was written last. Memory is the truth: it is served again, and written anew.
-        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+        options = self._options
+        log, recovered = await JobLog.open(self.store.redis, name, options, accept_loss=True)
         self._require_serving()
         del self._closed[name]
         await self._make_host(host.machine, log, recovered).start()

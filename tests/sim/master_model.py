@@ -20,6 +20,7 @@ from elastane_master.limits import Limits
 from elastane_master.servers.app import services
 from elastane_master.servers.binding import service_handler
 from elastane_master.servers.context_service import ContextServicer
+from elastane_master.servers.following import stopping
 from elastane_master.servers.job_service import JobServicer
 from elastane_master.servers.metric_service import MetricServicer
 from elastane_master.servers.ring_service import RingServicer
@@ -157,7 +158,11 @@ class MasterModel:
             self.process.spawn(self._stop())
 
     async def _stop(self) -> None:
-        await self.leadership.stop()
+        if self._takeovers is not None:
+            await self.leadership.stop()
+        else:
+            # Without the refusal that the product puts before it, which only late requests would get past.
+            await self.hosts.stop(stopping())
         self.kill()
 
     def _takeover_begins(self, client: StoreClient) -> None:

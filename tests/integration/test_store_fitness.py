@@ -71,7 +71,7 @@ async def test_a_store_that_cannot_be_trusted_is_refused_with_a_code_of_its_own(
             "e", "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru", port=primary_port
         )
         replica = await start("r", "--replicaof", "127.0.0.1", str(primary_port))
-        cluster = await start("c", "--cluster-enabled", "yes")
+        cluster = await start("c", "--cluster-enabled", "yes", "--cluster-port", str(free_port()))
         sentinel.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel resolve-hostnames no\n")
         process = await asyncio.create_subprocess_exec(
             find_server_binary(), str(sentinel), "--sentinel", stdout=asyncio.subprocess.DEVNULL

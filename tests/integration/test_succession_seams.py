@@ -115,7 +115,7 @@ async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyP
     hosts = JobHosts(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))
     taken, go_on, began = [], asyncio.Event(), asyncio.Event()
 
-    async def take_over(name: str) -> None:
+    async def take_over(name: str, **_: object) -> None:
         if name == "unreadable":
             await began.wait()
             raise StoreGone("the store is gone")

@@ -18,7 +18,7 @@ from redis.exceptions import ConnectionError as StoreGone
 from elastane_master.hosts import JobHosts
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.app import Master
-from elastane_master.store.connection import Store
+from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
 from integration.master_support import private_store, reason_of, serving_master
@@ -109,8 +109,8 @@ async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("elastane_master.hosts.check_readable", readable)
 
-    async def jobs() -> list[str]:
-        return ["slow", "unreadable"]
+    async def jobs() -> JobNames:
+        return JobNames(["slow", "unreadable"], frozenset())
 
     hosts = JobHosts(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))
     taken, go_on, began = [], asyncio.Event(), asyncio.Event()

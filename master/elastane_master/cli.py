@@ -14,11 +14,20 @@ import typer
 from pydantic import ValidationError
 
 from elastane_master.cancellation import cancel
-from elastane_master.errors import CannotListen
+from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.settings import MasterSettings
-from elastane_master.store.errors import AnotherLeads, Fenced, LogBroken, StoreError
+from elastane_master.store.errors import (
+    AnotherLeads,
+    Fenced,
+    LogBroken,
+    StoreError,
+    StoreIsCluster,
+    StoreIsSentinel,
+    StoreMayEvict,
+    StoreReadOnly,
+)
 from elastane_proto import log_lines
 
 EXIT_BAD_START = 2
@@ -27,6 +36,13 @@ EXIT_FENCED = 3
 """Another master leads, and --no-standby was given: do not start this one again."""
 EXIT_BROKEN = 1
 """A fault of the master itself: start it again. Not 4, which everywhere says that a master is unreachable."""
+EXIT_UNFIT: dict[type[StoreError], int] = {
+    StoreMayEvict: 5,
+    StoreReadOnly: 6,
+    StoreIsCluster: 7,
+    StoreIsSentinel: 8,
+}
+"""The store answers, and is not one to keep jobs in: somebody has to change it, or name another."""
 BAD_SETTING = "ELA200"
 """Code of an option or variable with a value that it cannot have (docs/errors.md)."""
 
@@ -48,6 +64,10 @@ def main(
         typer.Option(help="redis://, rediss:// or unix:// URL. [a private one in the state directory]"),
     ] = None,
     state_dir: Annotated[Path | None, typer.Option(help="Folder of the private store. [.elastane]")] = None,
+    store_replicas: Annotated[
+        int | None,
+        typer.Option(help="Replicas of the --store that must have a write before it is acknowledged. [0]"),
+    ] = None,
     port_file: Annotated[
         Path | None, typer.Option(help="File that gets HOST:PORT once the master serves.")
     ] = None,
@@ -68,6 +88,14 @@ def main(
     leader_lease_seconds: Annotated[
         float | None,
         typer.Option(help="A leader that fell silent is replaced after so long. [3]", metavar="SECONDS"),
+    ] = None,
+    keep_finished: Annotated[
+        str | None,
+        typer.Option(
+            help="Finished jobs that are kept: those of a time (7d), the newest N, or forever. Others are"
+            " deleted; checkpoints stay. [30d]",
+            metavar="TIME|N",
+        ),
     ] = None,
     http: Annotated[
         str | None,
@@ -131,16 +159,19 @@ def main(
     stops or dies. Workers and commands get the addresses of all (--master A:50051,B:50051, or a DNS name).
 
     Exits with 0 when told to stop, 2 when it cannot start, 3 when another master leads and --no-standby was
-    given, 1 after a fault of its own.
+    given, 1 after a fault of its own; and for a store that cannot be trusted with 5 when it may throw keys
+    away, 6 when it takes no writes (a replica), 7 when it is a cluster, 8 when it is a Sentinel.
     """
     given = {
         "listen": listen,
         "store": store,
         "state_dir": state_dir,
+        "store_replicas": store_replicas,
         "port_file": port_file,
         "standby": standby,
         "advertise": advertise,
         "leader_lease_seconds": leader_lease_seconds,
+        "keep_finished": keep_finished,
         "http": http,
         "http_port_file": http_port_file,
         "log_level": log_level,
@@ -176,14 +207,14 @@ def main(
     configure_logging(settings)
     try:
         run(serve(settings))
-    except (CannotListen, BadSecurityFile) as error:
+    except (CannotListen, TooFewDescriptors, BadSecurityFile) as error:
         _fail(error, EXIT_BAD_START)
     except (AnotherLeads, Fenced) as error:
         _fail(error, EXIT_FENCED)
     except LogBroken as error:
         _fail(error, EXIT_BROKEN)
     except StoreError as error:
-        _fail(error, EXIT_BAD_START)
+        _fail(error, EXIT_UNFIT.get(type(error), EXIT_BAD_START))
 
 
 async def serve(settings: MasterSettings) -> None:
@@ -255,7 +286,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _fail(error: CannotListen | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
+def _fail(error: CannotListen | TooFewDescriptors | BadSecurityFile | StoreError, exit_code: int) -> NoReturn:
     hint = f"; {error.hint}" if error.hint else ""
     typer.echo(f"elastane master: {error}{hint} [{error.code}]", err=True)  # one line, for logs
     raise typer.Exit(exit_code)

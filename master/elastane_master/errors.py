@@ -18,3 +18,15 @@ class CannotListen(Exception):
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"cannot listen on {address}: {why}")
         self.address = address
+
+
+class TooFewDescriptors(Exception):
+    """The process may not open what a master needs. Attributes: limit, needed, hint."""
+
+    code = "ELA440"
+    hint = "raise it: `ulimit -n 4096`, LimitNOFILE= of a systemd unit, --ulimit nofile=4096 of a container"
+
+    def __init__(self, limit: int, needed: int) -> None:
+        super().__init__(f"this process may open {limit} descriptors, a master needs {needed}")
+        self.limit = limit
+        self.needed = needed

@@ -43,7 +43,7 @@ from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.sessions import Session, WorkerMessage
 from elastane_master.signals import Signal
-from elastane_master.store.errors import LogClosed, StoreError
+from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
 from elastane_shards.tasks import QueueStatus
@@ -122,6 +122,8 @@ class JobHost(LogListener):
         self.noted = Signal()
         self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
+        self._loop = asyncio.get_running_loop()
+        self._asked_at = self._loop.time()
         self.stopping = False
         self.paused: Rejection | None = None
         self._ends: dict[Callable[[Rejection], None], None] = {}
@@ -144,6 +146,20 @@ class JobHost(LogListener):
         """What every log line about the job has."""
         state = self.machine.state
         return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
+
+    def asked_for(self) -> None:
+        """Somebody wants something of the job."""
+        self._asked_at = self._loop.time()
+
+    def is_unused(self, seconds: float) -> bool:
+        """Whether for so long nobody has asked for the job, nothing changed in it, and nobody follows it."""
+        if self.sessions or self._streams or self._ends or self.watchers or self.task_waiters.count:
+            return False
+        if self.stopping or self.paused is not None or self.log.pending is not None:
+            return False
+        unasked_seconds = self._loop.time() - self._asked_at
+        unchanged_seconds = self.clock() - self.machine.state.decided_at
+        return self.log.reachable and min(unasked_seconds, unchanged_seconds) >= seconds
 
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Starts to serve, with `event` and `note` as the first; resolves when all is durable."""
@@ -546,7 +562,8 @@ class JobHost(LogListener):
 
     def failed(self, error: StoreError) -> None:
         self._outbox.clear()
-        self._end_streams(Rejection("fenced", str(error), hint=error.hint))
+        reason = "damaged" if isinstance(error, JobDamaged) else "fenced"
+        self._end_streams(Rejection(reason, str(error), hint=error.hint, **error.facts))
         if not self.stopping:
             self._owner.host_failed(self, error)
 

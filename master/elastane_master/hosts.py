@@ -6,30 +6,51 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakValueDictionary
 
 import structlog
+from redis.exceptions import RedisError
 
 from elastane_master import records
 from elastane_master.cancellation import cancel
 from elastane_master.clock import Clock
-from elastane_master.decisions.events import JobSettings, MasterStarted, Rejection
+from elastane_master.decisions.effects import Note
+from elastane_master.decisions.events import CancelRequested, JobSettings, MasterStarted, Rejection
 from elastane_master.decisions.machine import JobMachine
-from elastane_master.decisions.state import OVER
+from elastane_master.decisions.retention import (
+    Record,
+    Retention,
+    may_rest,
+    read_record,
+    record_of,
+    require_deletable,
+)
+from elastane_master.decisions.state import OVER, Phase
 from elastane_master.host import HostOwner, JobHost
 from elastane_master.limits import Limits, require_room, require_within
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.ring_tracing import RingTracing
+from elastane_master.store.closed import Closed, ClosedJobs
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Fenced, StoreError, StoreFormatUnknown
+from elastane_master.store.errors import Damage, Fenced, JobDamaged, StoreError, StoreFormatUnknown
 from elastane_master.store.history import JobHistory
-from elastane_master.store.keys import checked_job_name
+from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
-from elastane_master.store.recovery import Recovered, check_readable
+from elastane_master.store.recovery import Recovered
 from elastane_proto.tracing import Tracer
 
 logger = structlog.get_logger(__name__)
 
 TAKEN_OVER_AT_ONCE = 8
+
+CLOSE_SECONDS = 300.0
+"""A finished job that nobody asks for is closed after so long. Longer than a store can lose writes of
+(`LogOptions.kept_seconds`): once the job is closed nobody is left who would write them again."""
+
+LOOK_SECONDS_MAX = 60.0
+"""How often it is looked for jobs to close or to delete, at least."""
 
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
 
@@ -38,12 +59,37 @@ class LeaseOver(Exception):  # noqa: N818 - says what happened
     """Another master may lead by now: what is left is its to take over."""
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedJob:
+    """A finished job that is not held in memory. Its record is read when it is asked for."""
+
+    name: str
+    phase: Phase
+    ended_at: float
+    stored: Closed
+
+    @classmethod
+    def of(cls, name: str, stored: Closed) -> ClosedJob | None:
+        """None: its record is of another version."""
+        record = read_record(stored.record)
+        if record is None:
+            return None
+        return cls(name, cast("Phase", record.view.phase), record.ended_at, stored)
+
+    @property
+    def record(self) -> Record:
+        record = read_record(self.stored.record)
+        assert record is not None  # it was read before
+        return record
+
+
 class JobHosts(HostOwner):
-    """The jobs being served, by name. Used from one event loop.
+    """The jobs being served, by name, and those that are closed. Used from one event loop.
 
     on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
     restored: every job of the store is here; until then every request is refused. measures: of the writes of
     all jobs. tracer: of changes of their rings; None: they are not traced.
+    retention: of finished jobs. close_seconds: after so long unasked for they are closed.
     """
 
     def __init__(
@@ -66,8 +112,16 @@ class JobHosts(HostOwner):
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
+        self._held: dict[str, JobDamaged] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
+        self.retention = Retention()
+        self.close_seconds = CLOSE_SECONDS
+        self._records = ClosedJobs(store.redis)
+        self._closed: dict[str, ClosedJob] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._opening = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
+        self._resting: asyncio.Task[None] | None = None
         self._reads = asyncio.Semaphore(self._limits.store_reads_max)
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
@@ -101,18 +155,25 @@ class JobHosts(HostOwner):
         """
         self.clock.begin()
         self.clock.keep()
-        names = await self.store.jobs()
-        for name in names:
-            await check_readable(self.store.redis, name, self._options.state_version)
-        gate = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
+        names, stored = await self.store.jobs()
+        if not may_lead():
+            raise LeaseOver("the lease ran out before any job was taken over")
+        listed = await self._records.take_over(names, self._options.state_version)
+        for name in listed.deleted:  # the master that deleted them did not come to this
+            await self.store.remove_job(name)
+        for name, closed in listed.closed.items():
+            if (job := ClosedJob.of(name, closed)) is not None:
+                self._closed[name] = job
+            else:
+                listed.open.append(name)
 
         async def take_over(name: str) -> None:
-            async with gate:
+            async with self._opening:
                 if not may_lead():
                     raise LeaseOver(f"the lease ran out before job {name} was taken over")
-                await self._take_over(name)
+                await self._take_over(name, is_stored=name in stored)
 
-        tasks = [asyncio.create_task(take_over(name)) for name in names]
+        tasks = [asyncio.create_task(take_over(name)) for name in sorted(listed.open)]
         try:
             await asyncio.gather(*tasks)
         except BaseException:
@@ -120,10 +181,13 @@ class JobHosts(HostOwner):
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
+        self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
 
     async def stop(self, refusal: Rejection) -> None:
         """Stops serving: streams end with `refusal`, everything pending is written."""
+        await self._stop_resting()
         await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
         self.clock.stop()
 
@@ -144,9 +208,12 @@ class JobHosts(HostOwner):
         """Forgets every job without writing: another master serves them."""
         self.refuse(refusal)
         self.restored = False
+        await self._stop_resting()
         hosts = list(self._hosts.values())
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()
+        self._closed.clear()
+        self._held.clear()
         for _ in self._unreachable:
             self.clock.resume()
         if self._unreachable:
@@ -156,41 +223,80 @@ class JobHosts(HostOwner):
 
     @property
     def count(self) -> int:
-        """Jobs that this master holds, whether it serves them now or not."""
-        return len(self._hosts)
+        """Jobs that this master has, closed ones too, whether it serves them now or not."""
+        return len(self._hosts) + len(self._closed)
 
     def all(self) -> list[JobHost]:
-        """Every job's host, by name. Raises Rejection while this master does not serve."""
+        """Every job's host, by name; closed jobs have none. Raises Rejection while it does not serve."""
         self._require_serving()
         return [self._hosts[name] for name in sorted(self._hosts)]
 
-    def get(self, name: str) -> JobHost:
-        """The job's host. Raises Rejection and BadJobName."""
+    def closed(self) -> list[ClosedJob]:
+        """The closed jobs, by name. Raises as `all`."""
         self._require_serving()
+        return [self._closed[name] for name in sorted(self._closed)]
+
+    def closed_job(self, name: str) -> ClosedJob | None:
+        """The job if it is closed. Raises as `all`."""
+        self._require_serving()
+        return self._closed.get(name)
+
+    def names(self) -> list[str]:
+        """Of all jobs, sorted. Raises as `all`."""
+        self._require_serving()
+        return sorted([*self._hosts, *self._closed, *self._held])
+
+    async def find(self, name: str) -> JobHost:
+        """The job's host; a closed job is read from the store again.
+
+        Raises as `get`, StoreError and redis errors.
+        """
+        self._require_serving()
+        if name in self._closed:
+            # Whoever asked may leave: what was begun at the store comes to its end.
+            await asyncio.shield(self._wake(name))
+        return self.get(name)
+
+    def held(self) -> dict[str, JobDamaged]:
+        """The jobs that are not served since what is stored of them is not whole, and why.
+
+        Raises Rejection while this master does not serve.
+        """
+        self._require_serving()
+        return self._held
+
+    def get(self, name: str) -> JobHost:
+        """The job's host. Raises Rejection, BadJobName, and JobDamaged when it is held."""
+        self._require_serving()
+        if name in self._held:
+            raise self._held[name].with_traceback(None)
         host = self._hosts.get(name)
         if host is None:
+            if name in self._closed:
+                raise Rejection("busy", f"job {name!r} is just being closed", hint="ask again", job=name)
             raise Rejection(
                 "not_found",
                 f"there is no job {checked_job_name(name)!r}",
                 hint="create it first (JobService.Create)",
                 job=name,
             )
+        host.asked_for()
         return host
 
-    def get_or_only(self, name: str) -> JobHost:
-        """The job's host; without a name that of the only job there is. Raises Rejection."""
+    async def find_or_only(self, name: str) -> JobHost:
+        """The job's host; without a name that of the only job there is. Raises as `find`."""
         if name:
-            return self.get(name)
-        self._require_serving()
-        if len(self._hosts) != 1:
+            return await self.find(name)
+        names = self.names()
+        if len(names) != 1:
             raise Rejection(
-                "invalid_argument" if self._hosts else "not_found",
-                f"there are {len(self._hosts)} jobs: which one?",
+                "invalid_argument" if names else "not_found",
+                f"there are {len(names)} jobs: which one?",
                 hint="name the job",
                 field="job",
-                jobs=", ".join(sorted(self._hosts)[:20]),
+                jobs=", ".join(names[:20]),
             )
-        return next(iter(self._hosts.values()))
+        return await self.find(names[0])
 
     def history(self, host: JobHost) -> JobHistory:
         """What of the job can be read back from the store."""
@@ -205,33 +311,100 @@ class JobHosts(HostOwner):
         checked_job_name(name)
         async with self._creating:
             self._require_serving()
-            host = self._hosts.get(name)
-            if host is not None:
-                _require_equal(host, settings)
-                if (durable := host.log.pending) is not None:
-                    await asyncio.shield(durable)
-                return host, False
-            limits = self._limits
-            require_within("ests_per_job_max", settings.ests, limits.ests_per_job_max, "ESTs in a job")
-            characters = len(settings.checkpoint_url)
-            require_within(
-                "url_characters_max", characters, limits.url_characters_max, "characters in the URL"
-            )
-            alive = sum(host.machine.state.phase not in OVER for host in self._hosts.values())
-            require_room("jobs_max", alive, limits.jobs_max, "jobs that are not over")
-            machine = JobMachine.create(name, settings, self.clock())
-            # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
-            await self.store.add_job(name)
-            self._require_serving()  # what follows would put out whoever leads by now
-            log, recovered = await JobLog.open(self.store.redis, name, self._options)
-            self._require_serving()  # a host made now would be served by nobody, and never be ended
-            if recovered.snapshot is not None:
-                host = await self._serve(name, log, recovered)
-                _require_equal(host, settings)
-                return host, False
-            host = self._make_host(machine, log, recovered)
-            await host.start(note=machine.creation_note())
-            return host, True
+            async with self._lock(name):  # it may just be closed, or deleted
+                return await self._create(name, settings)
+
+    async def _create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
+        self._require_serving()
+        host = self._hosts.get(name)
+        if host is not None:
+            _require_equal_host(host, settings)
+            if (durable := host.log.pending) is not None:
+                await asyncio.shield(durable)
+            return host, False
+        if name in self._held:
+            raise self._held[name].with_traceback(None)
+        if (closed := self._closed.get(name)) is not None:
+            view = closed.record.view
+            _require_equal(name, view.original_settings, view.settings, settings)
+            return await self._open(closed), False
+        limits = self._limits
+        require_within("ests_per_job_max", settings.ests, limits.ests_per_job_max, "ESTs in a job")
+        characters = len(settings.checkpoint_url)
+        require_within("url_characters_max", characters, limits.url_characters_max, "characters in the URL")
+        alive = sum(host.machine.state.phase not in OVER for host in self._hosts.values())
+        require_room("jobs_max", alive, limits.jobs_max, "jobs that are not over")
+        machine = JobMachine.create(name, settings, self.clock())
+        # Listed first: a listed job without a snapshot is one whose creation nobody was told of.
+        await self.store.add_job(name)
+        self._require_serving()  # what follows would put out whoever leads by now
+        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+        self._require_serving()  # a host made now would be served by nobody, and never be ended
+        if recovered.snapshot is not None:
+            host = await self._serve(name, log, recovered)
+            _require_equal_host(host, settings)
+            return host, False
+        host = self._make_host(machine, log, recovered)
+        await host.start(note=machine.creation_note())
+        await self.store.mark_stored([name])
+        return host, True
+
+    async def delete(self, name: str, *, request_id: str = "", force: bool = False) -> None:
+        """Deletes a finished job with all that is stored of it; its checkpoints stay.
+
+        force: one that is not over is cancelled first. A request that is repeated within a day has its answer
+        again. Raises Rejection, StoreError and redis errors.
+        """
+        # Whoever asked may leave: half of a job is no job.
+        await asyncio.shield(self._delete_asked(checked_job_name(name), request_id, force))
+
+    async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        """Looks again at a job that is held: its host, or None when nothing of it could be kept.
+
+        And what was given up for it. accept_loss: go on without what is lost; else JobDamaged is raised while
+        something is. A job that is served is left as it is. Raises Rejection, BadJobName, StoreError, and
+        redis errors.
+        """
+        async with self._creating:
+            self._require_serving()
+            if name not in self._held:
+                return await self.find(name), ()
+            try:
+                host, accepted = await self._repair(name, accept_loss=accept_loss)
+            except JobDamaged as error:
+                self._hold(error)
+                raise
+            self._held.pop(name, None)
+            return host, accepted
+
+    async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
+        found = self._held[name].damages
+        log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
+        self._require_serving()
+        accepted = recovered.damages
+        machine: JobMachine | None = None
+        if recovered.snapshot is not None:
+            try:
+                machine = self._replay(name, recovered)
+            except StoreFormatUnknown as error:
+                if not accept_loss:
+                    raise JobDamaged(name, [_unreadable(name, error)]) from error
+                accepted = (*accepted, _unreadable(name, error))
+        elif not accept_loss:
+            raise JobDamaged(name, recovered.damages or found)
+        if machine is None:
+            await log.drop()
+            await self.store.remove_job(name)
+            logger.warning("a damaged job was removed: no state of it is left", job=name)
+            return None, accepted or found
+        lost = "; ".join(str(damage) for damage in accepted)
+        reason = f"an operator accepted the loss: {lost}" if lost else "what was missing is there again"
+        host = self._make_host(machine, log, recovered)
+        await host.start(MasterStarted(self.master), Note("job_repaired", reason))
+        await self.store.add_job(name)
+        await self.store.mark_stored([name])
+        logger.warning("a damaged job is served again", job=name, reason=reason)
+        return host, accepted
 
     def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
         """The job is found from here on; it is served once its host is started."""
@@ -243,13 +416,27 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- taking over
 
-    async def _take_over(self, name: str) -> None:
-        log, recovered = await JobLog.open(self.store.redis, name, self._options)
+    def _hold(self, error: JobDamaged) -> None:
+        self._held[error.job] = error
+        logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
+
+    async def _take_over(self, name: str, *, is_stored: bool) -> None:
+        """is_stored: there was something of it in the store."""
+        try:
+            log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            if is_stored and not recovered.exists:
+                raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
+        except JobDamaged as error:
+            self._hold(error)
+            return
         if recovered.snapshot is None:
             # It stays listed: another master may be about to store it, and to acknowledge its creation.
             logger.warning("a job was never stored; its creation was not acknowledged", job=name)
             return
-        await self._serve(name, log, recovered)
+        try:
+            await self._serve(name, log, recovered)
+        except StoreFormatUnknown as error:
+            self._hold(JobDamaged(name, [_unreadable(name, error)]))
 
     async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
         machine = self._replay(name, recovered)
@@ -283,10 +470,144 @@ class JobHosts(HostOwner):
             ) from error
         return machine
 
+    # ---------------------------------------------------------------- finished jobs
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        """Held by whoever creates, closes, wakes or deletes the job."""
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _wake(self, name: str) -> None:
+        """Makes sure that the job is not closed, if it is there."""
+        async with self._lock(name):
+            if (closed := self._closed.get(name)) is not None:
+                await self._open(closed)
+
+    async def _open(self, closed: ClosedJob) -> JobHost:
+        """Reads a closed job again and serves it. The caller holds its lock."""
+        name, token = closed.name, closed.stored.token
+        self._require_serving()
+        async with self._opening:
+            await self._require_held(name, token)  # what follows would put out whoever leads by now
+            try:
+                log, recovered = await JobLog.open(self.store.redis, name, self._options)
+            except JobDamaged as error:
+                self._closed.pop(name, None)
+                self._hold(error)
+                raise
+            await self._require_held(name, recovered.token)
+        self._require_serving()
+        if self._closed.get(name) is not closed:
+            raise Rejection("busy", f"job {name!r} changed its master meanwhile", hint="ask again", job=name)
+        if recovered.snapshot is None:
+            raise StoreFormatUnknown(f"closed job {name} is gone from the store", job=name)
+        machine = self._replay(name, recovered)
+        del self._closed[name]
+        host = self._make_host(machine, log, recovered)
+        logger.info("finished job opened again", job=name, phase=closed.phase)
+        await host.start()
+        return host
+
+    async def _require_held(self, name: str, token: int) -> None:
+        try:
+            await self._records.check(name, token)
+        except Fenced as error:
+            self._on_failed(error)
+            raise
+
+    async def _keep_resting(self) -> None:
+        """Closes and deletes finished jobs when their time has come."""
+        while True:
+            await asyncio.sleep(min(self.close_seconds / 2, LOOK_SECONDS_MAX))
+            try:
+                await self._close_unused()
+                await self._delete_overdue()
+            except Fenced as error:
+                self._on_failed(error)
+            except (Rejection, StoreError, RedisError, OSError) as error:
+                # The store is away, or another master leads: there is no hurry.
+                logger.info("finished jobs stay as they are for now", error=str(error))
+            except Exception:  # whatever it is, the other jobs' time comes too
+                logger.exception("finished jobs could not be looked after")
+
+    async def _stop_resting(self) -> None:
+        if self._resting is not None:
+            await cancel(self._resting)
+            self._resting = None
+
+    async def _close_unused(self) -> None:
+        for host in list(self._hosts.values()):
+            if may_rest(host.machine) and host.is_unused(self.close_seconds):
+                async with self._lock(host.name):
+                    self._require_serving()
+                    if self._hosts.get(host.name) is host and host.is_unused(self.close_seconds):
+                        await self._close(host, "nobody asks for it")
+
+    async def _close(self, host: JobHost, why: str) -> None:
+        """Ends the service of a finished job. The caller holds its lock."""
+        await host.confirm()  # all that it rests on is stored, and stored whole
+        self._require_serving()
+        name, log = host.name, host.log
+        record = record_of(host.machine, self.clock())
+        closed = ClosedJob.of(name, Closed(log.token, record))
+        assert closed is not None
+        del self._hosts[name]
+        self._closed[name] = closed
+        await host.stop(Rejection("not_found", f"job {name!r} is over: {why}", job=name))
+        if await self._records.close(name, log.token, log.sequence, record):
+            logger.info("finished job closed", job=name, phase=closed.phase, reason=why)
+            return
+        # The store lost what was written last. Memory is the truth: it is served again, and written anew.
+        options = self._options
+        log, recovered = await JobLog.open(self.store.redis, name, options, accept_loss=True)
+        self._require_serving()
+        del self._closed[name]
+        await self._make_host(host.machine, log, recovered).start()
+
+    async def _delete_overdue(self) -> None:
+        ended = [(job.name, job.ended_at) for job in self._closed.values()]
+        for name in self.retention.overdue(ended, self.clock()):
+            async with self._lock(name):
+                self._require_serving()
+                if (closed := self._closed.get(name)) is not None:
+                    await self._delete(closed, "")
+                    logger.info("finished job deleted", job=name, phase=closed.phase, reason="kept no longer")
+
+    async def _delete_asked(self, name: str, request_id: str, force: bool) -> None:
+        async with self._lock(name):
+            self._require_serving()
+            if name not in self._closed:
+                if await self._was_deleted_by(name, request_id):
+                    return  # the answer did not arrive
+                host = self.get(name)
+                require_deletable(host.machine, force)
+                if host.machine.state.phase not in OVER:
+                    await host.submit(CancelRequested(""))
+                await self._close(host, "it is deleted by an operator")
+            self._require_serving()
+            if (closed := self._closed.get(name)) is None:
+                raise Rejection("busy", f"job {name!r} changed meanwhile", hint="ask again", job=name)
+            await self._delete(closed, request_id)
+            logger.info("job deleted", job=name, phase=closed.phase, reason="an operator asked for it")
+
+    async def _was_deleted_by(self, name: str, request_id: str) -> bool:
+        if name in self._hosts or not request_id:
+            return False
+        return await self._records.deleted_by(name) == request_id
+
+    async def _delete(self, closed: ClosedJob, request_id: str) -> None:
+        """Deletes all of a closed job. The caller holds its lock."""
+        await self._records.delete(closed.name, closed.stored.token, request_id)
+        del self._closed[closed.name]
+        await self.store.remove_job(closed.name)
+
     # ---------------------------------------------------------------- from the hosts
 
     def host_failed(self, host: JobHost, error: StoreError) -> None:
-        self._on_failed(error)
+        if not isinstance(error, JobDamaged):
+            self._on_failed(error)
+        elif self._hosts.get(host.name) is host:
+            del self._hosts[host.name]
+            self._hold(error)
 
     def store_reachable(self, host: JobHost, reachable: bool) -> None:
         was_reachable = not self._unreachable
@@ -303,14 +624,21 @@ class JobHosts(HostOwner):
         await self.store.revive()
 
 
-def _require_equal(host: JobHost, settings: JobSettings) -> None:
+def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:
+    return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")
+
+
+def _require_equal_host(host: JobHost, settings: JobSettings) -> None:
+    state = host.machine.state
+    _require_equal(host.name, state.original, state.settings, settings)
+
+
+def _require_equal(name: str, original: JobSettings, current: JobSettings, settings: JobSettings) -> None:
     """Raises Rejection unless the job was created with these settings.
 
     Or with the numbers of workers it was scaled to since: whoever wants what is in force is not wrong. Prices
     do not tell jobs apart: they change with the hour, and those in force stay.
     """
-    state = host.machine.state
-    original, current = state.original, state.settings
     for field in JobSettings.__struct_fields__:
         if field in _PRICES:
             continue
@@ -324,9 +652,9 @@ def _require_equal(host: JobHost, settings: JobSettings) -> None:
         if getattr(original, field) != asked:
             raise Rejection(
                 "already_exists",
-                f"job {host.name!r} is there with {field} {getattr(original, field)!r},"
+                f"job {name!r} is there with {field} {getattr(original, field)!r},"
                 f" not {getattr(settings, field)!r}",
                 hint="use its settings, or another name",
-                job=host.name,
+                job=name,
                 field=field,
             )

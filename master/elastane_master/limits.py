@@ -67,6 +67,9 @@ class Limits(BaseSettings):
         default=10_000, ge=1, description="requests waiting for a store that is away"
     )
     store_reads_max: int = Field(default=32, ge=1, description="reads of history and events at a time")
+    store_connections_max: int = Field(
+        default=32, ge=1, description="connections to the store for the writes of all jobs"
+    )
     http_connections_max: int = Field(default=128, ge=4, description="connections to the HTTP port")
     log_lines_per_second_max: int = Field(
         default=100, ge=1, description="log lines of one kind; others are counted"

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from elastane_master.decisions.machine import VERSION
+from elastane_master.decisions.retention import Retention
 from elastane_master.limits import Limits
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.security.store_access import StoreAccess
@@ -25,6 +26,7 @@ class MasterSettings(Limits):
     standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
     advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
     leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
+    keep_finished: which finished jobs are kept, as `Retention.parse` reads it; others are deleted.
     http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: gets the address, once
     it is served.
     The limits (limits.py) are settings too.
@@ -39,10 +41,17 @@ class MasterSettings(Limits):
     store_timeout_seconds: float = Field(
         default=15.0, gt=0, description="how long a master that starts waits for its store"
     )
+    store_replicas: int = Field(
+        default=0, ge=0, description="replicas of the store that must have a write before it is acknowledged"
+    )
     port_file: Path | None = None
     standby: bool | None = None
     advertise: str = ""
     leader_lease_seconds: float = Field(default=3.0, ge=0.1, le=3600)
+    keep_finished: str = "30d"
+    close_finished_seconds: float = Field(
+        default=300.0, gt=0, description="a finished job that nobody asks for is closed after so long"
+    )
     http: str = ""
     http_port_file: Path | None = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -64,6 +73,12 @@ class MasterSettings(Limits):
         if ":" not in listen or not port.isascii() or not port.isdigit() or int(port) > 65535:
             raise ValueError("must be HOST:PORT with a port from 0 to 65535")
         return listen
+
+    @field_validator("keep_finished")
+    @classmethod
+    def _is_retention(cls, keep_finished: str) -> str:
+        Retention.parse(keep_finished)
+        return keep_finished
 
     @field_validator("advertise")
     @classmethod
@@ -105,6 +120,7 @@ class MasterSettings(Limits):
             state_dir=self.state_dir,
             fsync=self.store_fsync,
             start_timeout_seconds=self.store_timeout_seconds,
+            connections_max=self.store_connections_max,
             access=StoreAccess(
                 ca=self.security.store_ca,
                 cert=self.security.store_cert,
@@ -118,5 +134,6 @@ class MasterSettings(Limits):
             snapshot_seconds=self.snapshot_seconds,
             history_entries_max=self.history_entries_max,
             events_max=self.events_max,
+            replicas=self.store_replicas,
             state_version=VERSION,
         )

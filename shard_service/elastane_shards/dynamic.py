@@ -121,14 +121,16 @@ class DynamicQueue:
         return leases
 
     def check_report(self, epoch: int, index: int, attempt: int) -> None:
-        """Raises InvalidRequest when no worker can ever have held that task.
+        """Raises InvalidRequest when the dataset has no such task, so that no worker can ever have held it.
 
+        One that is there and was not leased yet is another matter: a store may have forgotten the lease.
         `report` does the same; a caller with several reports in one request checks all of them first.
         """
-        never_leased = index >= (self._tasks.counter if epoch == self._epoch else self._splitter.num_tasks)
-        if not 0 <= epoch <= self._epoch or index < 0 or attempt < 1 or never_leased:
+        # A stream that is open may have been longer than the store remembers.
+        beyond = self._splitter.closed and index >= self._splitter.num_tasks
+        if not 0 <= epoch < self._settings.epochs or index < 0 or attempt < 1 or beyond:
             raise InvalidRequest(
-                f"task {index} of epoch {epoch} was never leased as attempt {attempt}",
+                f"there is no task {index} of epoch {epoch} with an attempt {attempt}",
                 hint="report epoch, index and attempt as they were leased",
                 epoch=epoch,
                 index=index,
@@ -139,12 +141,13 @@ class DynamicQueue:
         """A worker is through with a task; an empty error means done.
 
         From the holder of the lease: the task is DONE, or with an error back at the front of TODO or
-        FAILED. A stale report counts only if it says done and the task is in TODO: then the work is kept.
+        FAILED. A stale report counts only if it says done and the task went back to TODO: then the work is
+        kept. A report of a lease that the store forgot is stale, too.
         Raises what `check_report` raises.
         """
         self.check_report(epoch, index, attempt)
         self._advance(now)
-        if epoch < self._epoch:
+        if epoch != self._epoch or index >= self._tasks.counter:
             return Outcome.STALE
         held = self._tasks.doing.get(index)
         if held is not None:

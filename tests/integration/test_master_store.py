@@ -8,8 +8,10 @@ import random
 import signal
 import tempfile
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.exceptions import RedisError
 
@@ -18,6 +20,7 @@ from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     EmbeddedStoreFailed,
     Fenced,
+    JobDamaged,
     LogClosed,
     StoreRefused,
     StoreUnreachable,
@@ -25,7 +28,7 @@ from elastane_master.store.errors import (
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import JobLog, LogListener, LogOptions
-from integration.master_support import CuttingRelay, open_ledger, private_store
+from integration.master_support import CuttingRelay, Ledger, open_ledger, private_store
 
 KEYS = JobKeys.of("j")
 NO_SNAPSHOTS = LogOptions(snapshot_seconds=3600)
@@ -39,6 +42,16 @@ async def store(tmp_path: Path) -> AsyncIterator[Store]:
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"record %d" % number for number in range(start, start + count)]
+
+
+async def copied(store: Store) -> dict[bytes, bytes]:
+    """Every key of the store, as a backup has it."""
+    return {key: await store.redis.dump(key) for key in await store.redis.keys("*")}
+
+
+async def put_back(store: Store, keys: dict[bytes, bytes]) -> None:
+    for key, value in keys.items():
+        await store.redis.restore(key, 0, value, replace=True)
 
 
 async def test_records_come_back_in_order_with_and_without_a_snapshot(store: Store) -> None:
@@ -240,16 +253,18 @@ async def test_a_connection_that_ended_while_nothing_was_written_is_no_absence_o
 
 
 async def test_a_connection_is_made_anew_after_every_error(store: Store) -> None:
-    script = store.redis.pinned_script("return redis.call(ARGV[1])")
+    script, connections = (
+        store.redis.pinned_script("return redis.call(ARGV[1])"),
+        store.redis.script_connections,
+    )
     await script(keys=[], args=["PING"])
-    connection = script._connection
+    (connection,) = connections._free
     await script(keys=[], args=["PING"])
-    assert script._connection is connection
+    assert connections._free == [connection]
     with pytest.raises(RedisError):
         await script(keys=[], args=["nonsense"])
     # A server that became a replica says no, and its name may mean another one by now.
-    assert await script(keys=[], args=["PING"]) and script._connection is not connection
-    await script.aclose()
+    assert await script(keys=[], args=["PING"]) and connection not in connections._free
 
 
 async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) -> None:
@@ -268,18 +283,14 @@ async def test_nothing_is_acknowledged_while_the_server_is_down(store: Store) ->
 @pytest.mark.parametrize("loss", ["everything", "newest writes"])
 async def test_a_store_that_lost_writes_gets_the_whole_state_again(store: Store, loss: str) -> None:
     ledger = await open_ledger(store, options=NO_SNAPSHOTS)
-    for record in numbered(5):
+    for record in numbered(3):
         await ledger.append(record)
-    if loss == "everything":
-        await store.redis.flushall()
-    else:  # as a promoted replica that was two writes behind
-        await store.redis.xdel(KEYS.log, "4-0", "5-0")
-        await store.redis.hset(KEYS.fence, "sequence", "3")
-    commits = 0 if loss == "everything" else 3
-    if commits:  # the first three are those that are left
-        await store.redis.delete(KEYS.history)
-        for record in numbered(commits):
-            await store.redis.xadd(KEYS.history, {"commit": b"history of " + record})
+    replica = await copied(store)
+    for record in numbered(2, 3):
+        await ledger.append(record)
+    await store.redis.flushall()
+    if loss == "newest writes":  # as a promoted replica that was two writes behind
+        await put_back(store, replica)
     await ledger.append(b"after the loss")
     await ledger.append(b"one more")
     history, _ = await JobHistory(store.redis, "j").commits("", 100)
@@ -291,9 +302,9 @@ async def test_a_store_that_lost_writes_gets_the_whole_state_again(store: Store,
 async def test_an_idle_master_mends_a_store_that_lost_its_last_write(store: Store) -> None:
     ledger = await open_ledger(store, options=LogOptions(snapshot_seconds=3600, check_seconds=0.05))
     await ledger.append(b"a")
+    replica = await copied(store)
     await ledger.append(b"b")
-    await store.redis.xdel(KEYS.log, "2-0")
-    await store.redis.hset(KEYS.fence, "sequence", "1")
+    await put_back(store, replica)
     async with asyncio.timeout(5):
         while await store.redis.hget(KEYS.fence, "sequence") != b"3":
             await asyncio.sleep(0.02)
@@ -484,3 +495,106 @@ async def test_history_and_events_of_a_store_that_lost_its_end_are_written_again
         told = await history.events(1, 1000)
         assert told == [(n, b"event of " + r) for n, r in enumerate(numbered(40), start=1)]
         assert (await open_ledger(store)).records == [*numbered(40), b"after"]
+
+
+@pytest.mark.parametrize("key", ["fence", "log", "snapshot", "history", "events"])
+async def test_a_key_that_vanishes_under_its_master_comes_back_and_nothing_counts_twice(
+    store: Store, key: str
+) -> None:
+    log, _ = await JobLog.open(store.redis, "j", NO_SNAPSHOTS)
+    log.start(lambda: b"state")
+    for number in range(1, 6):
+        await log.append(b"record", [b"commit %d" % number], [(number, b"event %d" % number)])
+    await store.redis.delete(getattr(KEYS, key))
+    await log.append(b"record", [b"commit 6"], [(6, b"event 6")])
+    await log.append(b"record", [b"commit 7"], [(7, b"event 7")])
+    await log.close()
+    history = JobHistory(store.redis, "j")
+    assert (await history.commits("", 100))[0] == [b"commit %d" % number for number in range(1, 8)]
+    assert await history.events(1, 100) == [(number, b"event %d" % number) for number in range(1, 8)]
+    _, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.snapshot == b"state"
+
+
+@pytest.mark.parametrize("loss", ["history", "backup"])
+async def test_what_nobody_has_any_more_ends_the_log_once_the_state_is_safe(store: Store, loss: str) -> None:
+    """The history is gone, or the whole store is of yesterday, and commits are kept for no time at all."""
+    failures: list[Exception] = []
+
+    class Listener(LogListener):
+        def failed(self, error: Exception) -> None:
+            failures.append(error)
+
+    ledger = await open_ledger(store, options=replace(NO_SNAPSHOTS, kept_seconds=0.0), listener=Listener())
+    await ledger.append(b"a")
+    backup = await copied(store)
+    for record in numbered(5):
+        await ledger.append(record)
+    whole = await store.redis.dump(KEYS.history)
+    if loss == "history":
+        await store.redis.delete(KEYS.history)
+    else:
+        await put_back(store, backup)
+    await asyncio.shield(ledger.append(b"after"))  # the state with it is stored before anybody is told
+    with pytest.raises(JobDamaged, match=r"commits [12] to 5 are gone"):
+        await ledger.append(b"refused")
+    assert [type(failure) for failure in failures] == [JobDamaged]
+    with pytest.raises(JobDamaged, match=r"history: [45] of 7 commits are gone"):
+        await JobLog.open(store.redis, "j")
+    log, recovered = await JobLog.open(store.redis, "j", accept_loss=True)
+    again = Ledger(recovered.snapshot, recovered.records)
+    assert again.records == [b"a", *numbered(5), b"after"]
+    if loss == "history":  # who puts the key back, with what came since, has lost nothing
+        ((name, fields),) = await store.redis.xrevrange(KEYS.history, count=1)
+        await store.redis.restore(KEYS.history, 0, whole, replace=True)
+        await store.redis.xadd(KEYS.history, fields, name)
+        await JobLog.open(store.redis, "j")
+    else:
+        log.start(again.snapshot)
+        await log.append(b"x", [b"history of x"])
+        assert (await open_ledger(store)).records[-1] == b"after"
+
+
+async def test_a_log_of_many_entries_is_read_to_its_end(store: Store) -> None:
+    ledger = await open_ledger(store, options=replace(NO_SNAPSHOTS, batch_bytes_max=1))
+    await ledger.append(b"first")
+    await asyncio.gather(*[ledger.append(record) for record in numbered(1100)])
+    assert await store.redis.xlen(KEYS.log) == 1100
+    await ledger.log.abandon()
+    log, recovered = await JobLog.open(store.redis, "j")
+    assert recovered.records == numbered(1100)
+    # Accepting a loss of its middle leaves what comes before it, and of the history as much.
+    await store.redis.xdel(KEYS.log, "701-0")
+    with pytest.raises(JobDamaged, match="writes 701 to 701 are gone"):
+        await JobLog.open(store.redis, "j")
+    log, recovered = await JobLog.open(store.redis, "j", accept_loss=True)
+    assert recovered.records == numbered(699)
+    ledger = Ledger(recovered.snapshot, recovered.records)
+    log.start(ledger.snapshot)
+    ledger.log = log
+    await ledger.append(b"again")
+    history, _ = await JobHistory(store.redis, "j").commits("", 2000)
+    assert history == [b"history of " + record for record in (b"first", *numbered(699), b"again")]
+    assert (await open_ledger(store)).records == [b"first", *numbered(699), b"again"]
+
+
+async def test_a_store_of_before_the_chain_is_taken_over_and_chained(store: Store) -> None:
+    await store.redis.hset(KEYS.fence, mapping={"token": 3, "sequence": 7, "format": 1, "state": 1})
+    state = msgspec.msgpack.encode([b"a", b"b"])
+    await store.redis.set(KEYS.snapshot, msgspec.msgpack.encode([1, 6, state]))
+    await store.redis.xadd(KEYS.log, {"batch": msgspec.msgpack.encode([1, [b"c"]])}, "7-0")
+    for commit in (b"a", b"b", b"c"):
+        await store.redis.xadd(KEYS.history, {"commit": commit})
+    await store.redis.xadd(KEYS.events, {"event": b"one"}, "1-0")
+    ledger = await open_ledger(store)
+    assert ledger.records == [b"a", b"b", b"c"]
+    await ledger.append(b"d")
+    await ledger.append(b"e")
+    history = JobHistory(store.redis, "j")
+    page, token = await history.commits("", 3)
+    assert page == [b"a", b"b", b"c"]
+    assert await history.commits(token, 3) == ([b"history of d", b"history of e"], "")
+    assert (await open_ledger(store)).records == [b"a", b"b", b"c", b"d", b"e"]
+    await store.redis.delete(KEYS.log)
+    with pytest.raises(JobDamaged, match="are gone"):
+        await JobLog.open(store.redis, "j")

@@ -91,13 +91,13 @@ async def test_tls_certificates_user_and_rotated_password(tmp_path: Path) -> Non
             again: Ledger = await open_ledger(store)
             assert again.records == [b"kept"]
             await again.log.close()
-            assert await store.jobs() == ["j"]
+            assert (await store.jobs()).all == ["j"]
 
             # A rotated password: the next connection has it, and the old one is of no use any more.
             await server.redis.execute_command("ACL", "SETUSER", "elastane", "resetpass", ">" + "new-" * 6)
             password.write_text("new-" * 6)
             await store.redis.connection_pool.disconnect()
-            assert await store.jobs() == ["j"]
+            assert (await store.jobs()).all == ["j"]
             await store.close(stop_embedded=False)
 
             with pytest.raises(StoreUnreachable):

@@ -18,7 +18,8 @@ from redis.exceptions import ConnectionError as StoreGone
 from elastane_master.hosts import JobHosts
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.app import Master
-from elastane_master.store.connection import Store
+from elastane_master.store.closed import ClosedJobs, Listed
+from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
 from elastane_master.store.lease import LEASE_KEY, Claimant, LeaderLease
 from elastane_proto.v1 import job_pb2, job_pb2_grpc
@@ -107,17 +108,18 @@ async def test_health_is_well_when_a_master_leads_again_after_it_had_lost_the_st
 async def test_takeovers_end_with_the_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """One left behind would take its job over in the middle of the next attempt."""
 
-    async def readable(*_: object) -> None: ...
+    async def listed(self: ClosedJobs, jobs: list[str], state_version: int) -> Listed:
+        return Listed({}, jobs, [])
 
-    monkeypatch.setattr("elastane_master.hosts.check_readable", readable)
+    monkeypatch.setattr(ClosedJobs, "take_over", listed)
 
-    async def jobs() -> list[str]:
-        return ["slow", "unreadable"]
+    async def jobs() -> JobNames:
+        return JobNames(["slow", "unreadable"], frozenset())
 
     hosts = JobHosts(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))
     taken, go_on, began = [], asyncio.Event(), asyncio.Event()
 
-    async def take_over(name: str) -> None:
+    async def take_over(name: str, **_: object) -> None:
         if name == "unreadable":
             await began.wait()
             raise StoreGone("the store is gone")

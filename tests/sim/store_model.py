@@ -8,8 +8,9 @@ the client's patience: then it may still arrive behind its repetition.
 from __future__ import annotations
 
 import copy
+import fnmatch
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -173,6 +174,9 @@ class StoreServer:
         table = self.data.get(key, {})
         return _lua().table_from([table.get(name, False) for name in names])
 
+    def _hgetall(self, key: bytes) -> Any:
+        return _lua().table_from([word for pair in self.data.get(key, {}).items() for word in pair])
+
     def _hset(self, key: bytes, *pairs: bytes) -> int:
         table = self.data.setdefault(key, {})
         before = table.get(b"id")
@@ -180,6 +184,16 @@ class StoreServer:
         if table.get(b"id") != before:
             self.renamed(key, table[b"id"])
         return len(pairs) // 2
+
+    def _hdel(self, key: bytes, *names: bytes) -> int:
+        table = self.data.get(key, {})
+        return sum(table.pop(name, None) is not None for name in names)
+
+    def _unlink(self, *keys: bytes) -> int:
+        return sum(self._del(key) for key in keys)
+
+    def _persist(self, key: bytes) -> int:
+        return int(self.data.get(EXPIRIES, {}).pop(key, None) is not None)
 
     # Keys that expire, and lists on which somebody waits: what the leader's lease needs.
 
@@ -233,6 +247,29 @@ class StoreServer:
         self.data[key] = value
         return b"OK"
 
+    def _strlen(self, key: bytes) -> int:
+        return len(self.data.get(key, b""))
+
+    def _del(self, *keys: bytes) -> int:
+        return sum(self.data.pop(key, None) is not None for key in keys)
+
+    def _xlen(self, key: bytes) -> int:
+        return len(self.entries(key))
+
+    def _xrange(self, key: bytes, start: bytes, end: bytes, word: bytes, count: bytes) -> Any:
+        assert (end, word) == (b"+", b"COUNT")
+        first = _entry_id(start)
+        return _entry_table([entry for entry in self.entries(key) if entry[0] >= first][: int(count)])
+
+    def _xrevrange(self, key: bytes, end: bytes, start: bytes, word: bytes, count: bytes) -> Any:
+        assert (end, start, word) == (b"+", b"-", b"COUNT")
+        return _entry_table(self.entries(key)[-int(count) :][::-1])
+
+    def _xdel(self, key: bytes, name: bytes) -> int:
+        stream: StreamData = self.data[key]
+        stream.entries = [entry for entry in stream.entries if entry[0] != _entry_id(name)]
+        return 1
+
     def _xadd(self, key: bytes, *words: bytes) -> bytes:
         stream: StreamData = self.data.setdefault(key, StreamData())
         kept = None
@@ -255,15 +292,6 @@ class StoreServer:
         self.appended(key, payload)
         return _name(entry)
 
-    def _xtrim(self, key: bytes, how: bytes, threshold: bytes) -> int:
-        assert how == b"MINID"
-        stream = self.data.get(key)
-        if stream is None:
-            return 0
-        lowest, before = _entry_id(threshold), len(stream.entries)
-        stream.entries = [entry for entry in stream.entries if entry[0] >= lowest]
-        return before - len(stream.entries)
-
 
 def _all_copied(data: dict[bytes, Any]) -> dict[bytes, Any]:
     return {key: _copied(value) for key, value in data.items()}
@@ -277,7 +305,7 @@ def _copied(value: Any) -> Any:
 
 
 class PinnedScriptModel:
-    """A script with a connection of its own."""
+    """A script over connections that lie ready."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -285,8 +313,8 @@ class PinnedScriptModel:
     async def __call__(self, **words: Any) -> Any:
         return await self._run(**words)
 
-    async def aclose(self) -> None:
-        pass
+    async def many(self, calls: Sequence[tuple[Sequence[str], Sequence[Any]]]) -> list[Any]:
+        return [await self._run(keys=keys, args=args) for keys, args in calls]
 
 
 class StoreClient:
@@ -301,7 +329,7 @@ class StoreClient:
         self.calls = 0
         self.asked: Callable[[int, bool], None] = lambda number, acted: None
 
-    def pinned_script(self, text: str) -> PinnedScriptModel:
+    def pinned_script(self, text: str, replicas: int = 0) -> PinnedScriptModel:
         return PinnedScriptModel(self.register_script(text))
 
     def register_script(self, text: str) -> Callable[..., Any]:
@@ -329,9 +357,9 @@ class StoreClient:
     async def smembers(self, key: str) -> set[bytes]:
         return await self._ask(lambda server: set(server.data.get(key.encode(), ())))
 
-    async def sadd(self, key: str, member: str) -> int:
+    async def sadd(self, key: str, *members: str) -> int:
         def operation(server: StoreServer) -> int:
-            server.data.setdefault(key.encode(), set()).add(member.encode())
+            server.data.setdefault(key.encode(), set()).update(member.encode() for member in members)
             return 1
 
         return await self._ask(operation, writes=True)
@@ -343,6 +371,12 @@ class StoreClient:
 
         return await self._ask(operation, writes=True)
 
+    async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
+        pattern = match.replace("{", "[{]").encode()
+        for key in await self._ask(lambda server: sorted(server.data)):
+            if fnmatch.fnmatchcase(key, pattern):
+                yield key
+
     async def xrange(self, key: str, min: str = "-", count: int = 1000) -> Any:
         low = (-1, 0) if min == "-" else _entry_id(min.removeprefix("(").encode())
 
@@ -353,10 +387,17 @@ class StoreClient:
 
         return await self._ask(operation)
 
-    async def xrevrange(self, key: str, count: int = 1) -> Any:
-        def operation(server: StoreServer) -> Any:
-            found = server.entries(key.encode())[-count:]
-            return [(_name(entry), {b"field": payload}) for entry, payload in reversed(found)]
+    async def xinfo_stream(self, key: str) -> dict[str, Any]:
+        def operation(server: StoreServer) -> dict[str, Any]:
+            stream: StreamData | None = server.data.get(key.encode())
+            if stream is None:
+                raise ResponseError("no such key")
+            last = [(_name(entry), {b"field": payload}) for entry, payload in stream.entries[-1:]]
+            return {
+                "length": len(stream.entries),
+                "last-generated-id": _name(stream.last),
+                "last-entry": last[0] if last else None,
+            }
 
         return await self._ask(operation)
 
@@ -451,7 +492,13 @@ def _script(text: str, server: StoreServer, keys: list[bytes], words: list[bytes
         _serving.pop()
     if isinstance(result, bytes | int):
         return result
-    return [value if isinstance(value, bytes) else int(value) for value in result.values()]
+    return list(result.values())
+
+
+def _entry_table(entries: list[tuple[EntryId, bytes]]) -> Any:
+    """Entries as a script sees them: pairs of id, and field and value."""
+    table = _lua().table_from
+    return table([table([_name(entry), table([b"field", payload])]) for entry, payload in entries])
 
 
 def _bytes(value: Any) -> bytes:

@@ -25,7 +25,7 @@ from elastane_proto.v1 import errors_pb2
 ROOT = Path(__file__).parents[2]
 SOURCES = [path for top in ("worker", "master", "deploy") for path in (ROOT / top).rglob("*.py")]
 #: Whoever derives from these is an error that a user can meet.
-BASES = {"ElastaneError", "StoreError", "CannotListen", "BadSecurityFile"}
+BASES = {"ElastaneError", "StoreError", "CannotListen", "TooFewDescriptors", "BadSecurityFile"}
 ENTRIES = entries()
 REASONS = [
     value.removeprefix("ERROR_REASON_").lower() for value in errors_pb2.ErrorReason.DESCRIPTOR.values_by_name

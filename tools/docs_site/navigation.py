@@ -36,6 +36,7 @@ GROUPS: Final = (
             "howto/sentinel",
             "howto/tasks",
             "howto/masters",
+            "howto/repair",
             "howto/tokens",
             "howto/troubles",
             "watching",

@@ -223,6 +223,13 @@ class MasterClient:
         request = job_pb2.JobServiceCancelRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Cancel", request).job
 
+    def delete_job(self, name: str, *, force: bool = False, request_id: str | None = None) -> None:
+        """Deletes a finished job and all that the master keeps of it. force: also one that is not over."""
+        request = job_pb2.JobServiceDeleteRequest(
+            name=name, force=force, request_id=request_id or new_request_id()
+        )
+        self._unary(job_pb2_grpc.JobServiceStub, "Delete", request)
+
     def set_prices(
         self,
         name: str,
@@ -260,6 +267,15 @@ class MasterClient:
         """Asks for a checkpoint; returns when it is complete, within `wait_seconds`."""
         request = job_pb2.JobServiceCheckpointRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Checkpoint", request, attempt_seconds=wait_seconds)
+
+    def repair_job(
+        self, name: str, *, accept_loss: bool = False, request_id: str | None = None
+    ) -> job_pb2.JobServiceRepairResponse:
+        """Has a damaged job looked at again; accept_loss: it goes on without what is lost."""
+        request = job_pb2.JobServiceRepairRequest(
+            name=name, accept_loss=accept_loss, request_id=request_id or new_request_id()
+        )
+        return self._unary(job_pb2_grpc.JobServiceStub, "Repair", request)
 
     def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
         """The job now and at each change, until the client is closed."""

@@ -9,7 +9,7 @@ import msgspec
 from elastane_operator.decisions.pods import PodView
 
 MasterPhase = Literal[
-    "waiting", "running", "suspended", "succeeded", "failed", "cancelled", "max_wait_exceeded"
+    "waiting", "running", "suspended", "succeeded", "failed", "cancelled", "max_wait_exceeded", "damaged"
 ]
 
 

@@ -152,7 +152,7 @@ class DashboardRoutes:
         job = request.match_info["job"]
         try:
             visitor = self._visitor(request, "/jobs/{job}", job)
-            host = self._host(job)
+            host = await self._host(job)
             notice = self._notice(job, request.query.get("notice", ""))
             facts, asked = await self._lives()[0].facts(host), AskedEvents.of(request.query)
             return _html(pages.job_page(facts, visitor, notice, asked))
@@ -163,7 +163,7 @@ class DashboardRoutes:
         job = request.match_info["job"]
         self._require_right_place(request)
         with self._master.gate.following("/jobs/{job}/live", self.authorization(request), job) as call:
-            return await self._lives()[1].job(request, self._host(job), call)
+            return await self._lives()[1].job(request, await self._host(job), call)
 
     async def _asset(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -241,7 +241,7 @@ class DashboardRoutes:
         try:
             action = action_of(request.match_info["action"])
             visitor = self._visitor(request, "/jobs/{job}", job)
-            host = self._host(job)
+            host = await self._host(job)
             if not action.confirmed:
                 raise Rejection("not_found", f"{action.label}: press its button on the job's page")
             return _html(pages.confirm_page(job_view(host.machine, host.clock()), action, visitor))
@@ -272,14 +272,14 @@ class DashboardRoutes:
                         hint="the job's page shows whether it was done",
                     ) from None
         except REFUSALS as error:
-            return self._refused(request, as_rejection(error), job)
+            return await self._refused(request, as_rejection(error), job)
         return self._told(job, Notice(result_of(action, fields, answer)))
 
-    def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
+    async def _refused(self, request: web.Request, error: Rejection, job: str) -> web.Response:
         """Back to the job's page, which says why; who may not see that gets the refusal alone."""
         try:
             self._master.gate.let_in("/jobs/{job}", self.authorization(request), job)
-            self._host(job)
+            await self._host(job)
         except REFUSALS:
             return self._problem(request, error, root="../../")
         return self._told(job, Notice(_sentence(error), error.hint, refused=True))
@@ -298,11 +298,11 @@ class DashboardRoutes:
 
     # ---------------------------------------------------------------- what is served
 
-    def _host(self, job: str) -> JobHost:
+    async def _host(self, job: str) -> JobHost:
         hosts = self._master.hosts
         if hosts is None:
             raise Rejection("store_unavailable", f"this master {self._state()}")
-        return hosts.get(job)
+        return await hosts.find(job)
 
     def _lives(self) -> tuple[Gatherer, Live]:
         hosts = self._master.hosts
@@ -319,7 +319,11 @@ class DashboardRoutes:
         if hosts is None:
             return []
         seen = [host for host in hosts.all() if caller.covers(host.name)]
-        return [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
+        views = [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
+        ended = [closed for closed in hosts.closed() if caller.covers(closed.name)]
+        ended.sort(key=lambda closed: closed.ended_at, reverse=True)
+        views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
+        return sorted(views, key=lambda view: view.name)
 
     def _list(self, caller: Principal) -> str:
         """The list as HTML, made once a second for all of the same rights. Raises Rejection."""

@@ -258,6 +258,9 @@ def resumed(state: JobState, step: int, now: float) -> None:
     book = state.cost
     if step < book.boundary[0]:
         _replay(book, _working_at(book, step))
+    elif step > book.boundary[0]:  # steps that the store forgot are whole again: no work was charged for them
+        checkpointed(state, book.boundary[0])
+        book.marks[step] = book.working
     book.marks = {marked: tally for marked, tally in book.marks.items() if marked <= step}
     book.boundary = book.before = (step, book.working)
     if not book.marks:

@@ -102,6 +102,8 @@ def reported(turn: Turn, event: IntervalReported) -> None:
     record = turn.attending(event.worker, event.session)
     if record is None or state.phase != "running" or event.generation < ring_state.generation:
         return
+    if steps.catching_up and event.generation == ring_state.generation:
+        return  # the steps before it are brought first; then the ring is formed anew, and it reports again
     if event.generation > ring_state.generation or event.step > steps.current:
         raise Rejection(
             "stale",

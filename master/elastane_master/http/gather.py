@@ -10,8 +10,16 @@ from typing import Protocol
 from elastane_master.dashboard.local_calls import LocalCalls
 from elastane_master.decisions.events import Rejection
 from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
-from elastane_master.metrics.figures import JobFacts, MasterFacts, Samples, add_job, add_master, is_shown
+from elastane_master.hosts import ClosedJob, JobHosts
+from elastane_master.metrics.figures import (
+    JobFacts,
+    MasterFacts,
+    Samples,
+    add_closed,
+    add_job,
+    add_master,
+    is_shown,
+)
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.gate import Gate
 from elastane_master.security.tokens import Principal
@@ -54,7 +62,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
     """
     samples = Samples()
-    hosts = _hosts(master)
+    (hosts, damaged), closed = _hosts(master), _closed(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -62,7 +70,11 @@ async def gather(master: Served, caller: Principal) -> Samples:
         leads=master.leads,
         store_reachable=master.store_reachable,
         fencing_token=master.fencing_token,
-        phases=tuple(host.machine.state.phase for host in hosts),
+        phases=(
+            *(host.machine.state.phase for host in hosts),
+            *(job.phase for job in closed),
+            *["damaged"] * damaged,
+        ),
         gate_refusals=master.gate.refusals,
     )
     add_master(samples, facts, master.measures)
@@ -70,15 +82,28 @@ async def gather(master: Served, caller: Principal) -> Samples:
         if caller.covers(host.name) and is_shown(host.machine, host.clock()):
             add_job(samples, host.machine, _facts(host), host.tally, host.clock())
             await asyncio.sleep(0)
+    for job in closed:
+        if caller.covers(job.name) and master.hosts is not None:
+            add_closed(samples, job.name, job.phase, job.ended_at, master.hosts.clock())
     return samples
 
 
-def _hosts(master: Served) -> list[JobHost]:
-    """The jobs that are served now; none while another master may lead."""
+def _hosts(master: Served) -> tuple[list[JobHost], int]:
+    """The jobs that are served now, and how many are held as damaged; none while another master may lead."""
+    if master.hosts is None:
+        return [], 0
+    try:
+        return master.hosts.all(), len(master.hosts.held())
+    except Rejection:
+        return [], 0
+
+
+def _closed(master: Served) -> list[ClosedJob]:
+    """The closed jobs; none while another master may lead."""
     if master.hosts is None:
         return []
     try:
-        return master.hosts.all()
+        return master.hosts.closed()
     except Rejection:
         return []
 

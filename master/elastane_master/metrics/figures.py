@@ -59,7 +59,10 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What is to be told of the master. phases: of the jobs it serves. gate_refusals: by reason."""
+    """What is to be told of the master. phases: of the jobs it serves, and "damaged" for each it holds.
+
+    gate_refusals: by reason.
+    """
 
     version: str
     protocol: str
@@ -91,7 +94,7 @@ def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     add(known.FENCING_TOKEN, facts.fencing_token)
     add(known.TAKEOVERS, measures.takeovers)
     add(known.TAKEOVER_SECONDS, measures.takeover_seconds)
-    for phase in PHASES:
+    for phase in (*PHASES, "damaged"):
         add(known.JOBS, facts.phases.count(phase), phase)
     for method in measures.rpcs.unary.values():
         _add_calls(samples, method)
@@ -120,6 +123,12 @@ def _add_store(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     samples.add(known.STORE_BATCH_RECORDS, store.batch_records)
     samples.add(known.STORE_WRITTEN, store.bytes_written)
     samples.add(known.STORE_SNAPSHOT_SECONDS, store.snapshot_seconds)
+
+
+def add_closed(samples: Samples, job: str, phase: Phase, ended_at: float, now: float) -> None:
+    """What is told of a finished job that is closed: how it ended, as long as of others that are over."""
+    if now - ended_at < OVER_SECONDS:
+        samples.choose(known.PHASE, phase, PHASES, job)
 
 
 def is_shown(machine: JobMachine, now: float) -> bool:

@@ -14,7 +14,7 @@ class JobFacts:
         self._hosts = hosts
 
     def job_names(self) -> Collection[str]:
-        return [host.name for host in self._hosts.all()]
+        return self._hosts.names()
 
     def dataset_names(self, job: str) -> Collection[str]:
         for host in self._hosts.all():

@@ -20,7 +20,9 @@ import structlog
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from elastane_master.errors import CannotListen
+from elastane_master import descriptors
+from elastane_master.decisions.retention import Retention
+from elastane_master.errors import CannotListen, TooFewDescriptors
 from elastane_master.hosts import JobHosts
 from elastane_master.leading import Leadership
 from elastane_master.metrics.measures import MasterMeasures
@@ -92,8 +94,11 @@ class Master:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves, or stands by, when it returns. Raises CannotListen, BadSecurityFile and StoreError."""
-        settings = self.settings
+        """Serves, or stands by, when it returns.
+
+        Raises CannotListen, TooFewDescriptors, BadSecurityFile and StoreError.
+        """
+        self.settings = settings = within_descriptors(self.settings, descriptors.raise_limit())
         for file in (settings.port_file, settings.http_port_file):
             if file is not None:
                 file.unlink(missing_ok=True)
@@ -118,6 +123,8 @@ class Master:
             failed=self._fail,
         )
         self._hosts = leadership.hosts
+        self._hosts.retention = Retention.parse(settings.keep_finished)
+        self._hosts.close_seconds = settings.close_finished_seconds
         self._tracer = self._hosts.tracer = tracing.open_tracer("elastane-master", self.address)
         self._gate.facts = JobFacts(self._hosts)
         names = self._add_services(self._server, self._hosts)
@@ -340,6 +347,32 @@ def _require_free(host: str, port: int, listen: str) -> None:
             probe.bind(address)
     except OSError as error:
         raise CannotListen(listen, error.strerror or str(error)) from error
+
+
+def within_descriptors(settings: MasterSettings, limit: int) -> MasterSettings:
+    """The settings with bounds that the limit of descriptors allows; 0: there is none.
+
+    Raises TooFewDescriptors.
+    """
+    if not limit:
+        return settings
+    wanted = {
+        "store_connections_max": settings.store_connections_max,
+        "store_reads_max": settings.store_reads_max,
+        "http_connections_max": settings.http_connections_max if settings.http else 0,
+    }
+    shared = descriptors.shared_out(limit, *wanted.values())
+    given = dict(zip(wanted, (shared.store, shared.reads, shared.http), strict=True))
+    lowered = {name: bound for name, bound in given.items() if bound < wanted[name]}
+    if lowered:
+        logger.warning(
+            "few descriptors: bounds are lowered",
+            limit=limit,
+            lowered=", ".join(f"{name} {wanted[name]} to {bound}" for name, bound in lowered.items()),
+            left_for_callers=shared.callers,
+            hint=TooFewDescriptors.hint,
+        )
+    return settings.model_copy(update=lowered)
 
 
 def _how(files: TlsFiles | None) -> str:

@@ -18,7 +18,7 @@ class ContextServicer:
     async def Get(
         self, request: context_pb2.ContextServiceGetRequest, context: Context
     ) -> context_pb2.ContextServiceGetResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         await host.log.settled()
         step = request.step if request.HasField("step") else None
         found, parts = context_of(host.machine, request.virtual_rank, step)
@@ -28,7 +28,7 @@ class ContextServicer:
     async def List(
         self, request: context_pb2.ContextServiceListRequest, context: Context
     ) -> context_pb2.ContextServiceListResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         await host.log.settled()
         infos = [context_info(view) for view in context_views(host.machine)]
         return context_pb2.ContextServiceListResponse(contexts=infos)

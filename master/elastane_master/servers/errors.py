@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.errors import MachineBroken
-from elastane_master.store.errors import BadJobName, Fenced, StoreError
+from elastane_master.store.errors import BadJobName, Fenced, JobDamaged, StoreError
 from elastane_proto.v1 import errors_pb2
 
 _CODES: dict[str, grpc.StatusCode] = {
@@ -39,6 +39,7 @@ _CODES: dict[str, grpc.StatusCode] = {
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "lockstep_dataset": grpc.StatusCode.FAILED_PRECONDITION,
+    "damaged": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 _RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
@@ -58,6 +59,8 @@ def as_rejection(error: Exception) -> Rejection:
         return Rejection("invalid_argument", str(error), hint=error.hint, field="name", **error.facts)
     if isinstance(error, Fenced):
         return Rejection("fenced", str(error), hint=error.hint, **error.facts)
+    if isinstance(error, JobDamaged):
+        return Rejection("damaged", str(error), hint=error.hint, **error.facts)
     if isinstance(error, MachineBroken):
         return Rejection(
             "internal", str(error), hint="this is a fault of the master; its log has the details"

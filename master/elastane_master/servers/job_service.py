@@ -17,17 +17,34 @@ from elastane_master.decisions.events import (
     ScaleRequested,
     SuspendRequested,
 )
+from elastane_master.decisions.liveness import Liveness
 from elastane_master.decisions.views import checkpoints_view, job_view
 from elastane_master.host import JobHost
-from elastane_master.hosts import JobHosts
+from elastane_master.hosts import ClosedJob, JobHosts
 from elastane_master.servers.binding import Context
 from elastane_master.servers.following import require_serving
-from elastane_master.servers.translate import NAME_CHARACTERS_MAX, checked_name, checked_request_id, shown
-from elastane_master.servers.translate_job import job_message, job_settings
+from elastane_master.servers.translate import (
+    NAME_CHARACTERS_MAX,
+    checked_name,
+    checked_request_id,
+    shown,
+    timestamp,
+)
+from elastane_master.servers.translate_job import (
+    damage_message,
+    damaged_message,
+    job_message,
+    job_settings,
+)
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
 """A watcher gets the newest job at most so often, however many changes there are."""
+
+JOBS_AT_ONCE = 500
+"""Closed jobs told of in a list before others have their turn."""
+
+_NOBODY = Liveness()
 
 
 class JobServicer:
@@ -46,6 +63,11 @@ class JobServicer:
     async def Get(
         self, request: job_pb2.JobServiceGetRequest, context: Context
     ) -> job_pb2.JobServiceGetResponse:
+        held = self._hosts.held().get(request.name)
+        if held is not None:
+            return job_pb2.JobServiceGetResponse(job=damaged_message(held))
+        if (closed := self._hosts.closed_job(request.name)) is not None:
+            return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
         host = self._hosts.get(request.name)
         await host.log.settled()
         return job_pb2.JobServiceGetResponse(job=_job(host))
@@ -53,12 +75,19 @@ class JobServicer:
     async def List(
         self, request: job_pb2.JobServiceListRequest, context: Context
     ) -> job_pb2.JobServiceListResponse:
-        return job_pb2.JobServiceListResponse(jobs=[_job(host) for host in self._hosts.all()])
+        jobs: list[job_pb2.Job] = [_job(host) for host in self._hosts.all()]
+        for number, closed in enumerate(self._hosts.closed(), 1):
+            jobs.append(_closed_job(closed))
+            if number % JOBS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        jobs += [damaged_message(held) for held in self._hosts.held().values()]
+        jobs.sort(key=lambda job: job.name)
+        return job_pb2.JobServiceListResponse(jobs=jobs)
 
     async def Watch(
         self, request: job_pb2.JobServiceWatchRequest, context: Context
     ) -> AsyncGenerator[job_pb2.JobServiceWatchResponse]:
-        host = self._hosts.get(request.name)
+        host = await self._hosts.find(request.name)
         revision = -1
         with host.watching():
             while True:
@@ -116,7 +145,7 @@ class JobServicer:
     async def Checkpoint(
         self, request: job_pb2.JobServiceCheckpointRequest, context: Context
     ) -> job_pb2.JobServiceCheckpointResponse:
-        host = self._hosts.get(request.name)
+        host = await self._hosts.find(request.name)
         request_id = checked_request_id(request.request_id) or uuid.uuid4().hex
         with host.watching():
             await host.submit(CheckpointRequested(request_id))
@@ -128,14 +157,39 @@ class JobServicer:
                     return outcome
                 await host.changed.beyond(seen)
 
+    async def Delete(
+        self, request: job_pb2.JobServiceDeleteRequest, context: Context
+    ) -> job_pb2.JobServiceDeleteResponse:
+        request_id = checked_request_id(request.request_id)
+        await self._hosts.delete(request.name, request_id=request_id, force=request.force)
+        return job_pb2.JobServiceDeleteResponse()
+
+    async def Repair(
+        self, request: job_pb2.JobServiceRepairRequest, context: Context
+    ) -> job_pb2.JobServiceRepairResponse:
+        checked_request_id(request.request_id)
+        host, accepted = await self._hosts.repair(request.name, accept_loss=request.accept_loss)
+        return job_pb2.JobServiceRepairResponse(
+            job=_job(host) if host is not None else None,
+            removed=host is None,
+            accepted=[damage_message(damage) for damage in accepted],
+        )
+
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
-        host = self._hosts.get(name)
+        host = await self._hosts.find(name)
         await host.submit(event)
         return _job(host)
 
 
 def _job(host: JobHost) -> job_pb2.Job:
     return job_message(job_view(host.machine, host.clock()), host.liveness)
+
+
+def _closed_job(closed: ClosedJob) -> job_pb2.Job:
+    record = closed.record
+    message = job_message(record.view, _NOBODY)
+    message.closed.CopyFrom(timestamp(record.closed_at))
+    return message
 
 
 def _outcome(host: JobHost, request_id: str) -> job_pb2.JobServiceCheckpointResponse | None:

@@ -55,7 +55,7 @@ class MetricServicer:
     async def GetSeries(
         self, request: metric_pb2.GetSeriesRequest, context: Context
     ) -> metric_pb2.GetSeriesResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         points_max = _points_max(request.points_max)
         curves = await self.curves(host)
         return metric_pb2.GetSeriesResponse(
@@ -67,7 +67,7 @@ class MetricServicer:
     async def WatchSeries(
         self, request: metric_pb2.WatchSeriesRequest, context: Context
     ) -> AsyncGenerator[metric_pb2.WatchSeriesResponse]:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         points_max = _points_max(request.points_max)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
         told: str | None = None
@@ -90,7 +90,7 @@ class MetricServicer:
     async def WatchSteps(
         self, request: metric_pb2.WatchStepsRequest, context: Context
     ) -> AsyncGenerator[metric_pb2.WatchStepsResponse]:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         if not is_history_token(request.after):
             raise translate_shard.bad_token(request.after)
         token, highest = request.after, -1

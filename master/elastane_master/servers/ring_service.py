@@ -50,7 +50,7 @@ class RingServicer:
     async def Attend(self, requests: Requests, context: Context) -> AsyncGenerator[bytes]:
         first = await _first_message(requests)
         require_version(first.hello.version, f"worker {first.hello.worker_id}")
-        host = self._hosts.get(first.hello.job)
+        host = await self._hosts.find(first.hello.job)
         if host.stopping:
             raise stopping()
         try:
@@ -67,7 +67,7 @@ class RingServicer:
             host.stream_over(session, "its stream broke without Bye")
 
     async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         await host.log.settled()
         view = ring_view(host.machine)
         return ring_pb2.GetRingResponse(
@@ -77,7 +77,7 @@ class RingServicer:
     async def WatchEvents(
         self, request: ring_pb2.WatchEventsRequest, context: Context
     ) -> AsyncGenerator[ring_pb2.WatchEventsResponse]:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         following = max(request.since, 1)
         with host.watching():
             while True:

@@ -44,7 +44,7 @@ class ShardServicer:
     async def CreateDataset(
         self, request: shard_pb2.CreateDatasetRequest, context: Context
     ) -> shard_pb2.CreateDatasetResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         dataset = checked_name(request.dataset, "dataset")
         settings = translate_shard.dataset_settings(request.settings)
         request_id = checked_request_id(request.request_id)
@@ -55,6 +55,7 @@ class ShardServicer:
     async def LeaseTasks(
         self, request: shard_pb2.LeaseTasksRequest, context: Context
     ) -> shard_pb2.LeaseTasksResponse:
+        await self._hosts.find(request.job)
         asked = self._asked(request)
         result = cast("LeaseResult", await asked.host.submit(asked.event))
         return translate_shard.lease_response(asked.event.dataset, await _awaited(asked, result, Place()))
@@ -101,9 +102,20 @@ class ShardServicer:
             return _begin(asked, line)
 
         with contextlib.ExitStack() as ends:
-            async with Pipeline(begin, requests, REQUESTS_IN_FLIGHT) as answers:
+            async with Pipeline(begin, self._of_an_open_job(requests), REQUESTS_IN_FLIGHT) as answers:
                 async for response in answers:
                     yield response
+
+    async def _of_an_open_job(
+        self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed]
+    ) -> AsyncGenerator[shard_pb2.StreamTasksRequest | Malformed]:
+        """The requests; a closed job is read again before the first, and then stays open with the stream."""
+        is_first = True
+        async for message in requests:
+            if is_first and not isinstance(message, Malformed):
+                await self._hosts.find(message.request.job)
+                is_first = False
+            yield message
 
     def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
         """What a request for tasks asks. Raises Rejection."""
@@ -115,14 +127,14 @@ class ShardServicer:
     async def GetProgress(
         self, request: shard_pb2.GetProgressRequest, context: Context
     ) -> shard_pb2.GetProgressResponse:
-        host = self._hosts.get_or_only(request.job)
+        host = await self._hosts.find_or_only(request.job)
         await host.log.settled()
         return shard_pb2.GetProgressResponse(datasets=_progress(host, request.dataset))
 
     async def WatchProgress(
         self, request: shard_pb2.WatchProgressRequest, context: Context
     ) -> AsyncGenerator[shard_pb2.WatchProgressResponse]:
-        host = self._hosts.get_or_only(request.job)
+        host = await self._hosts.find_or_only(request.job)
         interval = seconds(request.interval, "interval") if request.HasField("interval") else WATCH_SECONDS
         with host.watching():
             while True:
@@ -135,7 +147,7 @@ class ShardServicer:
     async def ListTasks(
         self, request: shard_pb2.ListTasksRequest, context: Context
     ) -> shard_pb2.ListTasksResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         await host.log.settled()
         count = _page_size(request.page_size)
         after = translate_shard.after_token(request.page_token)
@@ -149,7 +161,7 @@ class ShardServicer:
     async def GetAuditLog(
         self, request: shard_pb2.GetAuditLogRequest, context: Context
     ) -> shard_pb2.GetAuditLogResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         if not is_history_token(request.page_token):
             raise translate_shard.bad_token(request.page_token)
         count = _page_size(request.page_size)
@@ -164,7 +176,7 @@ class ShardServicer:
     async def ExtendDataset(
         self, request: shard_pb2.ExtendDatasetRequest, context: Context
     ) -> shard_pb2.ExtendDatasetResponse:
-        host = self._hosts.get(request.job)
+        host = await self._hosts.find(request.job)
         dataset = checked_name(request.dataset, "dataset")
         request_id = checked_request_id(request.request_id)
         await host.submit(DatasetExtended(request_id, dataset, request.watermark, request.closed))

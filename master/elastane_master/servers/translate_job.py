@@ -16,6 +16,7 @@ from elastane_master.servers.translate import (
     timestamp,
 )
 from elastane_master.servers.translate_session import CAPACITIES
+from elastane_master.store.errors import Damage, JobDamaged
 from elastane_proto import contexts
 from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
@@ -160,6 +161,22 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
         revision=view.revision,
         cost=cost_message(view.cost),
     )
+
+
+def damaged_message(error: JobDamaged) -> job_pb2.Job:
+    """A job that is held."""
+    return job_pb2.Job(
+        name=error.job,
+        phase=job_pb2.JOB_PHASE_DAMAGED,
+        saved_step=-1,
+        reason="; ".join(str(damage) for damage in error.damages),
+        damages=[damage_message(damage) for damage in error.damages],
+    )
+
+
+def damage_message(damage: Damage) -> job_pb2.Damage:
+    """A hole, as it is told."""
+    return job_pb2.Damage(key=damage.key, sequence=damage.sequence, lost=damage.lost)
 
 
 def cost_message(view: CostView) -> job_pb2.Cost:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -21,11 +22,13 @@ from elastane_master.store.embedded import EmbeddedStore
 from elastane_master.store.errors import (
     BadStoreUrl,
     EmbeddedStoreFailed,
+    StoreIsSentinel,
     StoreRefused,
     StoreUnreachable,
 )
-from elastane_master.store.keys import JOBS_KEY, checked_job_name
-from elastane_master.store.pinned import PinnedScript
+from elastane_master.store.fitness import require_fit
+from elastane_master.store.keys import JOB_PATTERN, JOBS_KEY, STORED_JOBS_KEY, checked_job_name, job_of
+from elastane_master.store.pinned import CONNECTIONS_MAX, PinnedScript, ScriptConnections
 
 logger = structlog.get_logger(__name__)
 
@@ -39,7 +42,7 @@ class StoreOptions:
     url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
     server. start_timeout_seconds: how long an unreachable store is tried at start.
     socket_timeout_seconds: after so long without a reply a request is given up and repeated. access: with
-    which certificates and password.
+    which certificates and password. connections_max: of the logs of all jobs together.
     """
 
     url: str = ""
@@ -48,14 +51,31 @@ class StoreOptions:
     start_timeout_seconds: float = 15.0
     socket_timeout_seconds: float = 10.0
     access: StoreAccess = field(default_factory=StoreAccess)
+    connections_max: int = CONNECTIONS_MAX
+
+
+class JobNames(NamedTuple):
+    """Of the jobs of a store. all: sorted, those too of which nothing may have been stored yet."""
+
+    all: list[str]
+    stored: frozenset[str]
 
 
 class StoreRedis(Redis):
-    """The client of a store."""
+    """The client of a store. script_connections: those of all its pinned scripts."""
 
-    def pinned_script(self, text: str) -> PinnedScript:
-        """A script with a connection of its own, for a caller that calls it all the time."""
-        return PinnedScript(self, text)
+    script_connections: ScriptConnections
+
+    def pinned_script(self, text: str, replicas: int = 0) -> PinnedScript:
+        """A script over connections that lie ready, for a caller that calls it all the time.
+
+        replicas: so many must have what it wrote before it counts as done.
+        """
+        return PinnedScript(self.script_connections, text, replicas)
+
+    async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self.script_connections.aclose()
+        await super().aclose(close_connection_pool)
 
 
 class Store:
@@ -70,7 +90,8 @@ class Store:
     async def open(cls, options: StoreOptions) -> Store:
         """Connects, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile, and as
+        `require_fit`.
         """
         if options.url:
             return await cls._connect(options, checked_store_url(options.url), None)
@@ -95,17 +116,48 @@ class Store:
             **arguments,
         )
         redis = cast("StoreRedis", opened)
+        redis.script_connections = ScriptConnections(redis, options.connections_max)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
+            if options.url:
+                await require_fit(redis, without_password(url))
         except BaseException:
             await redis.aclose()
             raise
         return cls(redis, without_password(url), embedded)
 
-    async def jobs(self) -> list[str]:
-        """Names of all jobs, sorted."""
-        names = cast("set[bytes]", await self.redis.smembers(JOBS_KEY))
-        return sorted(name.decode() for name in names)
+    async def jobs(self) -> JobNames:
+        """Names of all jobs. A list that lost some is written again from what else tells of them."""
+        listed = await self._names(JOBS_KEY)
+        stored = await self._names(STORED_JOBS_KEY)
+        told, where = stored, STORED_JOBS_KEY
+        if not listed and not stored:
+            # Nothing, or both are gone: in a store that holds no job this passes over few keys, if any.
+            keys = [cast("bytes", key) async for key in self.redis.scan_iter(JOB_PATTERN, 1000)]
+            told, where = frozenset(job_of(key.decode()) for key in keys), JOB_PATTERN
+        if missing := told - listed:
+            logger.error(
+                "the list of jobs lost names; it is written again, nothing is lost",
+                key=JOBS_KEY,
+                jobs=len(missing),
+                found_by=where,
+            )
+            await self.redis.sadd(JOBS_KEY, *sorted(missing))
+        return JobNames(sorted(listed | told), stored)
+
+    async def _names(self, key: str) -> frozenset[str]:
+        names = cast("set[bytes]", await self.redis.smembers(key))
+        return frozenset(name.decode() for name in names)
+
+    async def mark_stored(self, jobs: Iterable[str]) -> None:
+        """These jobs have keys: from here on it is a loss if they have none."""
+        if names := sorted(jobs):
+            await self.redis.sadd(STORED_JOBS_KEY, *names)
+
+    async def remove_job(self, job: str) -> None:
+        """Takes a job off the list, once nothing else of it is stored."""
+        await self.redis.srem(STORED_JOBS_KEY, job)
+        await self.redis.srem(JOBS_KEY, job)
 
     async def add_job(self, job: str) -> None:
         """Lists a job; raises BadJobName."""
@@ -128,12 +180,16 @@ class Store:
 
 
 def checked_store_url(url: str) -> str:
-    """`url` itself; raises BadStoreUrl."""
+    """`url` itself; raises BadStoreUrl, StoreIsSentinel."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store: {error}") from error
+    if "sentinel" in parts.scheme:
+        raise StoreIsSentinel(
+            f"{without_password(url)!r} names a Sentinel, which is not asked for its primary"
+        )
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise BadStoreUrl(f"{without_password(url)!r} is not a URL of a store")
     if parts.scheme == "unix" and not parts.path:

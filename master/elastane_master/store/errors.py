@@ -6,6 +6,11 @@ StoreError
 +-- StoreUnreachable     nothing answered at the URL within the time allowed
 +-- EmbeddedStoreFailed  the private server could not be started
 +-- StoreFormatUnknown   the store was written by a newer master, or its bytes are spoiled
++-- StoreReadOnly        the store is a replica, or takes no writes
++-- StoreIsCluster       the store is a cluster
++-- StoreIsSentinel      the store is a Sentinel, which stores nothing
++-- StoreMayEvict        the store throws keys away when its memory is full
++-- JobDamaged           what is stored of a job is not whole
 +-- StateDirInUse        another master serves the state directory
 +-- AnotherLeads         another master leads the store, and this one was told not to wait
 +-- Fenced               another master took the job over
@@ -15,6 +20,25 @@ StoreError
 # ruff: noqa: N818 - these are the protocol's words
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A hole in what is stored of a job.
+
+    key: of the store. sequence: number of the first write, commit or event that is missing; 0: not known.
+    lost: what is gone with it, in words.
+    """
+
+    key: str
+    sequence: int
+    lost: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.lost}"
 
 
 class StoreError(Exception):
@@ -62,6 +86,48 @@ class StoreFormatUnknown(StoreError):
         "start a master at least as new as the one that wrote the store, which is as it was; "
         "spoiled bytes need a backup"
     )
+
+
+class StoreReadOnly(StoreError):
+    code = "ELA430"
+    hint = "name the primary that it copies in --store; a replica takes no writes"
+
+
+class StoreIsCluster(StoreError):
+    code = "ELA431"
+    hint = "name a single server in --store: a master keeps all its jobs on one"
+
+
+class StoreIsSentinel(StoreError):
+    code = "ELA432"
+    hint = (
+        "name the server itself in --store, by an address that follows the primary (a Service, a proxy);"
+        " a Sentinel only knows where it is, and is not asked"
+    )
+
+
+class StoreMayEvict(StoreError):
+    code = "ELA433"
+    hint = (
+        "CONFIG SET maxmemory-policy noeviction, in its configuration file too; then start the master again"
+    )
+
+
+class JobDamaged(StoreError):
+    """Attributes: job, damages (what is missing, in the order it was found)."""
+
+    code = "ELA434"
+    hint = (
+        "put the named keys back as they were and say `elastane repair JOB`;"
+        " or go on without what is lost: `elastane repair JOB --accept-loss`"
+    )
+
+    def __init__(self, job: str, damages: Sequence[Damage]) -> None:
+        said = "; ".join(str(damage) for damage in damages)
+        keys = ", ".join(dict.fromkeys(damage.key for damage in damages))
+        super().__init__(f"job {job} is damaged: {said}", job=job, keys=keys)
+        self.job = job
+        self.damages = tuple(damages)
 
 
 class StateDirInUse(StoreError):

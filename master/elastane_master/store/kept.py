@@ -34,47 +34,54 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Of one write. history: its commits in one piece, for thousands of small ones weigh twice as much."""
+    """Of one write. commit: number of the last commit after it; count: how many of them are its own.
 
-    sequence: int
+    history: its commits in one piece, for thousands of small ones weigh twice as much.
+    """
+
+    commit: int
+    count: int
+    event: int
     at: float
     history: bytes
     events: Sequence[NumberedEvent]
     size: int
 
-    @property
-    def told(self) -> Told:
-        return Told(_commits.decode(self.history), self.events)
-
 
 @dataclass(slots=True)
 class KeptGroups:
-    """What the writes of the last `seconds` told, at most `bytes_max` of it. Times are monotonic seconds."""
+    """What the writes of the last `seconds` told, at most `bytes_max` of it. Times are monotonic seconds.
+
+    commit, event: numbers of the newest commit and event that are kept no longer.
+    """
 
     seconds: float
     bytes_max: int
+    commit: int = 0
+    event: int = 0
     _writes: deque[_Kept] = field(default_factory=deque)
     _size: int = 0
-    #: Sequence number of the newest write that told something and was dropped.
-    _dropped: int = 0
 
-    def keep(self, sequence: int, told: Sequence[Told], now: float) -> None:
-        """The write `sequence` is acknowledged."""
+    def keep(self, commit: int, event: int, told: Sequence[Told], now: float) -> None:
+        """A write is acknowledged; commit, event: the newest numbers after it."""
         if size := sum(one.size for one in told):
-            history = _encoder.encode([commit for one in told for commit in one.history])
-            events = tuple(event for one in told for event in one.events)
-            self._writes.append(_Kept(sequence, now, history, events, size))
+            commits = [payload for one in told for payload in one.history]
+            events = tuple(one for each in told for one in each.events)
+            history = _encoder.encode(commits)
+            self._writes.append(_Kept(commit, len(commits), event, now, history, events, size))
             self._size += size
         while self._writes and (now - self._writes[0].at > self.seconds or self._size > self.bytes_max):
             dropped = self._writes.popleft()
             self._size -= dropped.size
-            self._dropped = dropped.sequence
+            self.commit, self.event = dropped.commit, dropped.event
 
-    def take_after(self, stored: int) -> tuple[list[Told], bool]:
-        """What the writes after number `stored` told, and whether some of it was kept no longer."""
-        lost: list[Told] = []
-        while self._writes and self._writes[-1].sequence > stored:
-            write = self._writes.pop()
-            self._size -= write.size
-            lost.insert(0, write.told)
-        return lost, self._dropped > stored
+    def beyond(self, commit: int, event: int) -> Told:
+        """All that is kept of what came after these numbers."""
+        history: list[bytes] = []
+        events: list[NumberedEvent] = []
+        for write in self._writes:
+            if write.commit > commit:
+                commits = _commits.decode(write.history)
+                history += commits[max(0, commit - (write.commit - write.count)) :]
+            events += [one for one in write.events if one[0] > event]
+        return Told(history, events)

@@ -13,7 +13,9 @@ A write whose outcome is unknown (the connection broke after it was sent) is rep
 same sequence number until an answer comes; the script stores it once. When the store turns out to
 have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
 a snapshot that makes the store whole again: memory is the truth while the master runs. History and
-events are not in a snapshot: those of the last writes are kept for a while, and written again.
+events are not in a snapshot: those of the last writes are kept for a while, and written again. Where older
+ones are missing, too (a backup was restored, a key deleted), nobody has them: the job is damaged, and its log
+ends once the state is safe.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple, cast
 
 import structlog
 from redis.exceptions import RedisError
@@ -33,12 +35,13 @@ from elastane_master.cancellation import cancel
 from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.signals import Signal
 from elastane_master.store.connection import StoreRedis
-from elastane_master.store.errors import Fenced, LogBroken, LogClosed, StoreError
-from elastane_master.store.format import FORMAT, encode_batch, encode_snapshot
+from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, LogClosed, StoreError
+from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.recovery import Recovered, recover
-from elastane_master.store.scripts import WRITE
+from elastane_master.store.scripts import DROP, WRITE
+from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)
 
@@ -57,8 +60,8 @@ class LogOptions:
     without asking whether the job is still its own. batch_bytes_max: records in one write.
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
-    state_version: of the job's state as the snapshots hold it; it is stored, so that an older master leaves
-    the job alone.
+    replicas: of the store, that must have a write before it is acknowledged. state_version: of the job's
+    state as the snapshots hold it; it is stored, so that an older master leaves the job alone.
     """
 
     snapshot_seconds: float = 1.0
@@ -69,6 +72,7 @@ class LogOptions:
     kept_bytes_max: int = 32 * 2**20
     history_entries_max: int = 2_000_000
     events_max: int = 10_000
+    replicas: int = 0
     state_version: int = 1
 
 
@@ -104,19 +108,30 @@ class _Group:
         return Told(self.history, self.events)
 
 
+_NOTHING = Told()
+
+
 @dataclass(frozen=True, slots=True)
 class _Write:
     """One call of the script: groups of records, or the snapshot that stands for them.
 
-    lost: groups of earlier writes that the store does not have any more; the snapshot stands for their
-    records too, their history and events come first.
+    chain: its end, with this write. commit, event: the newest numbers after it. lost: of earlier writes, what
+    the store does not have any more; it comes first, and a snapshot stands for their records. expected: how
+    many commits and events there should be, where some are gone for good. cut: commits beyond this number are
+    taken out.
     """
 
     sequence: int
     mode: Literal["write", "replace", "check"]
+    chain: Chain
+    commit: int
+    event: int
     groups: Sequence[_Group] = ()
+    batch: bytes = b""
     snapshot: bytes = b""
-    lost: Sequence[Told] = ()
+    lost: Told = _NOTHING
+    expected: tuple[int, int] | tuple[()] = ()
+    cut: int | None = None
 
     @property
     def records(self) -> int:
@@ -128,11 +143,9 @@ class _Write:
         """Of the snapshot, or of the records where there is none."""
         return len(self.snapshot) or sum([group.bytes for group in self.groups])
 
-    def arguments(self, token: int, options: LogOptions) -> list[bytes | int | str]:
+    def arguments(self, token: int, stamp: int, options: LogOptions) -> list[bytes | int | str]:
         """ARGV of the script."""
-        records = tuple(record for group in self.groups for record in group.records)
-        batch = encode_batch(records) if records and not self.snapshot else b""
-        told = [*self.lost, *(group.told for group in self.groups)]
+        told = [self.lost, *(group.told for group in self.groups)]
         history = [commit for one in told for commit in one.history]
         events = [part for one in told for event in one.events for part in event]
         bounds = (options.history_entries_max, options.events_max, FORMAT, options.state_version)
@@ -140,13 +153,34 @@ class _Write:
             token,
             self.sequence,
             self.mode,
-            batch,
+            self.batch,
             self.snapshot,
             *bounds,
+            stamp,
+            show_chain(self.chain),
+            self.commit - len(history) + 1,
+            "" if self.cut is None else self.cut,
+            *(self.expected or ("", "")),
             len(history),
             *history,
             *events,
         ]
+
+
+class _Standing(NamedTuple):
+    """Where a store stands that refused a write: see the script."""
+
+    sequence: int
+    history: int
+    newest_commit: str
+    events: int
+    newest_event: str
+    changed: str
+
+    @classmethod
+    def of(cls, reply: str) -> _Standing:
+        _, sequence, history, newest_commit, events, newest_event, changed = reply.split(":")
+        return cls(int(sequence), int(history), newest_commit, int(events), newest_event, changed.strip())
 
 
 class JobLog:
@@ -157,19 +191,27 @@ class JobLog:
     event loop.
     """
 
-    def __init__(self, redis: StoreRedis, job: str, token: int, sequence: int, options: LogOptions) -> None:
+    def __init__(self, redis: StoreRedis, job: str, recovered: Recovered, options: LogOptions) -> None:
         self.job = job
         self.appended = 0
         self.durable = 0
         self.failure: StoreError | None = None
         self.measures = StoreMeasures()
+        self._redis = redis
         self._keys = JobKeys.of(job)
-        self._token = token
-        self._sequence = sequence
+        self._token = recovered.token
+        self._sequence = recovered.sequence
+        self._chain = recovered.chain
+        self._commit, self._event = recovered.commits, recovered.event_sequence
+        # How many there are at least: the store drops the oldest, some at a time.
+        self._history, self._events = recovered.history, recovered.events
+        # What was lost is given up: the first write says what there is from here on.
+        self._replaces = bool(recovered.damages)
+        self._cut = recovered.state_commits if recovered.damages else None
         self._options = options
-        self._script = redis.pinned_script(WRITE)
+        self._script = redis.pinned_script(WRITE, options.replicas)
         self._groups: deque[_Group] = deque()
-        self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max)
+        self._kept = KeptGroups(options.kept_seconds, options.kept_bytes_max, self._commit, self._event)
         self._writing: Sequence[_Group] = ()
         self._work: asyncio.Future[bool] | None = None
         self._changed = Signal()
@@ -185,23 +227,46 @@ class JobLog:
 
     @classmethod
     async def open(
-        cls, redis: StoreRedis, job: str, options: LogOptions | None = None
+        cls, redis: StoreRedis, job: str, options: LogOptions | None = None, *, accept_loss: bool = False
     ) -> tuple[JobLog, Recovered]:
         """Takes the job over (every older master is fenced from here on) and reads what is stored.
 
-        Raises BadJobName, StoreFormatUnknown, and redis errors when the store does not answer.
+        accept_loss: of a job that is not whole, what can be used is given, and the first write makes that all
+        there is; else JobDamaged is raised. Raises BadJobName, StoreFormatUnknown, and redis errors when the
+        store does not answer.
         """
         options = options or LogOptions()
         recovered = await recover(redis, job, options.state_version)
-        log = cls(redis, job, recovered.token, recovered.sequence, options)
-        log._dirty = bool(recovered.records)
+        if recovered.damages and not accept_loss:
+            raise JobDamaged(job, recovered.damages)
+        if recovered.useless:
+            await redis.delete(*recovered.useless)
+        log = cls(redis, job, recovered, options)
+        log._dirty = bool(recovered.records or recovered.damages)
         return log, recovered
+
+    async def drop(self) -> None:
+        """Takes all that is stored of the job away; only before `start`. Raises Fenced and redis errors."""
+        answer = cast(
+            "bytes", await self._redis.register_script(DROP)(keys=self._keys.all, args=[self._token])
+        )
+        self._require_ours(answer.decode())
 
     def start(self, snapshot_source: SnapshotSource, listener: LogListener | None = None) -> None:
         """Starts writing. snapshot_source gives the state after every append so far."""
         self._snapshot_source = snapshot_source
         self._listener = listener or self._listener
         self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
+
+    @property
+    def token(self) -> int:
+        """The fencing token that it writes with."""
+        return self._token
+
+    @property
+    def sequence(self) -> int:
+        """Number of the last write that was acknowledged."""
+        return self._sequence
 
     @property
     def snapshot_bytes(self) -> int:
@@ -275,14 +340,12 @@ class JobLog:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_seconds)
             await cancel(self._task)
-        await self._script.aclose()
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
 
     async def abandon(self) -> None:
         """Stops at once and writes nothing more; what is pending fails as fenced."""
         if self._task is not None:
             await cancel(self._task)
-        await self._script.aclose()
         self._fail(
             self.failure
             or Fenced(f"job {self.job} is served by another master now", job=self.job, token=self._token)
@@ -305,6 +368,9 @@ class JobLog:
         except Fenced as error:
             self._fail(error)
             logger.error("another master took the job over", **error.facts)
+        except JobDamaged as error:
+            logger.error("the store lost what nobody has any more", error=str(error), **error.facts)
+            self._fail(error)
         except Exception as error:  # a writer that died must say so to all who wait for it
             self._fail(LogBroken(f"the log of job {self.job} broke: {error!r}", job=self.job))
             logger.exception("the log of a job broke", job=self.job)
@@ -340,16 +406,24 @@ class JobLog:
         waits = self._snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self._log_bytes)
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
-    def _take(self, *, is_replacement: bool = False) -> _Write:
-        """Takes the next write: one group, or with a snapshot all of them."""
-        sequence = self._sequence + 1
+    def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> _Write:
+        """Takes the next write: one group, or with a snapshot all of them. beyond: its number is higher."""
+        is_replacement = is_replacement or self._replaces
+        sequence = max(self._sequence, beyond) + 1
         if not (is_replacement or self._closing or self._snapshot_due()):
             group = self._groups.popleft()
             self._log_bytes += group.bytes
-            return _Write(sequence, "write", [group])
+            commit, event = self._numbers_after([group])
+            batch, chain = b"", self._chain
+            if group.records:
+                place = Place(sequence, self._token, commit)
+                batch, chain = encode_batch(self.job, place, self._chain, tuple(group.records))
+            return _Write(sequence, "write", chain, commit, event, [group], batch)
         started = time.monotonic()
-        snapshot = encode_snapshot(sequence, self._snapshot_source())
         groups = list(self._groups)
+        commit, event = self._numbers_after(groups)
+        place = Place(sequence, self._token, commit)
+        snapshot, chain = encode_snapshot(self.job, place, self._chain, self._snapshot_source())
         self._groups.clear()
         self._dirty = False
         took_seconds = time.monotonic() - started
@@ -358,21 +432,43 @@ class JobLog:
         seconds = max(self._options.snapshot_seconds, 20 * took_seconds)
         self._snapshot_at = started + seconds
         self._snapshot_bytes, self._log_bytes = len(snapshot), 0
-        return _Write(sequence, "replace" if is_replacement else "write", groups, snapshot)
+        mode: Literal["write", "replace"] = "replace" if is_replacement else "write"
+        return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
+
+    def _numbers_after(self, groups: Sequence[_Group]) -> tuple[int, int]:
+        """Of the newest commit and event, once these groups are written."""
+        event = next((group.events[-1][0] for group in reversed(groups) if group.events), self._event)
+        return self._commit + sum([len(group.history) for group in groups]), event
 
     async def _write(self, write: _Write) -> None:
         self._writing = write.groups
         started = time.monotonic()
         reply = await self._send(write)
         if reply.startswith("GAP"):
-            write = self._take_again(write, reply)
-            self._writing = write.groups
-            await self._send(write)
+            await self._mend(write, reply)
+        else:
+            self._settle(write, started)
+
+    async def _mend(self, write: _Write, reply: str) -> None:
+        """Makes a store whole that refused this write. Raises JobDamaged when that takes what nobody has."""
+        again, damages = self._take_again(write, _Standing.of(reply))
+        self._writing = again.groups
+        started = time.monotonic()
+        await self._send(again)
+        self._settle(again, started)
+        if damages:
+            raise JobDamaged(self.job, damages)
+
+    def _settle(self, write: _Write, started: float) -> None:
+        """The write is in the store. started: when it was sent, monotonic seconds."""
         self.measures.appended(time.monotonic() - started, write.records, write.size_bytes)
-        self._sequence = write.sequence
+        self._sequence, self._chain = write.sequence, write.chain
+        self._history += write.commit - self._commit
+        self._events += sum([len(group.events) for group in write.groups])
+        self._commit, self._event = write.commit, write.event
+        self._replaces, self._cut = False, None
         self._writing = ()
-        told = [*write.lost, *(group.told for group in write.groups)]
-        self._kept.keep(write.sequence, told, time.monotonic())
+        self._kept.keep(write.commit, write.event, [group.told for group in write.groups], time.monotonic())
         for group in write.groups:
             self.durable = group.end
             self._listener.durable(group.end)
@@ -380,36 +476,53 @@ class JobLog:
                 group.durable.set_result(None)
         self._changed.announce()
 
-    def _take_again(self, write: _Write, reply: str) -> _Write:
-        """The write that follows one the store refused because older ones are missing in it."""
-        stored = int(reply.partition(":")[2])
-        lost, incomplete = self._kept.take_after(stored)
+    def _take_again(self, write: _Write, standing: _Standing) -> tuple[_Write, list[Damage]]:
+        """The write that follows one the store refused because older ones are missing in it.
+
+        And what is gone for good: commits and events that are kept no longer.
+        """
         logger.error(
             "the store lost acknowledged writes; it is given the whole state again",
             job=self.job,
             sequence=self._sequence,
-            stored=stored,
+            stored=standing.sequence,
+            keys=standing.changed,
         )
-        if incomplete:
-            logger.error("commits that the store lost are too old to be written again", job=self.job)
-        self._groups.extendleft(reversed(write.groups))
-        return replace(self._take(is_replacement=True), lost=lost)
+        options, keys = self._options, self._keys
+        commit = min(keys.commits_in(standing.newest_commit) or 0, self._commit)
+        event = min(keys.event_in(standing.newest_event) or 0, self._event)
+        history = min(self._history, options.history_entries_max)
+        events = min(self._events, options.events_max)
+        damages = [
+            *_gone(
+                keys.history, "commit", commit, self._commit, self._kept.commit, standing.history, history
+            ),
+            *_gone(keys.events, "event", event, self._event, self._kept.event, standing.events, events),
+        ]
+        lost = self._kept.beyond(commit, event)
+        groups = list(write.groups)
+        self._groups.extendleft(reversed(groups))
+        again = self._take(is_replacement=True, beyond=standing.sequence)
+        if damages:
+            new_events = sum(len(group.events) for group in again.groups)
+            expected = (history + again.commit - self._commit, events + new_events)
+            return replace(again, lost=lost, expected=expected), damages
+        return replace(again, lost=lost), damages
 
     async def _check(self) -> None:
         """Asks whether the job is still ours and the store still whole."""
-        write = _Write(self._sequence, "check")
+        write = _Write(self._sequence, "check", self._chain, self._commit, self._event)
         reply = await self._send(write)
         if reply.startswith("GAP"):
-            await self._write(self._take_again(write, reply))
+            await self._mend(write, reply)
 
     async def _send(self, write: _Write) -> str:
         """Sends one write until an answer comes; raises Fenced."""
         keys = self._keys
-        names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
-        arguments = write.arguments(self._token, self._options)
+        arguments = write.arguments(self._token, keys.stamp, self._options)
 
         async def attempt() -> bytes:
-            answer: bytes = await self._script(keys=names, args=arguments)
+            answer: bytes = await self._script(keys=keys.all, args=arguments)
             return answer
 
         try:
@@ -419,7 +532,10 @@ class JobLog:
         if not self._reachable:
             logger.info("the store answers again", job=self.job)
             self._set_reachable(True)
-        reply = answer.decode()
+        return self._require_ours(answer.decode())
+
+    def _require_ours(self, reply: str) -> str:
+        """The script's reply; raises Fenced."""
         if reply.startswith("FENCED"):
             holder = reply.partition(":")[2]
             raise Fenced(
@@ -463,6 +579,20 @@ class JobLog:
                 group.durable.set_exception(error)
         self._changed.announce()
         self._listener.failed(error)
+
+
+def _gone(
+    key: str, what: str, stored: int, newest: int, kept_beyond: int, length: int, expected: int
+) -> list[Damage]:
+    """What of a stream is neither stored nor kept.
+
+    stored, newest: numbers of the last entry that is stored, and that ever was. kept_beyond: later ones are
+    kept. length, expected: how many are stored, and were at least, when the newest was.
+    """
+    if stored < kept_beyond:
+        return [Damage(key, stored + 1, f"{what}s {stored + 1} to {kept_beyond} are gone")]
+    missing = expected - (newest - stored) - length
+    return [Damage(key, 0, f"{missing} {what}s before {what} {stored} are gone")] if missing > 0 else []
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:

@@ -1,9 +1,12 @@
-"""A script that is called again and again, over a connection of its own.
+"""Scripts that are called again and again, over few connections that all jobs share.
 
 `redis.asyncio` borrows a connection for each call, packs it word by word and starts a task to bound each
-send: more work than the script itself. A job's log makes one call at a time, thousands a second, so it
-keeps a connection, and one timeout is around the whole call. Connecting, TLS, the password and parsing
-are those of `redis.asyncio`.
+send: more work than the script itself. A job's log makes one call at a time, thousands a second, so calls
+take a connection that lies ready, and one timeout is around the whole call. Connecting, TLS, the password
+and parsing are those of `redis.asyncio`.
+
+A job holds a connection only while a call of its is under way: a thousand jobs need no more of them than
+calls are made at the same time, and never more than the bound.
 """
 
 from __future__ import annotations
@@ -16,67 +19,144 @@ from collections.abc import Iterable, Sequence
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as ConnectionLost
-from redis.exceptions import NoScriptError
+from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 Word = bytes | int | str
+
+CONNECTIONS_MAX = 32
+"""Of one store, where nobody says otherwise."""
 
 _APART_BYTES = 64 * 1024
 """Longer words are handed to the socket as they are, not copied."""
 
 
-class PinnedScript:
-    """One Lua script. At most one call at a time; a call that fails leaves nothing on the connection."""
+REPLICAS_SECONDS = 1.0
+"""So long replicas have for a write before it is said again."""
 
-    def __init__(self, redis: Redis, text: str) -> None:
+
+class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
+    """The write is stored, but not where it has to be, too."""
+
+
+class ScriptConnections:
+    """The connections of all pinned scripts of one store: `connections_max` at most.
+
+    A call that finds all of them in use waits for its turn. opened: how many there are. Used from one event
+    loop.
+    """
+
+    def __init__(self, redis: Redis, connections_max: int = CONNECTIONS_MAX) -> None:
+        self.opened = 0
         self._pool = redis.connection_pool
+        self._room = asyncio.Semaphore(connections_max)
+        self._free: list[AbstractConnection] = []
+        # Its own timeout would start a task for each send; that around the call bounds it all.
+        self.timeout_seconds: float | None = self._pool.connection_kwargs.get("socket_timeout")
+
+    async def take(self) -> tuple[AbstractConnection, bool]:
+        """A connection, and whether it was used before; `give_back` or `discard` it."""
+        await self._room.acquire()
+        if self._free:
+            return self._free.pop(), True
+        try:
+            settings = {**self._pool.connection_kwargs, "socket_timeout": None}
+            connection = self._pool.connection_class(**settings)
+        except BaseException:
+            self._room.release()
+            raise
+        self.opened += 1
+        return connection, False
+
+    def give_back(self, connection: AbstractConnection) -> None:
+        """Nothing is outstanding on it."""
+        self._free.append(connection)
+        self._room.release()
+
+    async def discard(self, connection: AbstractConnection) -> None:
+        """It failed, or an answer may still come: nobody takes that for the answer of another call."""
+        self.opened -= 1
+        self._room.release()
+        await connection.disconnect(nowait=True)
+
+    async def aclose(self) -> None:
+        """Gives up those that nobody uses: made afresh they look the address up, and read certificates."""
+        while self._free:
+            connection = self._free.pop()
+            self.opened -= 1
+            await connection.disconnect(nowait=True)
+
+
+class PinnedScript:
+    """One Lua script.
+
+    replicas: so many must have what a call wrote. Whoever repeats one that they did not have in time has to
+    write again: a connection waits for its own writes only.
+    """
+
+    def __init__(self, connections: ScriptConnections, text: str, replicas: int = 0) -> None:
+        self._replicas = replicas
+        self._connections = connections
         self._text = text
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-        self._timeout_seconds: float | None = self._pool.connection_kwargs.get("socket_timeout")
-        self._connection: AbstractConnection | None = None
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
-        """What the script returns. Raises redis errors, and TimeoutError when no answer comes in time.
+        """What the script returns. Raises redis errors (TooFewReplicas), and TimeoutError without an answer.
 
         A call may reach the store twice: where the connection ended while nobody used it, nothing tells
         before an answer fails to come.
         """
-        words = (len(keys), *keys, *args)
-        async with asyncio.timeout(self._timeout_seconds):
-            was_open = self._connection is not None
+        return (await self.many([(keys, (*args,))]))[0]
+
+    async def many(self, calls: Sequence[tuple[Sequence[str], Sequence[Word]]]) -> list[bytes]:
+        """What the script returns for each of (keys, arguments), all sent in one go. Raises as a call."""
+        words = [(len(keys), *keys, *args) for keys, args in calls]
+        async with asyncio.timeout(self._connections.timeout_seconds):
+            connection, was_open = await self._connections.take()
             try:
-                return await self._call(words)
+                return await self._call(connection, words)
             except ConnectionLost:
                 if not was_open:
                     raise
-            return await self._call(words)
+            connection, _ = await self._connections.take()
+            return await self._call(connection, words)
 
-    async def aclose(self) -> None:
-        """Gives the connection up. The next call opens another."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.disconnect(nowait=True)
-
-    async def _call(self, words: tuple[Word, ...]) -> bytes:
+    async def _call(self, connection: AbstractConnection, calls: Sequence[tuple[Word, ...]]) -> list[bytes]:
         try:
             try:
-                return await self._ask("EVALSHA", self._sha, *words)
+                answers = await self._ask(connection, calls)
             except NoScriptError:  # the store is new, or was started again
-                await self._ask("SCRIPT", "LOAD", self._text)
-                return await self._ask("EVALSHA", self._sha, *words)
-        except BaseException:
-            # Made afresh, it looks the address up again and reads certificates anew; and no answer that comes
-            # late is taken for that of the next call.
-            await self.aclose()
+                await _ask(connection, [("SCRIPT", "LOAD", self._text)])
+                answers = await self._ask(connection, calls)
+            if self._replicas:
+                (had,) = await _ask(connection, [("WAIT", self._replicas, round(REPLICAS_SECONDS * 1000))])
+                if int(had) < self._replicas:
+                    raise TooFewReplicas(f"{int(had)} of {self._replicas} replicas have the newest write")
+        except BaseException as error:
+            await self._connections.discard(connection)
+            if isinstance(error, RedisError):  # the store was away, or another one took its place
+                await self._connections.aclose()
             raise
+        self._connections.give_back(connection)
+        return answers
 
-    async def _ask(self, *words: Word) -> bytes:
-        if self._connection is None:
-            # Its own timeout would start a task for each send; that around the call bounds it all.
-            settings = {**self._pool.connection_kwargs, "socket_timeout": None}
-            self._connection = self._pool.connection_class(**settings)
-        await self._connection.send_packed_command(packed(words), check_health=False)
-        answer: bytes = await self._connection.read_response(timeout=math.inf)
-        return answer
+    async def _ask(self, connection: AbstractConnection, calls: Sequence[tuple[Word, ...]]) -> list[bytes]:
+        return await _ask(connection, [("EVALSHA", self._sha, *words) for words in calls])
+
+
+async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]]) -> list[bytes]:
+    """The answer to each command. Raises the first error among them, once all are read."""
+    pieces = [piece for words in commands for piece in packed(words)]
+    await connection.send_packed_command(pieces, check_health=False)
+    answers: list[bytes] = []
+    failed: ResponseError | None = None
+    for _ in commands:
+        try:
+            answers.append(await connection.read_response(timeout=math.inf))
+        except ResponseError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return answers
 
 
 def packed(words: Sequence[Word]) -> list[bytes]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
-from elastane_master.store.errors import Fenced
-from elastane_master.store.format import FORMAT, check_written, decode_batch, decode_snapshot
+from elastane_master.store.errors import Damage, Fenced
+from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
-from elastane_master.store.streams import newest_entry, read_stream
+from elastane_master.store.streams import Ends, Entry, read_ends, read_stream
+from elastane_master.store.wholeness import Fence, Found, Whole, examine
 
 _ENTRIES_AT_ONCE = 500
 
@@ -22,7 +24,10 @@ class Recovered:
 
     token: fencing token of the taker. sequence: number of the last write. snapshot: None for a job
     that was never stored. records: those after the snapshot, in order. event_sequence: number of
-    the newest event, 0 without one.
+    the newest event, 0 without one. chain: its end. commits: number of the newest commit. history,
+    events: how many are kept. damages: what is missing; then the records end before the first hole.
+    useless: keys that hold something else than they should. state_commits: number of the last commit that the
+    state knows of, if that is known; where something is missing, what came after it is done again.
     """
 
     token: int
@@ -30,17 +35,22 @@ class Recovered:
     snapshot: bytes | None
     records: list[bytes] = field(default_factory=list)
     event_sequence: int = 0
+    chain: Chain = EMPTY
+    commits: int = 0
+    history: int = 0
+    events: int = 0
+    damages: tuple[Damage, ...] = ()
+    useless: tuple[str, ...] = ()
+    state_commits: int | None = None
 
-
-async def check_readable(redis: Redis, job: str, state_version: int) -> None:
-    """Raises StoreFormatUnknown when a newer master wrote the job; reads only."""
-    written = cast("list[bytes | None]", await redis.hmget(JobKeys.of(job).fence, ["format", "state"]))
-    found_format, found_state = (int(number or 0) for number in written)
-    check_written(job, found_format, found_state, state_version)
+    @property
+    def exists(self) -> bool:
+        """Whether anything of the job is stored."""
+        return self.sequence > 0 or self.snapshot is not None or bool(self.damages)
 
 
 async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
-    """Acquires the fence, then reads: no older master can write any more while this one reads.
+    """Acquires the fence, then reads and checks: no older master can write any more while this one reads.
 
     A newer one can: it replaces the snapshot and trims the log between two reads of this one, so what was
     read counts only if the fence is still this one's afterwards. state_version: the newest form of the job's
@@ -49,24 +59,82 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
     """
     keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
-    token, sequence, *newer = await acquire(keys=[keys.fence], args=[FORMAT, state_version])
-    if newer:
-        check_written(job, sequence, newer[0], state_version)
-    stored = await redis.get(keys.snapshot)
-    covered, state = 0, None
-    if stored is not None:
-        snapshot = decode_snapshot(cast("bytes", stored))
-        covered, state = snapshot.sequence, snapshot.state
-    records: list[bytes] = []
-    start = f"{covered + 1}-0"
-    while entries := await read_stream(redis, keys.log, start, _ENTRIES_AT_ONCE):
-        for entry in entries:
-            records.extend(decode_batch(entry.payload).records)
-        start = f"({entries[-1].id}"
-    newest = await newest_entry(redis, keys.events)
-    holder = cast("bytes | None", await redis.hget(keys.fence, "token"))
-    if int(holder or 0) > token:
-        raise Fenced(
-            "another master took the job over while it was read", token=token, holder=int(holder or 0)
-        )
-    return Recovered(int(token), int(sequence), state, records, newest.number if newest else 0)
+    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[FORMAT, state_version]))
+    token = int(answer[0])
+    if token == 0:
+        check_written(job, int(answer[1]), int(answer[2]), state_version)
+    fence = Fence.of(dict(zip(answer[1::2], answer[2::2], strict=True)))
+    reader = _Reader(redis)
+    found = Found(
+        fence,
+        await reader.value(keys.snapshot),
+        await reader.entries(keys.log),
+        await reader.ends(keys.history),
+        await reader.ends(keys.events),
+    )
+    holder = int(cast("bytes | None", await redis.hget(keys.fence, "token")) or 0)
+    if holder > token:
+        raise Fenced("another master took the job over while it was read", token=token, holder=holder)
+    whole = examine(job, found)
+    whole.damages[:0] = reader.damages
+    whole.foreign.extend(damage.key for damage in reader.damages)
+    return _recovered(keys, token, found, whole)
+
+
+def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:
+    newest = keys.commits_in(found.history.newest) or 0
+    beyond = max(0, newest - whole.commits) if whole.damages and whole.commits is not None else 0
+    kept = 0 if keys.history in whole.foreign else max(0, found.history.length - beyond)
+    return Recovered(
+        max(token, whole.token + 1) if whole.damages else token,
+        whole.sequence,
+        whole.snapshot,
+        whole.records,
+        keys.event_in(found.events.last) or 0,
+        whole.chain,
+        keys.commits_in(found.history.last) or 0,
+        kept,
+        0 if keys.events in whole.foreign else found.events.length,
+        tuple(whole.damages),
+        tuple(whole.foreign),
+        whole.commits,
+    )
+
+
+class _Reader:
+    """Reads of a job's keys. damages: those that hold something else than they should."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self.damages: list[Damage] = []
+
+    async def value(self, key: str) -> bytes | None:
+        try:
+            return cast("bytes | None", await self._redis.get(key))
+        except ResponseError as error:
+            self._is_wrong(key, error)
+            return None
+
+    async def entries(self, key: str) -> list[Entry]:
+        """All of a stream."""
+        found: list[Entry] = []
+        start = "-"
+        try:
+            while page := await read_stream(self._redis, key, start, _ENTRIES_AT_ONCE):
+                found.extend(page)
+                start = f"({page[-1].id}"
+        except ResponseError as error:
+            self._is_wrong(key, error)
+        return found
+
+    async def ends(self, key: str) -> Ends:
+        try:
+            return await read_ends(self._redis, key)
+        except ResponseError as error:
+            self._is_wrong(key, error)
+            return Ends()
+
+    def _is_wrong(self, key: str, error: ResponseError) -> None:
+        if "WRONGTYPE" not in str(error):
+            raise error
+        self.damages.append(Damage(key, 1, "something else is stored at it; what it held is gone"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,25 @@ async def read_stream(redis: Redis, key: str, start: str, count: int) -> list[En
     return _entries(await redis.xrange(key, min=start, count=count))
 
 
-async def newest_entry(redis: Redis, key: str) -> Entry | None:
-    """The last entry, or None."""
-    entries = _entries(await redis.xrevrange(key, count=1))
-    return entries[0] if entries else None
+class Ends(NamedTuple):
+    """What a stream holds: how many entries, the newest one's id, and the last id that was ever given."""
+
+    length: int = 0
+    newest: str = "0-0"
+    last: str = "0-0"
+
+
+async def read_ends(redis: Redis, key: str) -> Ends:
+    """Of a stream, which may not be there. Raises ResponseError when something else is."""
+    try:
+        found: dict[str, Any] = await redis.xinfo_stream(key)
+    except ResponseError as error:
+        if "no such key" in str(error):
+            return Ends()
+        raise
+    entry = found["last-entry"]
+    newest = entry[0].decode() if entry else "0-0"
+    return Ends(int(found["length"]), newest, found["last-generated-id"].decode())
 
 
 def _entries(reply: Any) -> list[Entry]:

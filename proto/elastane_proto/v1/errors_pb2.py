@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65lastane_proto/v1/errors.proto\x12\x0b\x65lastane.v1\"\xba\x01\n\x0b\x45rrorDetail\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.elastane.v1.ErrorReason\x12\x32\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32#.elastane.v1.ErrorDetail.FactsEntry\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xd1\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_ALREADY_EXISTS\x10\x03\x12\x16\n\x12\x45RROR_REASON_STALE\x10\x04\x12\x19\n\x15\x45RROR_REASON_MISMATCH\x10\x05\x12\x1c\n\x18\x45RROR_REASON_WRONG_PHASE\x10\x06\x12\x18\n\x14\x45RROR_REASON_EVICTED\x10\x07\x12\x17\n\x13\x45RROR_REASON_FENCED\x10\x08\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\t\x12\x1c\n\x18\x45RROR_REASON_NOT_LEADING\x10\x14\x12\x1d\n\x19\x45RROR_REASON_INCOMPATIBLE\x10\x15\x12\x1f\n\x1b\x45RROR_REASON_LIMIT_EXCEEDED\x10\x16\x12\x15\n\x11\x45RROR_REASON_BUSY\x10\x17\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x18\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x19\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x1a\x12\x1d\n\x19\x45RROR_REASON_RATE_LIMITED\x10\x1b\x12!\n\x1d\x45RROR_REASON_LOCKSTEP_DATASET\x10\x1c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x65lastane_proto/v1/errors.proto\x12\x0b\x65lastane.v1\"\xba\x01\n\x0b\x45rrorDetail\x12(\n\x06reason\x18\x01 \x01(\x0e\x32\x18.elastane.v1.ErrorReason\x12\x32\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32#.elastane.v1.ErrorDetail.FactsEntry\x12\x0c\n\x04hint\x18\x03 \x01(\t\x12\x11\n\tretryable\x18\x04 \x01(\x08\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xeb\x04\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12\x1a\n\x16\x45RROR_REASON_NOT_FOUND\x10\x02\x12\x1f\n\x1b\x45RROR_REASON_ALREADY_EXISTS\x10\x03\x12\x16\n\x12\x45RROR_REASON_STALE\x10\x04\x12\x19\n\x15\x45RROR_REASON_MISMATCH\x10\x05\x12\x1c\n\x18\x45RROR_REASON_WRONG_PHASE\x10\x06\x12\x18\n\x14\x45RROR_REASON_EVICTED\x10\x07\x12\x17\n\x13\x45RROR_REASON_FENCED\x10\x08\x12\"\n\x1e\x45RROR_REASON_STORE_UNAVAILABLE\x10\t\x12\x1c\n\x18\x45RROR_REASON_NOT_LEADING\x10\x14\x12\x1d\n\x19\x45RROR_REASON_INCOMPATIBLE\x10\x15\x12\x1f\n\x1b\x45RROR_REASON_LIMIT_EXCEEDED\x10\x16\x12\x15\n\x11\x45RROR_REASON_BUSY\x10\x17\x12 \n\x1c\x45RROR_REASON_UNAUTHENTICATED\x10\x18\x12\"\n\x1e\x45RROR_REASON_PERMISSION_DENIED\x10\x19\x12\x1f\n\x1b\x45RROR_REASON_QUOTA_EXCEEDED\x10\x1a\x12\x1d\n\x19\x45RROR_REASON_RATE_LIMITED\x10\x1b\x12!\n\x1d\x45RROR_REASON_LOCKSTEP_DATASET\x10\x1c\x12\x18\n\x14\x45RROR_REASON_DAMAGED\x10\x46\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORDETAIL_FACTSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_FACTSENTRY']._serialized_options = b'8\001'
   _globals['_ERRORREASON']._serialized_start=237
-  _globals['_ERRORREASON']._serialized_end=830
+  _globals['_ERRORREASON']._serialized_end=856
   _globals['_ERRORDETAIL']._serialized_start=48
   _globals['_ERRORDETAIL']._serialized_end=234
   _globals['_ERRORDETAIL_FACTSENTRY']._serialized_start=190

@@ -22,6 +22,7 @@ class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_PHASE_FAILED: _ClassVar[JobPhase]
     JOB_PHASE_CANCELLED: _ClassVar[JobPhase]
     JOB_PHASE_MAX_WAIT_EXCEEDED: _ClassVar[JobPhase]
+    JOB_PHASE_DAMAGED: _ClassVar[JobPhase]
 
 class RecoveryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +53,7 @@ JOB_PHASE_SUCCEEDED: JobPhase
 JOB_PHASE_FAILED: JobPhase
 JOB_PHASE_CANCELLED: JobPhase
 JOB_PHASE_MAX_WAIT_EXCEEDED: JobPhase
+JOB_PHASE_DAMAGED: JobPhase
 RECOVERY_POLICY_UNSPECIFIED: RecoveryPolicy
 RECOVERY_POLICY_ELASTIC: RecoveryPolicy
 RECOVERY_POLICY_FIXED: RecoveryPolicy
@@ -176,8 +178,18 @@ class WorkerInfo(_message.Message):
     capacity: _common_pb2.CapacityType
     def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., ests: _Optional[_Union[_common_pb2.Range, _Mapping]] = ..., applied_step: _Optional[int] = ..., joined: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_heard: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., reason: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ...) -> None: ...
 
+class Damage(_message.Message):
+    __slots__ = ("key", "sequence", "lost")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    sequence: int
+    lost: str
+    def __init__(self, key: _Optional[str] = ..., sequence: _Optional[int] = ..., lost: _Optional[str] = ...) -> None: ...
+
 class Job(_message.Message):
-    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost")
+    __slots__ = ("name", "settings", "phase", "reason", "generation", "step", "epoch", "steps_per_epoch", "epochs", "environment", "saved_step", "created", "workers", "revision", "cost", "closed", "damages")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +212,8 @@ class Job(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     COST_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    DAMAGES_FIELD_NUMBER: _ClassVar[int]
     name: str
     settings: JobSettings
     phase: JobPhase
@@ -215,7 +229,9 @@ class Job(_message.Message):
     workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
     revision: int
     cost: Cost
-    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ...) -> None: ...
+    closed: _timestamp_pb2.Timestamp
+    damages: _containers.RepeatedCompositeFieldContainer[Damage]
+    def __init__(self, name: _Optional[str] = ..., settings: _Optional[_Union[JobSettings, _Mapping]] = ..., phase: _Optional[_Union[JobPhase, str]] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ..., saved_step: _Optional[int] = ..., created: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ..., revision: _Optional[int] = ..., cost: _Optional[_Union[Cost, _Mapping]] = ..., closed: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ...) -> None: ...
 
 class JobServiceCreateRequest(_message.Message):
     __slots__ = ("name", "settings", "request_id")
@@ -329,6 +345,20 @@ class JobServiceCancelResponse(_message.Message):
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
+class JobServiceDeleteRequest(_message.Message):
+    __slots__ = ("name", "force", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    force: bool
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., force: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceDeleteResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class JobServiceSetPricesRequest(_message.Message):
     __slots__ = ("name", "spot_price_micros", "on_demand_price_micros", "request_id", "currency")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +396,26 @@ class JobServiceDrainWorkerResponse(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: Job
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
+
+class JobServiceRepairRequest(_message.Message):
+    __slots__ = ("name", "accept_loss", "request_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_LOSS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    accept_loss: bool
+    request_id: str
+    def __init__(self, name: _Optional[str] = ..., accept_loss: _Optional[bool] = ..., request_id: _Optional[str] = ...) -> None: ...
+
+class JobServiceRepairResponse(_message.Message):
+    __slots__ = ("job", "removed", "accepted")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    removed: bool
+    accepted: _containers.RepeatedCompositeFieldContainer[Damage]
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., removed: _Optional[bool] = ..., accepted: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ...) -> None: ...
 
 class JobServiceCheckpointRequest(_message.Message):
     __slots__ = ("name", "request_id")

@@ -76,6 +76,11 @@ class JobServiceStub:
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.FromString,
                 _registered_method=True)
+        self.Delete = channel.unary_unary(
+                '/elastane.v1.JobService/Delete',
+                request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.FromString,
+                _registered_method=True)
         self.SetPrices = channel.unary_unary(
                 '/elastane.v1.JobService/SetPrices',
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.SerializeToString,
@@ -90,6 +95,11 @@ class JobServiceStub:
                 '/elastane.v1.JobService/Checkpoint',
                 request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.SerializeToString,
                 response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.FromString,
+                _registered_method=True)
+        self.Repair = channel.unary_unary(
+                '/elastane.v1.JobService/Repair',
+                request_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.SerializeToString,
+                response_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.FromString,
                 _registered_method=True)
 
 
@@ -152,6 +162,14 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Delete(self, request, context):
+        """Deletes a finished job and all that the master keeps of it: settings, progress, history, events, contexts.
+        Its checkpoints stay. Refused with WRONG_PHASE while it is not over, unless forced. Its name is free then.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetPrices(self, request, context):
         """Changes what workers cost from now on; what was charged before stays.
         """
@@ -168,6 +186,16 @@ class JobServiceServicer:
 
     def Checkpoint(self, request, context):
         """Asks for a checkpoint at the next step boundary; returns when it is complete.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Repair(self, request, context):
+        """Looks again at a job in phase DAMAGED, and serves it if it is whole now; else it is refused as DAMAGED.
+        With accept_loss it is served as far as it can be followed, and commits beyond that leave its history, since
+        their tasks are done again. Where no state is left, the job is removed, and may be created again. A job that
+        is served is left as it is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,6 +244,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCancelResponse.SerializeToString,
             ),
+            'Delete': grpc.unary_unary_rpc_method_handler(
+                    servicer.Delete,
+                    request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.SerializeToString,
+            ),
             'SetPrices': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPrices,
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceSetPricesRequest.FromString,
@@ -230,6 +263,11 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.Checkpoint,
                     request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.FromString,
                     response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.SerializeToString,
+            ),
+            'Repair': grpc.unary_unary_rpc_method_handler(
+                    servicer.Repair,
+                    request_deserializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.FromString,
+                    response_serializer=elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -461,6 +499,33 @@ class JobService:
             _registered_method=True)
 
     @staticmethod
+    def Delete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.JobService/Delete',
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceDeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def SetPrices(request,
             target,
             options=(),
@@ -531,6 +596,33 @@ class JobService:
             '/elastane.v1.JobService/Checkpoint',
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointRequest.SerializeToString,
             elastane__proto_dot_v1_dot_job__pb2.JobServiceCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Repair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/elastane.v1.JobService/Repair',
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairRequest.SerializeToString,
+            elastane__proto_dot_v1_dot_job__pb2.JobServiceRepairResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -202,6 +202,14 @@ class FakeMaster(
         self._seen(request, context)
         return job_pb2.JobServiceCancelResponse(job=self._job(request.name, context))
 
+    def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._seen(request, context)
+        job = self._job(request.name, context)
+        if job.phase == job_pb2.JOB_PHASE_RUNNING and not request.force:
+            refuse(context, errors_pb2.ERROR_REASON_WRONG_PHASE, "the job is running")
+        del self.jobs[request.name]
+        return job_pb2.JobServiceDeleteResponse()
+
     def SetPrices(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._seen(request, context)
         job = self._job(request.name, context)

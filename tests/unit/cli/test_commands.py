@@ -161,6 +161,28 @@ def test_drain_suspend_resume_cancel_checkpoint(master: FakeMaster) -> None:
     assert "saved at step 13: file:///saved" in invoke(master, "checkpoint").stdout
 
 
+def test_delete_asks_and_takes_no_silence_for_an_answer(master: FakeMaster) -> None:
+    silent = invoke(master, "delete", "train", "--force")  # nobody is there who could answer
+    assert silent.exit_code == 2 and "--yes" in silent.output
+    assert master.requests == []
+    running = invoke(master, "delete", "train", "--yes")
+    assert running.exit_code != 0 and "the job is running" in running.output and "train" in master.jobs
+    assert "train: deleted" in invoke(master, "delete", "train", "--yes", "--force").stdout
+    assert master.requests[-1].force and master.requests[-1].request_id
+    assert "train" not in master.jobs
+
+
+def test_delete_does_nothing_when_the_answer_is_no(
+    master: FakeMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastane.cli.operate._can_ask", lambda: True)
+    arguments = ["delete", "--master", master.address, "train", "--force"]
+    declined = CliRunner().invoke(build_app(), arguments, input="n\n")
+    assert declined.exit_code == 1 and master.requests == []
+    asked = CliRunner().invoke(build_app(), [*arguments, "--json"], input="y\n")
+    assert asked.exit_code == 0 and '"deleted": "train"' in asked.stdout
+
+
 def test_events(master: FakeMaster) -> None:
     lines = invoke(master, "events", "--since", "2").stdout.splitlines()
     assert len(lines) == 2

@@ -174,6 +174,18 @@ def test_a_waiting_request_is_asked_again_and_its_reports_count_once() -> None:
     assert got.tasks[0].rng == {"rng/python": b"1"}, "the states of the first lease"
 
 
+def test_a_report_of_a_lease_that_the_store_forgot_is_stale_and_the_others_count() -> None:
+    job = with_dataset(size=8)
+    known = ask(job, "1")
+    before = job.machine.snapshot()
+    forgotten = ask(job, "2")
+    job.machine = JobMachine.restore(before)
+    answer = ask(job, "3", done=(*reports(known), *reports(forgotten)))
+    assert [one.outcome for one in answer.outcomes] == ["accepted", "stale"]
+    assert [task.index for task in answer.tasks] == [task.index for task in forgotten.tasks]
+    assert len(task_commits(job)) == 1
+
+
 def test_an_overdue_lease_goes_back_by_tick() -> None:
     job = with_dataset()
     ask(job, "1")
@@ -231,7 +243,7 @@ def test_creating_again() -> None:
         (events.TasksRequested("r", "other", "t"), "not_found"),
         (events.TasksRequested("r", "eval", ""), "invalid_argument"),
         (events.TasksRequested("r", "eval", "t", max_tasks=-1), "invalid_argument"),
-        (events.TasksRequested("r", "eval", "t", (TaskReport(0, 2, 1),)), "invalid_argument"),
+        (events.TasksRequested("r", "eval", "t", (TaskReport(0, 99, 1),)), "invalid_argument"),
         (events.DatasetCreated("r", "train", DatasetSettings(1, size=1)), "invalid_argument"),
         (events.DatasetCreated("r", "x", DatasetSettings(0, size=1)), "invalid_argument"),
         (events.DatasetCreated("r", "x", DatasetSettings(1)), "invalid_argument"),
@@ -284,7 +296,7 @@ def test_a_run_of_tasks_is_leased_reported_and_committed_as_one() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        TaskReport(0, 0, 1, count=3),  # only two are leased
+        TaskReport(0, 0, 1, count=99),  # more than there are
         TaskReport(0, 0, 1, count=0),
         TaskReport(0, 0, 1, "broken", count=2),
         TaskReport(0, 0, 1, count=10**9),
@@ -294,6 +306,6 @@ def test_an_impossible_run_is_refused_whole(report: TaskReport) -> None:
     job = with_dataset()
     ask(job, "1", most=2)
     before = job.machine.snapshot()
-    with pytest.raises(Rejection, match=r"leased|one by one|more than"):
+    with pytest.raises(Rejection, match=r"there is no task|one by one|more than"):
         ask(job, "2", done=(TaskReport(0, 0, 1), report))
     assert job.machine.snapshot() == before

@@ -50,11 +50,12 @@ def test_a_scrape_changes_nothing_and_says_the_same_again() -> None:
 def test_jobs_by_phase_and_refusals_of_both_places() -> None:
     samples, measures = Samples(), MasterMeasures()
     measures.rpcs.method("JobService.Get", streaming=False).refused("not_found")
-    facts = MasterFacts("1", "2", "3", True, True, 7, ("running", "running", "failed"))
+    facts = MasterFacts("1", "2", "3", True, True, 7, ("running", "running", "failed", "damaged"))
     facts.gate_refusals["not_found"] += 2
     add_master(samples, facts, measures)
     jobs = dict(samples.by_metric[catalogue.JOBS])
-    assert jobs == {(phase,): {"running": 2, "failed": 1}.get(phase, 0) for phase in PHASES}
+    counted = {"running": 2, "failed": 1, "damaged": 1}
+    assert jobs == {(phase,): counted.get(phase, 0) for phase in (*PHASES, "damaged")}
     assert samples.by_metric[catalogue.REFUSALS] == [(("not_found",), 3)]
     assert samples.by_metric[catalogue.FENCING_TOKEN] == [((), 7)]
 

@@ -8,7 +8,9 @@ import pytest
 from elastane_master.store.connection import checked_store_url, without_password
 from elastane_master.store.errors import BadJobName, BadStoreUrl, StoreFormatUnknown
 from elastane_master.store.format import (
+    EMPTY,
     FORMAT,
+    Place,
     decode_batch,
     decode_snapshot,
     encode_batch,
@@ -58,9 +60,12 @@ def test_a_password_is_never_shown() -> None:
 
 
 def test_formats_round_trip() -> None:
-    assert decode_batch(encode_batch((b"a", b"b"))).records == (b"a", b"b")
-    snapshot = decode_snapshot(encode_snapshot(7, b"state"))
+    stored, chain = encode_snapshot("j", Place(7, 1, 0), EMPTY, b"state")
+    snapshot = decode_snapshot(stored)
     assert (snapshot.sequence, snapshot.state) == (7, b"state")
+    batch = decode_batch(encode_batch("j", Place(9, 1, 2), chain, (b"a", b"b"))[0])
+    assert batch.records == (b"a", b"b")
+    assert batch.link is not None and batch.link.previous == 7 and batch.link.before == chain.checksum
 
 
 @pytest.mark.parametrize(

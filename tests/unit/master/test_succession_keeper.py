@@ -11,6 +11,8 @@ import pytest
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.hosts import JobHosts, LeaseOver
+from elastane_master.store.closed import ClosedJobs, Listed
+from elastane_master.store.connection import JobNames
 from elastane_master.store.lease import LeaseReply, LeaseUnanswered
 from elastane_master.succession import Follower, SuccessionKeeper
 
@@ -130,17 +132,21 @@ async def test_the_lease_is_counted_from_the_question() -> None:
 
 
 async def test_jobs_are_unknown_to_nobody_before_all_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def readable(*_: object) -> None: ...
+    async def listed(self: ClosedJobs, jobs: list[str], state_version: int) -> Listed:
+        return Listed({}, jobs, [])
 
-    monkeypatch.setattr("elastane_master.hosts.check_readable", readable)
+    monkeypatch.setattr(ClosedJobs, "take_over", listed)
 
-    async def jobs() -> list[str]:
-        return [f"j{number}" for number in range(20)]
+    async def jobs() -> JobNames:
+        return JobNames([f"j{number}" for number in range(20)], frozenset())
 
-    hosts = JobHosts(SimpleNamespace(jobs=jobs, redis=None), SimpleNamespace(state_version=1))  # type: ignore[arg-type]
+    async def mark_stored(names: object) -> None: ...
+
+    store = SimpleNamespace(jobs=jobs, mark_stored=mark_stored, redis=None)
+    hosts = JobHosts(store, SimpleNamespace(state_version=1))  # type: ignore[arg-type]
     taken: list[str] = []
 
-    async def take_over(name: str) -> None:
+    async def take_over(name: str, **_: object) -> None:
         await asyncio.sleep(0)
         taken.append(name)
 
@@ -148,7 +154,7 @@ async def test_jobs_are_unknown_to_nobody_before_all_are_restored(monkeypatch: p
 
     def refusals() -> set[str]:
         reasons = set()
-        for ask in (lambda: hosts.get("j0"), hosts.all, lambda: hosts.get_or_only("")):
+        for ask in (lambda: hosts.get("j0"), hosts.all, hosts.names):
             with pytest.raises(Rejection) as refused:
                 ask()
             reasons.add(refused.value.reason)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -409,6 +410,27 @@ def test_names_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match="no name of a checkpoint"):
         write_manifest(str(tmp_path), name, 1, 0, [], 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power cut right after the rename must not find an empty file of that name."""
+    calls: list[str] = []
+    replace, fsync = Path.replace, os.fsync
+
+    def renamed(path: Path, target: Path) -> Path:
+        calls.append(f"rename {Path(target).name}")
+        return replace(path, target)
+
+    def synced(descriptor: int) -> None:
+        calls.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().suffix or 'folder'}")
+        fsync(descriptor)
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    monkeypatch.setattr(os, "fsync", synced)
+    storage.Folder(str(tmp_path)).write("step/shard", [b"x" * 100])
+    assert calls == ["sync .tmp", "rename shard", "sync folder", "sync folder"]
 
 
 def test_the_manifest_is_refused_unless_every_shard_is_there(url: str) -> None:

@@ -59,6 +59,7 @@ Phase = Literal[
     "succeeded",
     "failed",
     "cancelled",
+    "damaged",
 ]
 _OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
 

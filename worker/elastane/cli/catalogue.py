@@ -68,6 +68,16 @@ COMMANDS: Final = {
         "Let a suspended job, or one that waited too long, go on as soon as workers are there.",
     ),
     "cancel": Entry("operate", "Operate", "End a job at once; its checkpoints stay."),
+    "delete": Entry(
+        "operate",
+        "Operate",
+        "Delete a finished job and all that the master keeps of it; its checkpoints stay.",
+    ),
+    "repair": Entry(
+        "operate",
+        "Operate",
+        "Serve a damaged job again, once its keys are back in the store, or without what is lost.",
+    ),
     "price": Entry(
         "cost",
         "Operate",

@@ -23,6 +23,8 @@ from elastane.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.table import Table
 
     from elastane_proto.v1 import job_pb2
@@ -35,6 +37,7 @@ _PHASE_STYLES = {
     "succeeded": "bold green",
     "failed": "bold red",
     "cancelled": "red",
+    "damaged": "bold red",
 }
 
 
@@ -55,6 +58,9 @@ def status(
 
     Examples: elastane status; elastane status train --json
     """
+    from rich.markup import escape
+    from rich.text import Text
+
     from elastane.cli.plain import to_plain
 
     with connect(master, timeout) as client:
@@ -63,6 +69,13 @@ def status(
         print_json(to_plain(found))
         return
     out = console()
+    if found.damages:
+        out.print(f"[bold]{escape(found.name)}[/]  {_phase(found)}: it is held and not served")
+        for line in damage_lines(found.damages):
+            out.print(Text(line), soft_wrap=True)
+        hint = f"put the keys back and say `elastane repair {found.name}`, or go on without: --accept-loss"
+        out.print(Text(hint), soft_wrap=True)
+        return
     out.print(headline(found))
     if found.workers:
         out.print(worker_table(found, time.time()))
@@ -107,6 +120,14 @@ def jobs(
             Text(harmless(job.reason)),
         )
     console().print(table)
+
+
+def damage_lines(damages: Iterable[job_pb2.Damage]) -> list[str]:
+    """What is missing of a job, a line for each hole."""
+    return [
+        f"{damage.key}{f' from number {damage.sequence}' if damage.sequence else ''}: {harmless(damage.lost)}"
+        for damage in damages
+    ]
 
 
 def worker_table(job: job_pb2.Job, now: float) -> Table:

@@ -1,4 +1,5 @@
-"""`elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`: what an operator asks of a job.
+"""What an operator asks of a job: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`,
+`repair` and `delete`.
 
 Each makes one write with a request id made here, so that a call repeated over a broken connection takes
 effect once. The positional argument in front is the job and may be left out; the command sorts that out by
@@ -7,6 +8,7 @@ the number of arguments.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    for function in (scale, drain, checkpoint, suspend, resume, cancel):
+    for function in (scale, drain, checkpoint, suspend, resume, cancel, repair, delete):
         app.command(function.__name__, rich_help_panel="Operate")(function)
 
 
@@ -145,6 +147,69 @@ def cancel(
     with connect(master, timeout) as client:
         changed = client.cancel_job(client.only_job(job))
     _report(changed, as_json, "cancelled")
+
+
+@command
+def repair(
+    job: JobArgument = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on without what is lost; `elastane status` says what.")
+    ] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve a damaged job again, once its keys are back in the store, or without what is lost.
+
+    Examples: elastane repair train; elastane repair train --accept-loss
+    """
+    from elastane.cli.jobs import damage_lines
+    from elastane.cli.plain import to_plain
+
+    with connect(master, timeout) as client:
+        name = client.only_job(job)
+        repaired = client.repair_job(name, accept_loss=accept_loss)
+    if as_json:
+        print_json(to_plain(repaired))
+        return
+    for line in damage_lines(repaired.accepted):
+        typer.echo(f"given up: {line}")
+    if repaired.removed:
+        typer.echo(f"{name}: removed, no state of it was left; its checkpoints stay")
+    else:
+        _report(repaired.job, as_json, "served")
+
+
+@command
+def delete(
+    job: Annotated[str, typer.Argument(help="The job; it has to be named.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Cancel it first, if it is not over.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    master: MasterOption = MASTER_DEFAULT,
+    timeout: TimeoutOption = TIMEOUT_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a finished job and all that the master keeps of it; its checkpoints stay.
+
+    Gone are its settings, progress, history (audit), events, logged values and contexts. A master deletes
+    what is finished by itself after a while: `elastane master --keep-finished`.
+
+    Examples: elastane delete train; elastane delete train --force --yes
+    """
+    if not yes:
+        if not _can_ask():
+            raise typer.BadParameter(f"nobody can be asked whether to delete {job}: say --yes")
+        typer.confirm(f"Delete {job} with its history, events and logged values?", abort=True, err=True)
+    with connect(master, timeout) as client:
+        client.delete_job(job, force=force)
+    if as_json:
+        print_json({"deleted": job})
+    else:
+        typer.echo(f"{job}: deleted; its checkpoints are as they were")
+
+
+def _can_ask() -> bool:
+    return sys.stdin.isatty()
 
 
 def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:

@@ -1,0 +1,77 @@
+"""Whether a store that somebody named can be trusted with jobs at all: asked once, before anything is stored.
+
+A master that starts on a replica could only wait; on a store that may evict keys it would serve until one of
+them is gone. Both are told apart from a store that is away, and from a master that stands by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from elastane_master.store.errors import (
+    StoreError,
+    StoreIsCluster,
+    StoreIsSentinel,
+    StoreMayEvict,
+    StoreReadOnly,
+)
+
+logger = structlog.get_logger(__name__)
+
+_PRIMARY = frozenset({"master", "primary"})
+
+
+async def require_fit(redis: Redis, shown: str) -> None:
+    """Raises StoreIsSentinel, StoreIsCluster, StoreReadOnly or StoreMayEvict. shown: the URL in messages.
+
+    What the user has no right to ask, or an old server does not know, is passed over; the first is logged.
+    """
+    said: dict[str, str] = {}
+    try:
+        said |= _as_texts(await cast("Any", redis).execute_command("HELLO"))
+    except ResponseError as error:
+        logger.warning("the store does not say what it is", store=shown, error=str(error))
+    try:
+        said |= _as_texts(await redis.info("memory"))
+    except ResponseError as error:
+        logger.warning(
+            "the store does not say whether it evicts keys; give the user the right to ask: +info",
+            store=shown,
+            error=str(error),
+        )
+    if (fault := judge(said, shown)) is not None:
+        raise fault
+
+
+def judge(said: Mapping[str, str], shown: str) -> StoreError | None:
+    """What is wrong with a store that says this of itself: fields of HELLO and of INFO memory."""
+    mode, role = said.get("mode", "standalone"), said.get("role", "master")
+    if mode == "sentinel":
+        return StoreIsSentinel(f"{shown} is a Sentinel: it knows where the store is, and is none", url=shown)
+    if mode == "cluster":
+        return StoreIsCluster(f"{shown} is a cluster; a master keeps its jobs on a single server", url=shown)
+    if role not in _PRIMARY:
+        return StoreReadOnly(f"{shown} is a {role}: nothing can be written to it", url=shown, role=role)
+    limit, policy = said.get("maxmemory", "0"), said.get("maxmemory_policy", "noeviction")
+    if limit != "0" and policy != "noeviction":
+        return StoreMayEvict(
+            f"{shown} throws keys away when its {limit} bytes are full (maxmemory-policy {policy})",
+            url=shown,
+            policy=policy,
+        )
+    return None
+
+
+def _as_texts(reply: Any) -> dict[str, str]:
+    """Fields and values, in whichever protocol they came."""
+    pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
+    return {_text(name): _text(value) for name, value in cast("Any", pairs)}
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,250 @@
+"""Whether what was read of a job is all that was written: pure, bytes and lengths in, holes out.
+
+    fence:    number of the last write, end of the chain, numbers of the last commit and event, lengths
+    snapshot: a link of the chain  <--  log: a link for each batch  ...  the last is the one the fence names
+    history, events: as many entries as the fence says, the newest with the number that the fence says
+
+Each link names the one before it and bears a checksum over it, itself and the job's name. So an entry that is
+missing, spoiled, or another job's is found, and the hole is named; nobody has to guess from what is left.
+Masters before format 2 wrote no links: of their stores only what every write had is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from elastane_master.store.errors import Damage, StoreFormatUnknown
+from elastane_master.store.format import EMPTY, Chain, Link, decode_batch, decode_snapshot
+from elastane_master.store.keys import JobKeys
+from elastane_master.store.streams import Ends, Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence's fields. sequence: None: it was never written, or is gone. The others: None: of format 1."""
+
+    sequence: int | None = None
+    chain: Chain | None = None
+    commits: int | None = None
+    event: int | None = None
+    history: int = 0
+    events: int = 0
+
+    @classmethod
+    def of(cls, fields: Mapping[bytes, bytes]) -> Fence:
+        """As it is stored; what is no number counts as missing."""
+
+        def number(name: bytes) -> int | None:
+            value = fields.get(name, b"")
+            return int(value) if value.isdigit() else None
+
+        return cls(
+            number(b"sequence"),
+            parse_chain(fields[b"chain"]) if b"chain" in fields else None,
+            number(b"commits"),
+            number(b"event"),
+            number(b"history") or 0,
+            number(b"events") or 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a master read of a job, newer than its taking over."""
+
+    fence: Fence
+    snapshot: bytes | None
+    log: Sequence[Entry]
+    history: Ends
+    events: Ends
+
+    @property
+    def is_empty(self) -> bool:
+        return self.snapshot is None and not (self.log or self.history.length or self.events.length)
+
+
+@dataclass(slots=True)
+class Whole:
+    """The state as far as it can be followed, and every hole.
+
+    sequence: number that the next write must be beyond. snapshot: None when there is none that can be used.
+    records: after it, up to the first hole. chain: its end with them. commits: numbered commits that the
+    state knows of; None: not known. token: the highest of a master that wrote. foreign: keys that hold
+    another job's.
+    """
+
+    sequence: int = 0
+    snapshot: bytes | None = None
+    records: list[bytes] = field(default_factory=list)
+    chain: Chain = EMPTY
+    commits: int | None = None
+    token: int = 0
+    damages: list[Damage] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+
+def show_chain(chain: Chain) -> str:
+    """As the fence holds it."""
+    return f"{chain.sequence}:{chain.checksum.hex()}"
+
+
+def parse_chain(text: bytes) -> Chain:
+    """Inverse of `show_chain`; what cannot be read is an end that nothing reaches."""
+    number, _, checksum = text.partition(b":")
+    try:
+        return Chain(int(number), bytes.fromhex(checksum.decode()))
+    except ValueError:
+        return Chain(0, b"unreadable")
+
+
+def examine(job: str, found: Found) -> Whole:
+    """Follows the chain, and compares what there is with what the fence says."""
+    keys, fence = JobKeys.of(job), found.fence
+    whole = Whole(sequence=fence.sequence or 0)
+    if fence.sequence is None:
+        if found.is_empty:
+            return whole
+        whole.damages.append(
+            Damage(keys.fence, 0, "it is gone: which write, commit and event was the last is not known")
+        )
+    if _examine_snapshot(job, keys, found, whole):
+        _examine_log(job, keys, found, whole)
+    if fence.commits is not None:
+        _examine_stream(
+            keys.history, "commit", found.history, keys.commits_in, fence.commits, fence.history, whole
+        )
+    if fence.event is not None:
+        _examine_stream(keys.events, "event", found.events, keys.event_in, fence.event, fence.events, whole)
+    return whole
+
+
+def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bool:
+    """Whether the log can be followed from it."""
+    chained = found.fence.chain
+    last = found.fence.sequence or 0
+    if found.snapshot is None:
+        if found.log or (last and (chained is None or chained.sequence)):
+            lost = f"it is gone, and with it the job's state up to write {last or 'unknown'}"
+            whole.damages.append(Damage(keys.snapshot, 1, lost))
+        return False
+    try:
+        snapshot = decode_snapshot(found.snapshot)
+    except StoreFormatUnknown as error:
+        whole.damages.append(
+            Damage(keys.snapshot, 1, f"it cannot be read, the job's state is in it: {error}")
+        )
+        return False
+    link = snapshot.link
+    if link is None:
+        if chained is not None and chained.checksum:
+            lost = (
+                f"it is of write {snapshot.sequence}, by an older master; write {chained.sequence} is missing"
+            )
+            whole.damages.append(Damage(keys.snapshot, snapshot.sequence + 1, lost))
+        whole.chain = Chain(snapshot.sequence)
+    elif not link.fits(job, snapshot.state) or link.sequence != snapshot.sequence:
+        lost = "its bytes are spoiled, or another job's: the job's state is lost"
+        whole.damages.append(Damage(keys.snapshot, 1, lost))
+        return False
+    else:
+        whole.chain, whole.commits, whole.token = link.chain, link.commits, link.token
+    whole.snapshot = snapshot.state
+    if found.fence.sequence is not None and snapshot.sequence > last:
+        lost = (
+            f"it ends at write {last}, the snapshot is of {snapshot.sequence}: it is older, or another job's"
+        )
+        whole.damages.append(Damage(keys.fence, last + 1, lost))
+    whole.sequence = max(whole.sequence, snapshot.sequence)
+    return True
+
+
+def _examine_log(job: str, keys: JobKeys, found: Found, whole: Whole) -> None:
+    fence = found.fence
+    hole: Damage | None = None
+    log = [entry for entry in found.log if entry.number > whole.chain.sequence]
+    for entry in log:
+        whole.sequence = max(whole.sequence, entry.number)
+        if hole is None:
+            hole = _follow(job, keys, entry, whole)
+    end = fence.sequence if fence.chain is None else fence.chain.sequence
+    if hole is None and end is not None:
+        last = log[-1].number if log else whole.chain.sequence
+        if fence.chain is not None and last < end:
+            hole = Damage(keys.log, last + 1, f"writes {last + 1} to {end} are gone")
+        elif last > end and log:
+            lost = (
+                f"it ends at write {end}, the log at write {last}: it is older than the log, or another job's"
+            )
+            hole = Damage(keys.fence, end + 1, lost)
+        elif fence.chain is not None and end and fence.chain != whole.chain:
+            hole = Damage(
+                keys.fence, end, f"its checksum is not that of write {end}: it is another job's, or spoiled"
+            )
+    if hole is not None:
+        whole.damages.append(hole)
+
+
+def _follow(job: str, keys: JobKeys, entry: Entry, whole: Whole) -> Damage | None:
+    """Takes the entry's records, or says what is missing before or in it."""
+    try:
+        batch = decode_batch(entry.payload)
+        link = batch.link
+        if link is not None and (link.sequence != entry.number or not link.fits(job, _body(batch.body))):
+            raise StoreFormatUnknown("its bytes are spoiled, or another job's")
+        records = batch.records
+    except StoreFormatUnknown as error:
+        return Damage(keys.log, entry.number, f"write {entry.number} and those after it: {error}")
+    if link is None:
+        whole.chain = Chain(entry.number, whole.chain.checksum)
+    elif Chain(link.previous, link.before) != whole.chain:
+        return _missing_before(keys, link, whole.chain)
+    else:
+        whole.chain, whole.commits, whole.token = link.chain, link.commits, max(whole.token, link.token)
+    whole.records.extend(records)
+    return None
+
+
+def _missing_before(keys: JobKeys, link: Link, chain: Chain) -> Damage:
+    first = chain.sequence + 1
+    if link.previous > chain.sequence:
+        lost = f"writes {first} to {link.previous} are gone, those after them cannot be used without them"
+        return Damage(keys.log, first, lost)
+    lost = f"write {link.sequence} follows other writes than those that are stored"
+    return Damage(keys.log, link.sequence, lost)
+
+
+def _body(body: tuple[bytes, ...] | bytes) -> bytes:
+    """Of a batch with a link; one that has a link but is not in one piece fits none."""
+    return body if isinstance(body, bytes) else b""
+
+
+def _examine_stream(
+    key: str,
+    what: str,
+    found: Ends,
+    number_in: Callable[[str], int | None],
+    last: int,
+    length: int,
+    whole: Whole,
+) -> None:
+    """Holes of the history or of the events. last, length: as the fence says."""
+    newest = number_in(found.newest)
+    if found.length == 0 and length > 0:
+        damage = Damage(key, 1, f"it is gone, and with it {length} {what}s")
+    elif newest is None:
+        whole.foreign.append(key)
+        damage = Damage(key, 1, f"it is another job's, and {length} {what}s of this one are gone")
+    elif newest < last:
+        damage = Damage(key, newest + 1, f"{what}s {newest + 1} to {last} are gone")
+    elif newest > last:
+        damage = Damage(
+            key,
+            last + 1,
+            f"it has {what}s up to {newest}, the fence says {last}: they do not belong together",
+        )
+    elif found.length < length:
+        damage = Damage(key, 0, f"{length - found.length} of {length} {what}s are gone, before the newest")
+    else:
+        return
+    whole.damages.append(damage)

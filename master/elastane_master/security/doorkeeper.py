@@ -30,8 +30,8 @@ IDLE_LOOK_SECONDS = 0.25
 LOOK_SECONDS = 0.02
 """Between two looks, while a stranger is there: what arrives meanwhile is what they can take beyond the limits."""
 
-LOOKING_SHARE_MAX = 0.05
-"""Of the loop's time: with ten thousand connections it is looked less often."""
+IDLE_SHARE_MAX, SHARE_MAX = 0.02, 0.2
+"""What looking may take of the loop's time: with ten thousand connections it is looked less often."""
 
 _BYTES_RECEIVED = struct.Struct("=128xQ")
 """Where the kernel's tcp_info has them."""
@@ -74,14 +74,14 @@ class Doorkeeper:
             ):
                 self._end(place)
             self._members.clear()  # each says so again with its next call
-            now = loop.time()
+            now, any_there = loop.time(), self._strangers.any
             if self.ended > logged and now - logged_at > LOGGED_SECONDS:
                 logger.warning("connections of strangers were ended", number=self.ended - logged)
                 logged_at, logged = now, self.ended
-            await asyncio.sleep(max(LOOK_SECONDS, (now - began) / LOOKING_SHARE_MAX))
-            if not self._strangers.any:
+            await asyncio.sleep(max(LOOK_SECONDS, (now - began) / SHARE_MAX))
+            if not any_there:
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_LOOK_SECONDS):
+                    async with asyncio.timeout(max(IDLE_LOOK_SECONDS, (now - began) / IDLE_SHARE_MAX)):
                         await self._look.wait()
 
     def _end(self, place: Place) -> bool:
@@ -125,12 +125,17 @@ class PortSockets:
 
     def received(self, place: Place) -> int:
         """How many bytes the kernel has had from there; 0 where the connection is gone."""
-        with suppress(OSError), _duplicate(self._descriptors[place]) as connection:
-            if _place(connection.getpeername()) == place:
-                told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-                if len(told) == _BYTES_RECEIVED.size:  # a kernel before 4.1 says less
-                    return int(_BYTES_RECEIVED.unpack(told)[0])
-        return 0
+        # Not by a duplicate: that would take most of a look. At worst the number is another socket's by now, and
+        # `shut` looks again whose it is.
+        connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptors[place])
+        try:
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+        except OSError:
+            return 0
+        finally:
+            connection.detach()
+        # A kernel before 4.1 says less.
+        return int(_BYTES_RECEIVED.unpack(told)[0]) if len(told) == _BYTES_RECEIVED.size else 0
 
     def shut(self, place: Place) -> bool:
         """Ends the connection of `place`; whether there was one."""

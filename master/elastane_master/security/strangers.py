@@ -28,11 +28,11 @@ class StrangerLimits:
     """What strangers may take up; every number is a maximum."""
 
     seconds: float = 20.0
-    calls_max: int = 16
+    calls_max: int = 8
     bytes_max: int = 256 * 1024
     bytes_in_all_max: int = 16 * 1024 * 1024
-    per_address_max: int = 256
-    strangers_max: int = 1024
+    per_address_max: int = 64
+    strangers_max: int = 256
 
 
 @dataclass(slots=True)
@@ -96,7 +96,8 @@ class Strangers:
         ]
         strangers.sort(key=lambda stranger: stranger[:2])
         of_address: Counter[str] = Counter()
-        ended, stay = [], []
+        ended: list[Place] = []
+        stay: list[tuple[int, Place]] = []
         for _, _, size, place, one in strangers:
             if (
                 now - one.since > limits.seconds

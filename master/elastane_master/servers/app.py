@@ -346,6 +346,10 @@ class Master(Follower):
                 ("grpc.so_reuseport", 0),
                 *_COMPRESSION_REFUSED,
                 ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
+                # Of a flood of calls that are taken back at once, gRPC takes the fewer at a time.
+                ("grpc.http.overload_protection", 1),
+                ("grpc.http2.max_deallocating_streams", 50),
+                ("grpc.http2.max_requests_per_read", 4),
                 # How much of a call comes before it is read; grows for those that are.
                 ("grpc.http2.lookahead_bytes", 65_535),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.

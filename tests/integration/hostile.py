@@ -3,11 +3,11 @@
     python -m integration.hostile [--connections 1000] [--seconds 10] [--addresses 16] [--only gzip] [--json]
                                                                                         (make hostile)
 
-A master with tokens, in a process of its own, on loopback. Attackers without a token keep so many connections at it,
-each opened again as soon as it is ended; they speak HTTP/2 by hand, since no client of gRPC's would do what they do.
-Meanwhile an honest caller asks for a job again and again, on a connection it had before and on new ones. Reported are
-the most memory the master had beyond that at rest, and the honest calls' times. Exits with 1 where an honest call
-failed or the memory grew by more than `MEBIBYTES_MAX`.
+A master with tokens, in a process of its own, on loopback. Attackers without a token keep so many
+connections at it, each opened again as soon as it is ended; they speak HTTP/2 by hand, since no client of
+gRPC's would do what they do. Meanwhile an honest caller asks for a job again and again, on a connection it
+had before and on new ones. Reported are the most memory the master had beyond that at rest, and the honest
+calls' times. Exits with 1 where an honest call failed or the memory grew by more than `MEBIBYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ async def metadata(one: Stranger) -> None:
 async def bodies(one: Stranger) -> None:
     """A request to the open health check of which 2 GiB are announced, and as much sent as is taken."""
     await one.send(
-        frame(HEADERS, END_HEADERS, 1, request(CHECK)), frame(DATA, 0, 1, b"\x00" + struct.pack(">I", 2**31 - 1))
+        frame(HEADERS, END_HEADERS, 1, request(CHECK)),
+        frame(DATA, 0, 1, b"\x00" + struct.pack(">I", 2**31 - 1)),
     )
     windows = {0: 65535, 1: 65535}
     zeros = frame(DATA, 0, 1, bytes(16000))
@@ -387,9 +388,7 @@ def main() -> int:
     bad = False
     for kind in [options.only] if options.only else ATTACKS:
         with tempfile.TemporaryDirectory() as folder, guarded(Path(folder)) as master:
-            outcome = measure(
-                kind, master, "mine", options.connections, options.seconds, options.addresses
-            )
+            outcome = measure(kind, master, "mine", options.connections, options.seconds, options.addresses)
         bad |= bool(outcome.failures) or outcome.most_mebibytes > MEBIBYTES_MAX
         if options.json:
             print(json.dumps(asdict(outcome)), flush=True)

@@ -1,10 +1,10 @@
 """Ends connections of strangers that stand too long, send or ask too much, or are too many (see `strangers`).
 
-gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers (its
-limit is one of each frame), nor has it a way to end one. This
-process owns the sockets all the same: the doorkeeper looks through its descriptors for those of the port, and shuts
-one down by a duplicate of the descriptor, after having made sure that it still is the same socket. gRPC then
-finds its connection ended, as if the caller had left.
+gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers
+(its limit is one of each frame), nor has it a way to end one. This process owns the sockets all the same:
+the doorkeeper looks through its descriptors for those of the port, and shuts one down by a duplicate of the
+descriptor, after having made sure that it still is the same socket. gRPC then finds its connection ended,
+as if the caller had left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = structlog.get_logger(__name__)
 _DESCRIPTORS = "/proc/self/fd"
 IDLE_LOOK_SECONDS = 0.25
 LOOK_SECONDS = 0.02
-"""Between two looks, while a stranger is there: what arrives meanwhile is what they can take beyond the limits."""
+"""Between two looks, while a stranger is there: what arrives meanwhile is what they can take beyond limits."""
 
 IDLE_SHARE_MAX, SHARE_MAX = 0.02, 0.2
 """What looking may take of the loop's time: with ten thousand connections it is looked less often."""
@@ -69,9 +69,7 @@ class Doorkeeper:
             began = loop.time()
             self._look.clear()
             self._sockets.find(port)
-            for place in self._strangers.standing(
-                self._sockets.identities(), self._sockets.received, began
-            ):
+            for place in self._strangers.standing(self._sockets.identities(), self._sockets.received, began):
                 self._end(place)
             self._members.clear()  # each says so again with its next call
             now, any_there = loop.time(), self._strangers.any
@@ -104,7 +102,7 @@ class PortSockets:
         """Looks what there is now."""
         known, self._known = self._known, {}
         self._descriptors = {}
-        for name in os.listdir(_DESCRIPTORS):
+        for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 (thousands, fifty times a second)
             descriptor = int(name)
             try:
                 found = os.fstat(descriptor)
@@ -125,8 +123,8 @@ class PortSockets:
 
     def received(self, place: Place) -> int:
         """How many bytes the kernel has had from there; 0 where the connection is gone."""
-        # Not by a duplicate: that would take most of a look. At worst the number is another socket's by now, and
-        # `shut` looks again whose it is.
+        # Not by a duplicate: that would take most of a look. At worst the number is another socket's by
+        # now, and `shut` looks again whose it is.
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=self._descriptors[place])
         try:
             told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)

@@ -2,10 +2,10 @@
 
     token -> role -> request counted -> (request parsed) job -> what else it takes -> the servicer
 
-An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those not
-written yet pass it too. The request of a caller who is not let in is never read, so that nobody makes the master
-keep or inflate one without a token; what else strangers may take up is the doorkeeper's to bound.
-A stream names its job in its first message, which the gate reads and hands on.
+An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those
+not written yet pass it too. The request of a caller who is not let in is never read, so that nobody makes
+the master keep or inflate one without a token; what else strangers may take up is the doorkeeper's to
+bound. A stream names its job in its first message, which the gate reads and hands on.
 
 When the file of tokens changes, calls that the new table does not allow are ended where they stand.
 """

@@ -1,11 +1,12 @@
 """Which connections of strangers are ended. Pure: places, times, bytes and calls in, the places to end out.
 
-A stranger is a connection on which no call with a known token has come yet. It is let in with the first one; until
-then it may stand for `seconds`, send `bytes_max`, ask `calls_max` times, and be one of `per_address_max` of its
-address and `strangers_max` of all, who together may send `bytes_in_all_max`. Of too many, those go first that
-were refused something already, then whom the dice choose: not the oldest, who are next to be heard where thousands of
-workers come at once, nor the newest, since then whoever stands there first keeps everybody else out. Of those who
-send too much together, those go who sent the most: whoever has a token needs few bytes to show it.
+A stranger is a connection on which no call with a known token has come yet. It is let in with the first
+one; until then it may stand for `seconds`, send `bytes_max`, ask `calls_max` times, and be one of
+`per_address_max` of its address and `strangers_max` of all, who together may send `bytes_in_all_max`. Of
+too many, those go first that were refused something already, then whom the dice choose: not the oldest, who
+are next to be heard where thousands of workers come at once, nor the newest, since then whoever stands
+there first keeps everybody else out. Of those who send too much together, those go who sent the most:
+whoever has a token needs few bytes to show it.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class Strangers:
 
         present: what identifies each, by its place; received: how many bytes one has sent since it was made.
         """
-        self._connections = {
-            place: self._known(place, identity, now) for place, identity in present.items()
-        }
+        self._connections = {place: self._known(place, identity, now) for place, identity in present.items()}
         return self._too_many(received, now)
 
     def _known(self, place: Place, identity: int, now: float) -> _Connection:

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 _COMPRESSION_REFUSED = (
-    # A message of 65 kB may be 64 MiB once inflated. Nobody here sends such: only "identity" is known, and what
-    # says otherwise is refused by its headers, or comes as the bytes it is.
+    # A message of 65 kB may be 64 MiB once inflated. Nobody here sends such: only "identity" is known, and
+    # what says otherwise is refused by its headers, or comes as the bytes it is.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.enable_per_message_decompression", 0),
 )

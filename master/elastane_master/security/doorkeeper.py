@@ -28,7 +28,7 @@ logger = structlog.get_logger(__name__)
 _DESCRIPTORS = "/proc/self/fd"
 IDLE_LOOK_SECONDS = 0.25
 LOOK_SECONDS = 0.02
-"""Between two looks, while a stranger is there: what arrives meanwhile is what they can take beyond limits."""
+"""Between two looks, while a stranger is there: what arrives meanwhile is what they take beyond limits."""
 
 IDLE_SHARE_MAX, SHARE_MAX = 0.02, 0.2
 """What looking may take of the loop's time: with ten thousand connections it is looked less often."""

@@ -78,7 +78,7 @@ class RendezvousError(RuntimeError):
     """The store is gone, does not know the secret, or has ended the connection."""
 
 
-class RendezvousLate(torch.distributed.DistStoreError):  # type: ignore[misc]
+class RendezvousLate(torch.distributed.DistStoreError):
     """What was waited for did not come in time."""
 
 

@@ -97,12 +97,12 @@ class Stranger:
                 pass
 
 
-async def bombs(one: Stranger) -> None:
+async def bombs(one: Stranger, **headers: str) -> None:
     """Requests of 60 kB that are 60 MB once inflated."""
     message = b"\x01" + struct.pack(">I", len(BOMB)) + BOMB
     parts = [message[at : at + 16000] for at in range(0, len(message), 16000)]
     await one.send(
-        frame(HEADERS, END_HEADERS, 1, request(LIST, grpc_encoding="gzip")),
+        frame(HEADERS, END_HEADERS, 1, request(LIST, grpc_encoding="gzip", **headers)),
         *(frame(DATA, END_STREAM * (part is parts[-1]), 1, part) for part in parts),
     )
     await one.swallow()

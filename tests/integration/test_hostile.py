@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
-from integration.hostile import END_HEADERS, PREFACE, SETTINGS, Stranger, frame, request
+from integration.hostile import PREFACE, SETTINGS, Stranger, frame
 from integration.security_support import entry, token_of
 from integration.test_master_security import guarded_master
 
@@ -27,7 +27,10 @@ BOMBS = 8
 @pytest.fixture
 async def master(tmp_path: Path) -> AsyncIterator[Master]:
     tokens = entry("all", ["operator", "worker"], ["mine*"])
-    async with guarded_master(tmp_path, tokens) as master, grpc.aio.insecure_channel(master.address) as channel:
+    async with (
+        guarded_master(tmp_path, tokens) as master,
+        grpc.aio.insecure_channel(master.address) as channel,
+    ):
         await job_pb2_grpc.JobServiceStub(channel).Create(
             job_pb2.JobServiceCreateRequest(name="mine", settings=job_pb2.JobSettings(ests=1)), metadata=TOKEN
         )
@@ -107,12 +110,12 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
             while sum(task.done() for task in ending) < 36:
                 await asyncio.sleep(0.02)
         # The first call of a connection, whose request is more than a stranger may send.
-        async with grpc.aio.insecure_channel(master.address, options=[("grpc.use_local_subchannel_pool", 1)]) as new:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(master.address, options=own) as new:
             large = shard_pb2.CreateDatasetRequest(job="mine", dataset="d")
             large.settings.task_size = 1
-            large.settings.entries.entries.extend(["x" * 100] * 30_000)
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                await shard_pb2_grpc.ShardServiceStub(new).CreateDataset(large, metadata=TOKEN)
+            large.settings.list.entries.extend([2**62] * 300_000)
+            await shard_pb2_grpc.ShardServiceStub(new).CreateDataset(large, metadata=TOKEN)
         await jobs.Scale(
             job_pb2.JobServiceScaleRequest(name="mine", workers_min=1, workers_max=1), metadata=TOKEN
         )
@@ -127,5 +130,6 @@ async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> 
     """Nobody's request is read without a token, so it is the master's health that is told."""
     async with grpc.aio.insecure_channel(master.address) as channel:
         for name in ("", "elastane.v1.JobService", "x" * 100_000):
-            answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=name))
+            asked = health_pb2.HealthCheckRequest(service=name)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(asked)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING

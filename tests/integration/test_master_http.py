@@ -344,7 +344,10 @@ async def test_a_connection_beyond_the_limit_takes_the_place_of_the_one_that_sto
 
 
 async def test_probes_answer_under_idle_connections_and_live_pages(tmp_path: Path) -> None:
-    async with serving_master(tmp_path, http="127.0.0.1:0") as (master, _), contextlib.AsyncExitStack() as held:
+    async with (
+        serving_master(tmp_path, http="127.0.0.1:0") as (master, _),
+        contextlib.AsyncExitStack() as held,
+    ):
         host, _, port = master._http.address.rpartition(":")
 
         async def hold(sent: bytes) -> asyncio.StreamReader:

@@ -92,7 +92,7 @@ def test_what_strangers_send_ends_their_connection_and_nothing_else(
         struct.pack(">I", 0),
         bytes([1, 2, 3]) * 1000,  # as torch's TCPStore is asked
         framed + struct.pack(">I", 32) + bytes(32),
-        struct.pack(">I", 60) + b"elastane rendezvous 1\n" + bytes(32) + b"\xff" * 6 + struct.pack(">I", 32) + bytes(32),
+        struct.pack(">I", 60) + greeting[:-1] + b"\xff" * 6 + struct.pack(">I", 32) + bytes(32),
     ]
     inside = member(store)
     for sent in rubbish:
@@ -133,7 +133,7 @@ def test_a_ring_meets_by_its_secret_listens_at_its_own_address_alone_and_a_stran
     rings = in_threads(3, lambda rank: _form(store, rank, 3, group_secret(KEY, group_of(7))))
     opened = _listening() - before
     assert opened
-    assert all(address == "0100007F" for address, _ in opened), opened  # gloo's too: 127.0.0.1, as the store's
+    assert all(address == "0100007F" for address, _ in opened), opened  # gloo's: 127.0.0.1, as the store's
     for _, port in opened:
         with socket.create_connection(("127.0.0.1", port), WAIT_SECONDS) as stranger:
             stranger.sendall(bytes(4096))

@@ -5,8 +5,9 @@ a connection without a request that is being served is ended after `idle_seconds
 meanwhile: sends its headers byte by byte, keeps itself alive, or leaves its answer unread. A request that is
 served for long (server-sent events) is its handler's to watch.
 
-Where there are too many, a new connection takes the place of the one that has stood longest without a request, so
-that whoever merely stands there does not keep a probe out. Only where all are being served is it refused.
+Where there are too many, a new connection takes the place of the one that has stood longest without a
+request, so that whoever merely stands there does not keep a probe out. Only where all are being served is
+it refused.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ logger = structlog.get_logger(__name__)
 
 _DESCRIPTORS = "/proc/self/fd"
 IDLE_LOOK_SECONDS = 0.25
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.01
 """Between two looks, while a stranger is there: what arrives meanwhile is what they take beyond limits."""
 
 IDLE_SHARE_MAX, SHARE_MAX = 0.02, 0.2
@@ -102,7 +102,7 @@ class PortSockets:
         """Looks what there is now."""
         known, self._known = self._known, {}
         self._descriptors = {}
-        for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 (thousands, fifty times a second)
+        for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 (thousands, a hundred times a second)
             descriptor = int(name)
             try:
                 found = os.fstat(descriptor)

@@ -350,8 +350,10 @@ class Master(Follower):
                 ("grpc.http.overload_protection", 1),
                 ("grpc.http2.max_deallocating_streams", 50),
                 ("grpc.http2.max_requests_per_read", 4),
-                # How much of a call comes before it is read; grows for those that are.
+                # How much of a call comes before it is read. By its own measurements gRPC would raise that to
+                # megabytes, for calls that nobody reads, too.
                 ("grpc.http2.lookahead_bytes", 65_535),
+                ("grpc.http2.bdp_probe", 0),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),

@@ -69,7 +69,7 @@ def test_no_more_of_one_address_and_of_all_and_those_refused_before_go_first() -
 
 def test_of_those_who_send_too_much_together_the_largest_go() -> None:
     sizes = dict(zip([("a", 1), ("b", 1), ("c", 1), ("d", 1), ("e", 1)], (90, 80, 70, 60, 20), strict=True))
-    assert strangers().standing({place: 1 for place in sizes}, sizes.__getitem__, 0.0) == [("a", 1)]
+    assert strangers().standing(dict.fromkeys(sizes, 1), sizes.__getitem__, 0.0) == [("a", 1)]
 
 
 @pytest.mark.parametrize(

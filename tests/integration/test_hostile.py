@@ -1,4 +1,4 @@
-"""Strangers at a master's port, scaled down (`python -m integration.hostile` is the whole): what the master does."""
+"""Strangers at a master's port, scaled down: what the master does. In full: `make hostile`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ async def stranger(master: Master) -> Stranger:
 
 async def ended(one: Stranger) -> None:
     """Waits until the master has ended the connection."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        with contextlib.suppress(OSError, EOFError):
+    with contextlib.suppress(OSError, EOFError):
+        async with asyncio.timeout(WAIT_SECONDS):
             async for _ in one.frames():
                 pass
     one.writer.transport.abort()
@@ -90,11 +90,13 @@ async def test_bombs_are_not_inflated(tmp_path: Path) -> None:
         for bomber in bombers:
             bomber.cancel()
         assert memory.mebibytes("VmHWM") - rest < BOMBS * 60 / 4
-        with grpc.insecure_channel(master.address, compression=grpc.Compression.Gzip) as channel:
-            with pytest.raises(grpc.RpcError) as refused:
-                job_pb2_grpc.JobServiceStub(channel).Get(
-                    job_pb2.JobServiceGetRequest(name="mine"), metadata=metadata
-                )
+        with (
+            grpc.insecure_channel(master.address, compression=grpc.Compression.Gzip) as channel,
+            pytest.raises(grpc.RpcError) as refused,
+        ):
+            job_pb2_grpc.JobServiceStub(channel).Get(
+                job_pb2.JobServiceGetRequest(name="mine"), metadata=metadata
+            )
         assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
 
 

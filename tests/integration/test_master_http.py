@@ -352,7 +352,7 @@ async def test_probes_answer_under_idle_connections_and_live_pages(tmp_path: Pat
 
         async def hold(sent: bytes) -> asyncio.StreamReader:
             reader, writer = await asyncio.open_connection(host, int(port))
-            held.callback(writer.transport.abort)
+            held.callback(writer.close)  # which keeps the writer: one that is forgotten closes itself
             writer.write(sent)
             return reader
 

@@ -1,4 +1,4 @@
-"""Where members meet, and who comes from outside: without the generation's secret nothing is read or changed."""
+"""Where members meet, and who comes from outside: without the secret nothing is read or changed."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _listening() -> set[tuple[str, int]]:
     own = set()
     for link in Path("/proc/self/fd").iterdir():
         try:
-            own.add(os.readlink(link))
+            own.add(str(link.readlink()))
         except FileNotFoundError:
             continue
     found = set()

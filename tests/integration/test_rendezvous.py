@@ -84,6 +84,7 @@ def test_what_strangers_send_ends_their_connection_and_nothing_else(
     store: RendezvousStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(rendezvous, "STRANGER_SECONDS", 600.0)
     greeting = b"elastane rendezvous 1\n" + bytes(32) + b"7"
     framed = struct.pack(">I", len(greeting)) + greeting
     rubbish = [

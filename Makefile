@@ -10,6 +10,7 @@
 # make fuzz    every rpc with messages nobody sends; make fuzz-stored: the store's decoder with spoiled bytes
 # make chaos   about ten minutes of real faults of all kinds on one job after the other; root can strike with more
 # make soak    an hour of a busy master in a few minutes: memory and file descriptors must stay flat
+# make hostile    a thousand hostile connections at a master's port, attack after attack: its memory, honest callers' times
 # make bench   every benchmark beside its peer, under 25 minutes, into docs/benchmarks.md; ONLY=a,b some; FULL=1 long
 # make bench-check   the same again: fails where a ratio is worse than the kept one by more than noise
 # make audit-deps    the locked files have their hashes, and no weakness that PyPI knows of (needs its JSON API)
@@ -37,7 +38,7 @@ RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
 .PHONY: demo test gallery test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
-    fuzz-stored soak check format proto proto-check docs docs-pages bench bench-check lock \
+    fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
 demo: $(VENV)/.installed
@@ -99,6 +100,9 @@ fuzz-stored: $(VENV)/.installed
 
 soak: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m integration.soak --minutes $(SOAK_MINUTES)
+
+hostile: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m integration.hostile
 
 check: $(VENV)/.installed proto-check
 	$(BIN)/ruff format --check .

@@ -22,7 +22,8 @@ from harness import Plot, Report, Row, Series, run_benchmark
 
 from elastane.collective.allreduce import CanonicalAllreduce, way_for
 from elastane.collective.order import Ranges
-from elastane.collective.transport import RendezvousStore, RingTransport
+from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.transport import RingTransport
 
 SMALL, LARGE = [1_000, 30_000, 250_000], [1_000_000, 25_000_000]
 HOSTS, PER_HOST = [2, 3, 4], [1, 2, 4]

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from elastane.collective.transport import RendezvousStore, RingTransport, warm_up
+from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.transport import RingTransport, warm_up
 from elastane.state.codec import encode
 from elastane.state.handover import receive_state, send_state
 

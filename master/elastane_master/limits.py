@@ -26,6 +26,9 @@ class Limits(BaseSettings):
     answer_bytes_max: int = Field(
         default=256 * MEBIBYTE, ge=2**16, description="size of a message from the master"
     )
+    streams_per_connection_max: int = Field(
+        default=128, ge=1, description="calls under way on one connection"
+    )
     jobs_max: int = Field(default=1000, ge=1, description="jobs that are not over")
     ests_per_job_max: int = Field(default=4096, ge=1, description="logical workers of a job")
     datasets_per_job_max: int = Field(default=1000, ge=1, description="dynamic datasets of a job")

@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from elastane.collective.order import Ranges
 from elastane.collective.reducer import Reducer
-from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
+from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.transport import RingAborted, RingTransport
 
 STEPS = 6
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastane.collective.transport import RendezvousStore, RingTransport
+from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.transport import RingTransport
 
 WAIT_SECONDS = 60
 

@@ -19,8 +19,9 @@ from torch._C._distributed_c10d import TCPStore
 from elastane.collective.additions import BLOCK_ELEMENTS
 from elastane.collective.allreduce import CanonicalAllreduce, canonical_allreduce, way_for
 from elastane.collective.order import SEGMENT_BYTES_MAX
+from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.shared_memory import own_arena
-from elastane.collective.transport import RendezvousStore, RingAborted
+from elastane.collective.transport import RingAborted
 from elastane.collective.ways import PIECE_BYTES, Ring, Scatter
 from integration.multi_group_run import DTYPES, bits, member, vectors
 from integration.ring_threads import GlooOracle, form_ring, in_threads

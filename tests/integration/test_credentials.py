@@ -15,7 +15,7 @@ import pytest
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient, RequestRefusedError
-from elastane.collective.transport import RendezvousStore
+from elastane.collective.rendezvous import RendezvousStore
 from elastane.credentials import on_loopback, open_channel, worker_environment
 from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
 from elastane.runtime.session import MasterSession

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
+from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.transport import (
     HANDOVER_TAG,
-    RendezvousStore,
     RingAborted,
     RingBroken,
     RingTransport,

@@ -330,19 +330,47 @@ async def ended(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
-async def test_connections_beyond_the_limit_are_ended_and_room_is_given_back(tmp_path: Path) -> None:
+async def test_a_connection_beyond_the_limit_takes_the_place_of_the_one_that_stood_idle_longest() -> None:
     async with small_port(4, 30.0) as (served, host, port):
         held = [await asyncio.open_connection(host, port) for _ in range(4)]
-        reader, writer = await asyncio.open_connection(host, port)
-        assert await ended(reader) == b""
-        writer.close()
-        assert served.measures.http.refused == 1
-        for _, one in held:
-            one.close()
-        async with asyncio.timeout(20):
-            while served.measures.http.connections:
-                await asyncio.sleep(0.01)
         assert (await get(f"{host}:{port}", "/healthz"))[0] == 200
+        assert await ended(held[0][0]) == b""
+        assert served.measures.http.refused == 1
+        for reader, writer in held[1:]:  # the others were left alone
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        for _, writer in held:
+            writer.close()
+
+
+async def test_probes_answer_under_idle_connections_and_live_pages(tmp_path: Path) -> None:
+    async with (
+        serving_master(tmp_path, http="127.0.0.1:0") as (master, _),
+        contextlib.AsyncExitStack() as held,
+    ):
+        host, _, port = master._http.address.rpartition(":")
+
+        async def hold(sent: bytes) -> asyncio.StreamReader:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            held.callback(writer.close)  # which keeps the writer: one that is forgotten closes itself
+            writer.write(sent)
+            return reader
+
+        live = []
+        for _ in range(200):
+            reader = await hold(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+            if (await reader.readline()).startswith(b"HTTP/1.1 200"):
+                live.append(reader)
+        assert len(live) == master.settings.http_connections_max // 2
+        for _ in range(200):
+            await hold(b"")
+        for _ in range(3):
+            for path in ("/healthz", "/readyz"):
+                assert (await get(f"{host}:{port}", path))[0] == 200
+        # The live pages that were let in go on; idle connections do not take their place.
+        for reader in live:
+            assert b"event: parts" in await asyncio.wait_for(reader.readuntil(b"event: parts"), 20)
+        assert master.measures.http.connections <= master.settings.http_connections_max
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from torch._C._distributed_c10d import TCPStore
 
 from elastane.collective import shared_members, shared_memory
 from elastane.collective.allreduce import CanonicalAllreduce
+from elastane.collective.rendezvous import RendezvousStore
 from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.collective.shared_spread import SharedSpread
 from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import (
-    RendezvousStore,
     RingAborted,
     RingBroken,
     RingTransport,

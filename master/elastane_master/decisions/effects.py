@@ -82,6 +82,7 @@ class Go(Message, frozen=True, tag=True):
     interval: IntervalDecided | None = None
     history_generation: int = 0
     check: CheckOrder | None = None
+    rendezvous_key: bytes = b""  # of the first member's store
 
 
 class ManifestEntry(msgspec.Struct, frozen=True):

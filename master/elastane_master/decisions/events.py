@@ -135,6 +135,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     holds_state: bool = False
     capacity: Capacity = "spot"
     history_generation: int = 0
+    rendezvous_key: bytes = b""  # of its store, for which the master makes the generations' secrets
 
 
 class StreamLost(Event, frozen=True, tag=True):

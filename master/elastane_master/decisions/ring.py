@@ -402,7 +402,14 @@ def go_message(state: JobState, member: Member) -> Go:
         _interval(state),
         state.history_generation,
         sentinel.order_for(state, member, ring.resume_step),
+        _rendezvous_key(state),
     )
+
+
+def _rendezvous_key(state: JobState) -> bytes:
+    """Of the store at which the members meet: the first one's."""
+    host = state.workers.get(state.ring.members[0].worker)
+    return host.rendezvous_key if host is not None else b""
 
 
 def _interval(state: JobState) -> IntervalDecided | None:

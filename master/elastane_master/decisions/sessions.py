@@ -317,6 +317,7 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
         holds_state=claims.believe_hello(state, event),
         reason="leases dynamic tasks" if event.role == "tasks" else "joins at the next change of the ring",
         capacity=event.capacity,
+        rendezvous_key=event.rendezvous_key,
     )
     cost.joined(state, state.workers[event.worker], turn.now)
     turn.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))

@@ -63,6 +63,7 @@ class WorkerRecord(msgspec.Struct):
     held_until: float | None = None
     capacity: Capacity = "spot"
     leave_by: float | None = None
+    rendezvous_key: bytes = b""
 
 
 class RingState(msgspec.Struct, dict=True):

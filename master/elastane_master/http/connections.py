@@ -4,6 +4,10 @@ aiohttp waits for a request as long as the client likes, and for a client that d
 a connection without a request that is being served is ended after `idle_seconds`, whatever it does
 meanwhile: sends its headers byte by byte, keeps itself alive, or leaves its answer unread. A request that is
 served for long (server-sent events) is its handler's to watch.
+
+Where there are too many, a new connection takes the place of the one that has stood longest without a
+request, so that whoever merely stands there does not keep a probe out. Only where all are being served is
+it refused.
 """
 
 from __future__ import annotations
@@ -40,6 +44,22 @@ class Doorkeeper:
         self.connections_max = connections_max
         self.idle_seconds = idle_seconds
         self._server = server
+        # Connections without a request, the one that has been so longest first.
+        self._idle: dict[Connection, None] = {}
+
+    def idles(self, connection: Connection) -> None:
+        """It waits for a request."""
+        self._idle.pop(connection, None)
+        self._idle[connection] = None
+
+    def is_served(self, connection: Connection) -> None:
+        """It has a request, or is gone."""
+        self._idle.pop(connection, None)
+
+    def make_room(self, newcomer: Connection) -> None:
+        """Ends a connection where there is one too many: one that only stands there, else the newcomer."""
+        if self.measures.connections > self.connections_max:
+            next(iter(self._idle), newcomer).end()
 
     def __call__(self) -> Connection:
         """A protocol for the next connection; what `loop.create_server` asks for."""
@@ -70,17 +90,19 @@ class Connection(web.RequestHandler):
         super().connection_made(transport)
         self._counted = True
         measures.connections += 1
-        if measures.connections > self._doorkeeper.connections_max:
-            self._end()
-        else:
+        self._doorkeeper.make_room(self)
+        if self._counted:
             self._wait_for_request()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_waiting()
+        self._uncount()
+        super().connection_lost(exc)
+
+    def _uncount(self) -> None:
         if self._counted:
             self._counted = False
             self._doorkeeper.measures.connections -= 1
-        super().connection_lost(exc)
 
     def request_begins(self) -> None:
         """A handler has the request: no time runs."""
@@ -108,14 +130,19 @@ class Connection(web.RequestHandler):
 
     def _wait_for_request(self) -> None:
         loop = asyncio.get_running_loop()
-        self._idle_timer = loop.call_later(self._doorkeeper.idle_seconds, self._end)
+        self._idle_timer = loop.call_later(self._doorkeeper.idle_seconds, self.end)
+        self._doorkeeper.idles(self)
 
     def _stop_waiting(self) -> None:
+        self._doorkeeper.is_served(self)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
             self._idle_timer = None
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Ends it at once, whatever it does."""
+        self._stop_waiting()
+        self._uncount()  # the next newcomer may come before the loop has told us that it is gone
         self._doorkeeper.measures.refused += 1
         transport = self.transport
         if transport is not None:

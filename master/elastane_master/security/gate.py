@@ -2,9 +2,10 @@
 
     token -> role -> request counted -> (request parsed) job -> what else it takes -> the servicer
 
-An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those not
-written yet pass it too. Refusals before the request is parsed cost a caller who is not let in nothing but a
-lookup. A stream names its job in its first message, which the gate reads and hands on.
+An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those
+not written yet pass it too. The request of a caller who is not let in is never read, so that nobody makes
+the master keep or inflate one without a token; what else strangers may take up is the doorkeeper's to
+bound. A stream names its job in its first message, which the gate reads and hands on.
 
 When the file of tokens changes, calls that the new table does not allow are ended where they stand.
 """
@@ -23,6 +24,7 @@ import grpc
 import structlog
 
 from elastane_master.decisions.events import Rejection
+from elastane_master.security.doorkeeper import Doorkeeper
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, open_to_others, read_file, stamp_of
 from elastane_master.security.policy import (
@@ -172,6 +174,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
+        self._doorkeeper = Doorkeeper()
         self._logged_at = float("-inf")
         self._unlogged = 0
 
@@ -185,17 +188,23 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return None  # no such rpc: gRPC says so
         rpc = details.method
+        known = False
         try:
             rule = rule_of(rpc)
             if rule.open:
-                return handler
+                return self._answering_unread(handler)
             digest, caller = self._tokens.find(_token(details.invocation_metadata))
+            known = True
             require_role(rule, rpc, caller)
             self._quotas.take_request(caller, asyncio.get_running_loop().time())
         except Rejection as error:
             self._log_refusal(rpc, error)
-            return _refusing(handler, error)
+            return self._refusing(error, known=known)
         return self._guarded(handler, rpc, rule, digest)
+
+    async def keep_door(self, port: int) -> None:
+        """Ends connections to the port on which nobody shows a token, until it is cancelled."""
+        await self._doorkeeper.keep(port)
 
     @property
     def asks_for_tokens(self) -> bool:
@@ -262,11 +271,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _guarded(self, handler: Any, rpc: str, rule: Rule, digest: bytes) -> Any:
         if handler.response_streaming:
 
-            async def stream(request: Any, context: Context) -> None:
+            async def stream(messages: Any, context: Context) -> None:
                 with ExitStack() as held:
                     call = _Call(rpc, rule, digest)
                     try:
-                        request = await self._let_in(call, request, context, held, handler.request_streaming)
+                        request = await self._let_in(call, messages, context, held, handler.request_streaming)
                         await _write_all(_behaviour(handler), request, context)
                     except asyncio.CancelledError:
                         if call.refusal is None:
@@ -275,13 +284,15 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                     except REFUSALS as error:
                         await refuse(context, error)
 
-            return _like(handler, stream)
+            return grpc.stream_stream_rpc_method_handler(
+                stream, handler.request_deserializer, handler.response_serializer
+            )
 
-        async def unary(request: Any, context: Context) -> Any:
+        async def unary(messages: Any, context: Context) -> Any:
             with ExitStack() as held:
                 call = _Call(rpc, rule, digest)
                 try:
-                    request = await self._let_in(call, request, context, held, handler.request_streaming)
+                    request = await self._let_in(call, messages, context, held, handler.request_streaming)
                     response = await _behaviour(handler)(request, context)
                     if rule.lists:
                         hide_others(rule, self._tokens.owner(digest), response)
@@ -293,21 +304,28 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 except REFUSALS as error:
                     await refuse(context, error)
 
-        return _like(handler, unary)
+        return grpc.stream_unary_rpc_method_handler(
+            unary, handler.request_deserializer, handler.response_serializer
+        )
 
     async def _let_in(
-        self, call: _Call, request: Any, context: Context, held: ExitStack, streaming: bool
+        self, call: _Call, messages: Any, context: Context, held: ExitStack, streaming: bool
     ) -> Any:
         """The request for the servicer, once its job and what it takes are allowed. Raises Rejection.
 
-        held: gives back what the call took when it ends.
+        messages: of the call, even of one whose request is one message: it is read once the caller is known
+        to the doorkeeper, who would end a stranger that sends so much. streaming: whether the servicer
+        reads them itself. held: gives back what the call took when it ends.
         """
+        self._doorkeeper.let_in(context.peer())
         self._calls.add(call)
         held.callback(self._calls.discard, call)
-        first = request
-        if streaming and call.rule.job:
-            first = await _first_message(request)
-            request = _again(first, self._counted(call, request) if call.rule.counts else request)
+        first = request = messages
+        if not streaming:
+            first = request = await _only_message(messages)
+        elif call.rule.job:
+            first = await _first_message(messages)
+            request = _again(first, self._counted(call, messages) if call.rule.counts else messages)
         if isinstance(first, Malformed):
             return request  # it says nothing, and the servicer refuses it
         try:
@@ -333,6 +351,27 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             held.enter_context(self._quotas.making_job(caller, call.job, jobs))
         elif rule.takes == "dataset":
             self._quotas.require_dataset(caller, message.dataset, facts.dataset_names(call.job))
+
+    def _refusing(self, error: Rejection, *, known: bool) -> Any:
+        """A handler that refuses. As one of streams, whose messages nobody waits for. known: the token is."""
+
+        async def behaviour(_: Any, context: Context) -> None:
+            if known:
+                self._doorkeeper.let_in(context.peer())
+            else:
+                self._doorkeeper.asked(context.peer())
+            await refuse(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(behaviour)
+
+    def _answering_unread(self, handler: Any) -> Any:
+        """A handler of an open rpc that answers everybody as if the request were empty, and reads none."""
+
+        async def behaviour(_: Any, context: Context) -> None:
+            self._doorkeeper.asked(context.peer())
+            await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
+
+        return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
         """The rest of a stream whose messages are requests. Raises Rejection at one that is too many."""
@@ -379,26 +418,6 @@ def _behaviour(handler: Any) -> Any:
     return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
 
-def _like(handler: Any, behaviour: Any) -> Any:
-    """A handler of the same form with another behaviour."""
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(behaviour, handler.request_deserializer, handler.response_serializer)
-
-
-def _refusing(handler: Any, error: Rejection) -> Any:
-    """A handler that refuses; the request's bytes stay bytes."""
-
-    async def behaviour(_: Any, context: Context) -> None:
-        await refuse(context, error)
-
-    return _like(handler, behaviour)._replace(request_deserializer=None)
-
-
 async def _write_all(behaviour: Any, request: Any, context: Context) -> None:
     if not inspect.isasyncgenfunction(behaviour):
         await behaviour(request, context)
@@ -406,6 +425,12 @@ async def _write_all(behaviour: Any, request: Any, context: Context) -> None:
     async with aclosing(behaviour(request, context)) as messages:
         async for message in messages:
             await context.write(message)
+
+
+async def _only_message(messages: Any) -> Any:
+    async for message in messages:
+        return message
+    raise Rejection("invalid_argument", "the call came without its request")
 
 
 async def _first_message(requests: Any) -> Any:

@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 
 logger = structlog.get_logger(__name__)
 
+_COMPRESSION_REFUSED = (
+    # A message of 65 kB may be 64 MiB once inflated. Nobody here sends such: only "identity" is known, and
+    # what says otherwise is refused by its headers, or comes as the bytes it is.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.enable_per_message_decompression", 0),
+)
 _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
@@ -84,6 +90,7 @@ class Master:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
+        self._door_task: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
         self._tls: ServerTls | None = None
         self._stopping = False
@@ -132,6 +139,9 @@ class Master:
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
         await self._server.start()
+        if self._gate.asks_for_tokens:  # else everybody is let in, and nobody a stranger
+            port = int(self.address.rpartition(":")[2])
+            self._door_task = asyncio.create_task(self._gate.keep_door(port))
         if settings.port_file is not None:
             _write_atomically(settings.port_file, self.address)
         logger.info(
@@ -161,8 +171,9 @@ class Master:
         A master that stands by for this one is told once everything is written.
         """
         self._stopping = True
-        if self._tokens_task is not None:
-            self._tokens_task.cancel()
+        for task in (self._tokens_task, self._door_task):
+            if task is not None:
+                task.cancel()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
@@ -239,6 +250,16 @@ class Master:
                 ("grpc.max_receive_message_length", settings.message_bytes_max),
                 ("grpc.max_send_message_length", settings.answer_bytes_max),
                 ("grpc.so_reuseport", 0),
+                *_COMPRESSION_REFUSED,
+                ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
+                # Of a flood of calls that are taken back at once, gRPC takes the fewer at a time.
+                ("grpc.http.overload_protection", 1),
+                ("grpc.http2.max_deallocating_streams", 50),
+                ("grpc.http2.max_requests_per_read", 4),
+                # How much of a call comes before it is read. By its own measurements gRPC would raise that to
+                # megabytes, for calls that nobody reads, too.
+                ("grpc.http2.lookahead_bytes", 65_535),
+                ("grpc.http2.bdp_probe", 0),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),

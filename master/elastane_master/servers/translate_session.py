@@ -18,6 +18,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.sessions import WorkerMessage
 from elastane_proto import contexts, versions
+from elastane_proto.rendezvous import KEY_BYTES, group_of, group_secret
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 _ROLES: dict[int, Literal["ring", "tasks"]] = {
@@ -62,6 +63,7 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         holds_state=message.holds_state,
         capacity=_capacity(message.capacity),
         history_generation=message.history_generation,
+        rendezvous_key=message.rendezvous_key[:KEY_BYTES],
     )
 
 
@@ -370,6 +372,7 @@ def go_without_members(message: effects.Go) -> ring_pb2.Go:
         extra=_extra(message.ready_order),
         history_generation=message.history_generation,
         check=_check(message.check),
+        rendezvous_secret=group_secret(message.rendezvous_key, group_of(message.generation)),
     )
     if message.interval is not None:
         go.interval.CopyFrom(_interval_decided(message.interval))

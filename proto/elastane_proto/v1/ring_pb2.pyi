@@ -75,7 +75,7 @@ class ScriptSignature(_message.Message):
     def __init__(self, tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., dataset_size: _Optional[int] = ..., batch_size: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., epochs: _Optional[int] = ..., environment: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation")
+    __slots__ = ("job", "worker_id", "role", "signature", "host", "pid", "store_address", "generation", "applied_step", "holds_state", "version", "capacity", "history_generation", "rendezvous_key")
     JOB_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -89,6 +89,7 @@ class Hello(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
     HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_KEY_FIELD_NUMBER: _ClassVar[int]
     job: str
     worker_id: str
     role: WorkerRole
@@ -102,7 +103,8 @@ class Hello(_message.Message):
     version: str
     capacity: _common_pb2.CapacityType
     history_generation: int
-    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ...) -> None: ...
+    rendezvous_key: bytes
+    def __init__(self, job: _Optional[str] = ..., worker_id: _Optional[str] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., signature: _Optional[_Union[ScriptSignature, _Mapping]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., store_address: _Optional[str] = ..., generation: _Optional[int] = ..., applied_step: _Optional[int] = ..., holds_state: _Optional[bool] = ..., version: _Optional[str] = ..., capacity: _Optional[_Union[_common_pb2.CapacityType, str]] = ..., history_generation: _Optional[int] = ..., rendezvous_key: _Optional[bytes] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("generation", "applied_step", "phase")
@@ -422,7 +424,7 @@ class Check(_message.Message):
     def __init__(self, step: _Optional[int] = ..., virtual_rank: _Optional[int] = ..., context: _Optional[_Union[_common_pb2.EstContext, _Mapping]] = ...) -> None: ...
 
 class Go(_message.Message):
-    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check")
+    __slots__ = ("generation", "resume_step", "members", "donors", "receivers", "contexts", "extra", "traceparent", "interval", "history_generation", "check", "rendezvous_secret")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     RESUME_STEP_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -434,6 +436,7 @@ class Go(_message.Message):
     INTERVAL_FIELD_NUMBER: _ClassVar[int]
     HISTORY_GENERATION_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_SECRET_FIELD_NUMBER: _ClassVar[int]
     generation: int
     resume_step: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -445,7 +448,8 @@ class Go(_message.Message):
     interval: IntervalDecided
     history_generation: int
     check: Check
-    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ...) -> None: ...
+    rendezvous_secret: bytes
+    def __init__(self, generation: _Optional[int] = ..., resume_step: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., donors: _Optional[_Iterable[int]] = ..., receivers: _Optional[_Iterable[int]] = ..., contexts: _Optional[_Iterable[_Union[_common_pb2.EstContext, _Mapping]]] = ..., extra: _Optional[_Union[_common_pb2.ExtraState, _Mapping]] = ..., traceparent: _Optional[str] = ..., interval: _Optional[_Union[IntervalDecided, _Mapping]] = ..., history_generation: _Optional[int] = ..., check: _Optional[_Union[Check, _Mapping]] = ..., rendezvous_secret: _Optional[bytes] = ...) -> None: ...
 
 class IntervalDecided(_message.Message):
     __slots__ = ("generation", "step", "changes", "contexts", "refusal")

@@ -22,6 +22,7 @@ from elastane_master.servers.translate_job import job_settings, settings_message
 from elastane_master.servers.translate_session import attend_event, attend_response, hello
 from elastane_master.servers.translate_shard import after_token, dataset_settings, task_state
 from elastane_proto import contexts
+from elastane_proto.rendezvous import group_of, group_secret
 from elastane_proto.v1 import common_pb2, job_pb2, ring_pb2, shard_pb2
 
 SPANS = st.integers(1, 10**12).map(lambda micros: micros / 1e6)
@@ -239,6 +240,15 @@ TO_WORKER = [
 ]
 
 
+def test_a_generations_secret_is_told_in_go_and_the_key_to_nobody() -> None:
+    key = bytes(range(32))
+    go = effects.Go(3, 5, (MEMBER,), (), (), (), (), rendezvous_key=key)
+    told = attend_response(go, events.JobSettings(ests=2)).go
+    assert told.rendezvous_secret == group_secret(key, group_of(3)) != group_secret(key, group_of(4))
+    assert key not in told.SerializeToString()
+    assert hello(ring_pb2.Hello(worker_id="w", role=1, rendezvous_key=key), "s").rendezvous_key == key
+
+
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
     response = attend_response(message, events.JobSettings(ests=2))  # type: ignore[arg-type]
@@ -246,7 +256,9 @@ def test_every_message_to_a_worker_has_its_wire_form(message: object) -> None:
     assert response.WhichOneof("message") == name
     wire = getattr(response, name)
     for field in msgspec.structs.fields(message):  # type: ignore[arg-type]
-        assert field.name in wire.DESCRIPTOR.fields_by_name or field.name == "ready_order", field.name
+        # The first is in `extra`; a generation's secret is told, and not the key it is made of.
+        elsewhere = ("ready_order", "rendezvous_key")
+        assert field.name in wire.DESCRIPTOR.fields_by_name or field.name in elsewhere, field.name
     for field in ("generation", "step", "reason", "resume_step", "keep"):
         if hasattr(message, field):
             assert getattr(wire, field) == getattr(message, field)

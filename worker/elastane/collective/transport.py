@@ -7,8 +7,7 @@ connections of the group, and whoever waits on one of them, to send or to receiv
 milliseconds. So `RingTransport.abort` asks for a message that nobody will ever send, waits a
 millisecond for it, and the group is dead. Groups are cheap: the next generation forms its own.
 
-    RendezvousStore   one per worker; the group of a generation meets at its first member's
-    RingTransport     one per generation
+    RingTransport     one per generation, whose members meet at a RendezvousStore
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
+from elastane.collective.rendezvous import MemberStore, listen
 from elastane.collective.shared_members import SharedMembers, agree
-from elastane.errors import ElastaneError, RefusedError
+from elastane.errors import ElastaneError
 
 #: How long a message may take before the ring counts as broken, if no membership change ends it first.
 TIMEOUT_SECONDS: Final = 600.0
@@ -35,8 +35,8 @@ TIMEOUT_SECONDS: Final = 600.0
 HANDOVER_TAG: Final = 1 << 20
 #: A tag that carries no message: a receive on it can only time out.
 _SILENT_TAG: Final = (1 << 31) - 1
-#: Connections of peers that may wait at the rendezvous store.
-_BACKLOG: Final = 1024
+#: Where, at the rendezvous store, the members of a group that uses NCCL find torch's own.
+_NCCL_STORE: Final = "nccl/store"
 #: How often a forming group looks whether it is still wanted.
 _CANCEL_POLL_SECONDS: Final = 0.002
 #: How long the end of the process waits for threads that still form an unwanted group.
@@ -77,50 +77,6 @@ class _Group(Protocol):
     def abort(self) -> None: ...
     def _start_coalescing(self) -> None: ...
     def _end_coalescing(self) -> dist.Work: ...
-
-
-class RendezvousStore:
-    """The store this worker hosts for the groups whose first member it is.
-
-    host: address or name under which the other workers reach this one. Listens on a free port of that
-    address and of no other: torch's own socket would take connections on every interface, from anybody.
-    Raises RefusedError when the address is not one of this machine.
-    """
-
-    def __init__(self, host: str) -> None:
-        listener = _listener(host)
-        port = listener.getsockname()[1]
-        # The store takes the descriptor over and closes it when it is dropped.
-        self._server: TCPStore | None = TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
-        bracketed = f"[{host}]" if ":" in host else host
-        self.address = f"{bracketed}:{self._server.port}"
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Stop listening; groups that still form here break. Idempotent."""
-        self._server = None
-        atexit.unregister(self.close)
-
-
-def _listener(host: str) -> socket.socket:
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.bind(place)
-            listener.listen(_BACKLOG)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise RefusedError(
-            f"this worker cannot listen at {host}: {error.strerror or error}",
-            hint="ELASTANE_STORE_HOST names the address, of this machine, at which other workers reach it",
-            host=host,
-        ) from error
-    return listener
 
 
 class Transfer:
@@ -185,16 +141,17 @@ class RingTransport:
         rank: int,
         size: int,
         cancel: Cancel,
+        secret: bytes = b"",
         backend: str = "gloo",
         timeout_seconds: float = TIMEOUT_SECONDS,
         shared_memory: bool = True,
     ) -> RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
-        store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all
-        members, used for no other group. shared_memory: whether this member lets the others read its
-        memory, if they are on its machine. Raises RingAborted as soon as `cancel` is set, RingBroken
-        when the store or a peer is gone or does not come within the timeout.
+        store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all members,
+        used for no other group; secret: that of this prefix at that store. shared_memory: whether this
+        member lets the others read its memory, if they are on its machine. Raises RingAborted as soon as
+        `cancel` is set, RingBroken when the store or a peer is gone or does not come within the timeout.
 
         The group is built in a thread of its own, because nothing can interrupt the building. A thread
         that is no longer wanted is left behind and drops its group when it has one.
@@ -203,7 +160,7 @@ class RingTransport:
             raise RingAborted("the group was cancelled before it formed")
         if size == 1:
             return cls(None, rank, size, backend)
-        forming = _Forming(store_address, prefix, rank, size, backend, timeout_seconds, shared_memory)
+        forming = _Forming(store_address, prefix, secret, rank, size, backend, timeout_seconds, shared_memory)
         group, members = forming.result(cancel)
         return cls(group, rank, size, backend, members)
 
@@ -377,6 +334,7 @@ class _Forming:
         self,
         store_address: str,
         prefix: str,
+        secret: bytes,
         rank: int,
         size: int,
         backend: str,
@@ -386,6 +344,7 @@ class _Forming:
         host, _, port = store_address.rpartition(":")
         self._host, self._port = host.strip("[]"), int(port)
         self._prefix, self._rank, self._size, self._backend = prefix, rank, size, backend
+        self._secret = secret
         self._timeout = timedelta(seconds=timeout_seconds)
         self._shared_memory = shared_memory
         self._members: SharedMembers | None = None
@@ -433,24 +392,42 @@ class _Forming:
             self._members.leave()
 
     def _build(self) -> _Group:
-        client = TCPStore(
-            self._host, self._port, is_master=False, wait_for_workers=False, timeout=self._timeout
-        )
-        store = PrefixStore(self._prefix, client)
-        if self._backend == "nccl":
-            nccl = cast(Any, dist).ProcessGroupNCCL
-            options = nccl.Options()
-            options._timeout = self._timeout
-            return cast(_Group, nccl(store, self._rank, self._size, options))
-        group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
-        self._members = agree(
-            store,
-            self._rank,
-            self._size,
-            share=self._shared_memory,
-            timeout_seconds=self._timeout.total_seconds(),
-        )
-        return group
+        store = MemberStore(self._host, self._port, self._prefix, self._secret, self._timeout.total_seconds())
+        try:
+            if self._backend == "nccl":
+                return self._nccl_group(store)
+            group = _gloo_group(store, self._rank, self._size, self._timeout, self._own_address())
+            self._members = agree(
+                store,
+                self._rank,
+                self._size,
+                share=self._shared_memory,
+                timeout_seconds=self._timeout.total_seconds(),
+            )
+            return group
+        finally:
+            store.close()  # the group has asked all it asks
+
+    def _nccl_group(self, store: MemberStore) -> _Group:
+        """A group of NCCL's, whose threads go on asking their store: one in C++, found by the members
+        alone."""
+        if self._rank == 0:
+            listener = listen(self._host)
+            port = listener.getsockname()[1]
+            # It takes the descriptor over and closes it when the group drops it.
+            torch_store = self._tcp_store(port, is_master=True, master_listen_fd=listener.detach())
+            prefix = os.urandom(16).hex()
+            store.set(_NCCL_STORE, f"{port} {prefix}")
+        else:
+            port_word, prefix = store.get(_NCCL_STORE).decode().split(" ")
+            torch_store = self._tcp_store(int(port_word), is_master=False)
+        nccl = cast(Any, dist).ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = self._timeout
+        return cast(_Group, nccl(PrefixStore(prefix, torch_store), self._rank, self._size, options))
+
+    def _tcp_store(self, port: int, **options: Any) -> TCPStore:
+        return TCPStore(self._host, port, wait_for_workers=False, timeout=self._timeout, **options)
 
     def _own_address(self) -> str:
         """The address of this host on the way to the store; sends nothing."""

@@ -7,6 +7,7 @@ asks what is to be done and tells what it has done. Both change the protocol's s
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable
 
@@ -14,14 +15,15 @@ import structlog
 
 from elastane import logs
 from elastane.collective import warming
-from elastane.collective.transport import RendezvousStore, RingAborted, RingTransport
+from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.transport import RingAborted, RingTransport
 from elastane.errors import ElastaneError
 from elastane.runtime.change_spans import ChangeSpans
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
 from elastane.runtime.protocol import Outcome, WorkerProtocol
 from elastane.runtime.session import MasterSession
-from elastane_proto import tracing, versions
+from elastane_proto import rendezvous, tracing, versions
 from elastane_proto.v1 import ring_pb2
 
 _log = structlog.get_logger(__name__)
@@ -83,7 +85,9 @@ class Attendance:
         """Say Hello; from now on the process's end is watched over too."""
         warming.finish()
         self.spans.open(tracing.open_tracer("elastane-worker", self._environment.worker_id))
-        self._store = RendezvousStore(self._environment.rendezvous_host())
+        self._store = RendezvousStore(
+            self._environment.rendezvous_host(), secrets.token_bytes(rendezvous.KEY_BYTES)
+        )
         self._session = MasterSession(
             self._environment.master,
             hello=self._hello,
@@ -212,7 +216,8 @@ class Attendance:
             old.close()
         transport = RingTransport.form(
             store_address=go.members[0].store_address,
-            prefix=f"{self._environment.job}/{go.generation}",
+            prefix=rendezvous.group_of(go.generation),
+            secret=go.rendezvous_secret,
             rank=me,
             size=len(go.members),
             cancel=cancel,
@@ -338,6 +343,7 @@ class Attendance:
                 host=self._environment.rendezvous_host(),
                 pid=self.exits.pid,
                 store_address=self._store.address,
+                rendezvous_key=self._store.key,
                 generation=protocol.fenced,
                 applied_step=protocol.applied_step,
                 holds_state=protocol.holds_state,

@@ -1,0 +1,137 @@
+"""Strangers at a master's port, scaled down: what the master does. In full: `make hostile`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from elastane_master.servers.app import Master
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
+from integration import hostile
+from integration.hostile import PREFACE, SETTINGS, Stranger, frame
+from integration.security_support import entry, token_of
+from integration.test_master_security import guarded_master
+
+WAIT_SECONDS = 30.0
+TOKEN = (("authorization", f"Bearer {token_of('all')}"),)
+#: Of the memory that the bombs would take if they were inflated: 60 MiB each.
+BOMBS = 8
+
+
+@pytest.fixture
+async def master(tmp_path: Path) -> AsyncIterator[Master]:
+    tokens = entry("all", ["operator", "worker"], ["mine*"])
+    async with (
+        guarded_master(tmp_path, tokens) as master,
+        grpc.aio.insecure_channel(master.address) as channel,
+    ):
+        await job_pb2_grpc.JobServiceStub(channel).Create(
+            job_pb2.JobServiceCreateRequest(name="mine", settings=job_pb2.JobSettings(ests=1)), metadata=TOKEN
+        )
+        yield master
+
+
+async def stranger(master: Master) -> Stranger:
+    host, _, port = master.address.rpartition(":")
+    one = Stranger(*await asyncio.open_connection(host, int(port)))
+    await one.send(PREFACE, frame(SETTINGS, 0, 0))
+    return one
+
+
+async def ended(one: Stranger) -> None:
+    """Waits until the master has ended the connection."""
+    with contextlib.suppress(OSError, EOFError):
+        async with asyncio.timeout(WAIT_SECONDS):
+            async for _ in one.frames():
+                pass
+    one.writer.transport.abort()
+
+
+@pytest.mark.parametrize("kind", ["calls without a token", "rapid reset", "huge metadata", "never reading"])
+async def test_a_stranger_who_does_too_much_is_cut_off(master: Master, kind: str) -> None:
+    one = await stranger(master)
+    attacking = asyncio.create_task(hostile.ATTACKS[kind](one))
+    await asyncio.wait({attacking}, timeout=WAIT_SECONDS)
+    assert attacking.done(), "the connection still stands"
+    assert attacking.cancelled() or not isinstance(attacking.exception(), AssertionError)
+    one.writer.transport.abort()
+
+
+async def test_a_request_that_announces_two_gibibytes_is_answered_unread(master: Master) -> None:
+    one = await stranger(master)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await hostile.bodies(one)  # returns when the master has ended the call
+    one.writer.transport.abort()
+
+
+async def test_bombs_are_not_inflated(tmp_path: Path) -> None:
+    """Of strangers and of whoever has a token."""
+    with hostile.guarded(tmp_path) as master:
+        memory = hostile.Memory(master.pid)
+        host, _, port = master.address.rpartition(":")
+        rest = memory.mebibytes()
+        memory.begin()
+        bombers = []
+        for number in range(2 * BOMBS):
+            one = Stranger(*await asyncio.open_connection(host, int(port)))
+            await one.send(PREFACE, frame(SETTINGS, 0, 0))
+            headers = {"authorization": TOKEN[0][1].replace("all", "operator")} if number % 2 else {}
+            bombers.append(asyncio.create_task(hostile.bombs(one, **headers)))
+        await asyncio.wait(bombers, timeout=2.0)
+        with grpc.insecure_channel(master.address) as channel:  # those sent before are answered by now
+            metadata = [("authorization", f"Bearer {token_of('operator')}")]
+            job_pb2_grpc.JobServiceStub(channel).List(job_pb2.JobServiceListRequest(), metadata=metadata)
+        for bomber in bombers:
+            bomber.cancel()
+        assert memory.mebibytes("VmHWM") - rest < BOMBS * 60 / 4
+        with (
+            grpc.insecure_channel(master.address, compression=grpc.Compression.Gzip) as channel,
+            pytest.raises(grpc.RpcError) as refused,
+        ):
+            job_pb2_grpc.JobServiceStub(channel).Get(
+                job_pb2.JobServiceGetRequest(name="mine"), metadata=metadata
+            )
+        assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(master: Master) -> None:
+    """More idle strangers than an address may have: they go, and no caller with a token does."""
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        jobs = job_pb2_grpc.JobServiceStub(channel)
+        watch = jobs.Watch(job_pb2.JobServiceWatchRequest(name="mine"), metadata=TOKEN)
+        assert await watch.read() is not grpc.aio.EOF
+        idle = [await stranger(master) for _ in range(100)]
+        ending = [asyncio.create_task(ended(one)) for one in idle]
+        async with asyncio.timeout(WAIT_SECONDS):
+            while sum(task.done() for task in ending) < 36:
+                await asyncio.sleep(0.02)
+        # The first call of a connection, whose request is more than a stranger may send.
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(master.address, options=own) as new:
+            large = shard_pb2.CreateDatasetRequest(job="mine", dataset="d")
+            large.settings.task_size = 1
+            large.settings.list.entries.extend([2**62] * 300_000)
+            await shard_pb2_grpc.ShardServiceStub(new).CreateDataset(large, metadata=TOKEN)
+        await jobs.Scale(
+            job_pb2.JobServiceScaleRequest(name="mine", workers_min=1, workers_max=1), metadata=TOKEN
+        )
+        assert await asyncio.wait_for(watch.read(), WAIT_SECONDS) is not grpc.aio.EOF
+        for task in ending:
+            task.cancel()
+        for one in idle:
+            one.writer.transport.abort()
+
+
+async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> None:
+    """Nobody's request is read without a token, so it is the master's health that is told."""
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        for name in ("", "elastane.v1.JobService", "x" * 100_000):
+            asked = health_pb2.HealthCheckRequest(service=name)
+            answer = await health_pb2_grpc.HealthStub(channel).Check(asked)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING

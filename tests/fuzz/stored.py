@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -35,7 +36,7 @@ def read(stored: Stored) -> JobMachine | None:
     try:
         state = decode_snapshot(snapshot).state
         records = [record for batch in batches for record in decode_batch(batch).records]
-        hosts = JobHosts(None, LogOptions())  # type: ignore[arg-type]
+        hosts = JobHosts(SimpleNamespace(redis=None), LogOptions())  # type: ignore[arg-type]
         machine = hosts._replay("job", Recovered(1, 1, state, records))
     except StoreFormatUnknown:
         return None

@@ -8,7 +8,7 @@ over gRPC.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -39,14 +39,21 @@ class LocalCalls:
         """The answer of "/package.Service/Method". authorization: values of the header. Raises Rejection."""
         metadata = tuple((HEADER, value) for value in authorization)
         details = cast(grpc.HandlerCallDetails, _Details(rpc, metadata))
-        handler = await self._gate.intercept_service(self._find, details)
-        if handler is None or handler.unary_unary is None:
+        served = await self._find(details)
+        if served is None or served.unary_unary is None:
             raise Rejection("not_found", f"this master has no rpc {rpc}")
-        return await handler.unary_unary(request, _Context(metadata, peer))
+        handler = await self._gate.intercept_service(self._find, details)
+        # The gate reads the one request itself. Who is not let in gets a stream without messages.
+        behaviour = handler.stream_unary or handler.stream_stream
+        return await behaviour(_messages(request), _Context(metadata, peer))
 
     async def _find(self, details: grpc.HandlerCallDetails) -> Any:
         found = (handler.service(details) for handler in self._handlers)
         return next((one for one in found if one is not None), None)
+
+
+async def _messages(request: Any) -> AsyncIterator[Any]:
+    yield request
 
 
 class _Context:

@@ -1,13 +1,17 @@
 """Says what a training ended with, in a line: two runs are equal if their lines are."""
 
 import hashlib
+import sys
 
 import torch
 
 
 def show(**things):
     """Print the sha256 of each: a module's or optimizer's state_dict, or a plain value."""
-    print("digest", " ".join(f"{name}={_of(thing)}" for name, thing in things.items()), flush=True)
+    said = " ".join(f"{name}={_of(thing)}" for name, thing in things.items())
+    # In one write and a line of its own, whatever other ranks are printing.
+    sys.stdout.write(f"\ndigest {said}\n")
+    sys.stdout.flush()
 
 
 def _of(thing):

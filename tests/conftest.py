@@ -13,6 +13,9 @@ import pytest
 # the tests start: those that send SIGINT on purpose would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# As `import elastane` says it: terminals are forked here beside masters' and clients' threads.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # Tests use loopback only: no agent asks the addresses of clouds' metadata services by itself.
 os.environ.setdefault("ELASTANE_SPOT", "none")
 

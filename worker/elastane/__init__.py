@@ -25,6 +25,11 @@ from elastane.errors import (
 if TYPE_CHECKING:
     from elastane.runtime.job import Job
 
+# A loader that the script makes later, as for a validation, forks its data workers while this process talks
+# to the master. gRPC's handlers at a fork are not meant for that: they can abort the child, or wait in it for
+# ever. A data worker has no use for gRPC, and needs none of them.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 if os.environ.get("ELASTANE_MODE") == "elastic" and "ELASTANE_WORKER_ID" in os.environ:
     # A worker, and its script reads variables before it calls `init`.
     from elastane.runtime import launcher_variables

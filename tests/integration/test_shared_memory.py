@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as mp
-from torch._C._distributed_c10d import TCPStore
 
 from elastane.collective import shared_members, shared_memory
 from elastane.collective.allreduce import CanonicalAllreduce
-from elastane.collective.rendezvous import RendezvousStore
+from elastane.collective.rendezvous import MemberStore, RendezvousStore
 from elastane.collective.shared_members import Kind, MemberLeft
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.collective.shared_spread import SharedSpread
@@ -541,7 +540,7 @@ def test_a_store_that_goes_away_while_they_agree_leaves_nothing_open():
 
 def _client(store):
     host, _, port = store.address.rpartition(":")
-    return TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    return MemberStore(host, int(port), "agreeing", b"", 30.0)
 
 
 def test_a_group_that_nobody_wants_any_more_ends_for_its_peers(store):

@@ -20,7 +20,7 @@ FOUND = {
     "flip": r"w0 and w1 hold different state at the start of step ([6-9]): weights 2\.weight(;|\.)",
     "rate": r"w0 and w1 hold different state at the start of step 10: "
     r"optimizer, param_groups\[0\], lr \(0\.1 in w0, 0\.025 in w1\)\. .*job\.carry",
-    "stop": r"the script of w1 left its loop over epochs at drifting\.py:32, at epoch 0, step 10, "
+    "stop": r"the script of w1 left its loop over epochs at drifting\.py:40, at epoch 0, step 10, "
     r"and that of w0 goes on\. .*job\.carry",
 }
 

@@ -51,9 +51,9 @@ def main() -> None:
     flaw = args.flaw
     elastic = os.environ.get("ELASTANE_MODE") == "elastic"
 
-    if flaw == "one rank dies" and os.environ.get("RANK") == "1":
-        raise SystemExit("rank 1 has no data")
     job = elastane.init(seed=1)
+    if flaw == "one rank dies" and not elastic and job.rank == 1:
+        raise SystemExit("rank 1 has no data")
     if flaw == "unseeded":
         torch.seed()
     net = Net()

@@ -203,11 +203,13 @@ def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> 
 def _distances(changes: Sequence[_Change]) -> list[int]:
     """Least number of steps from each change but the last to the next one.
 
-    Whoever is asked to leave at the gate of a step does so after the step that follows it, so there must be
-    no gate in that one. Neither after a death: who has applied the step may stand at the gate of the next
-    one before the death is known, while the ring waits for it to be formed anew.
+    Whoever is asked to leave at the gate of a step does so after the step that follows it, or where an epoch
+    ends with that one after the first step of the next, so there must be no gate in those two. Neither in
+    the step after a death: who has applied the step may stand at the gate of the next one before the death is
+    known, while the ring waits for it to be formed anew.
     """
-    return [2 if change.kind in ("leave", "kill") else 1 for change in changes[:-1]]
+    least = {"leave": 3, "kill": 2}
+    return [least.get(change.kind, 1) for change in changes[:-1]]
 
 
 def _room(changes: Sequence[_Change]) -> int:
@@ -218,8 +220,8 @@ def _room(changes: Sequence[_Change]) -> int:
 def _spread(rng: random.Random, free: range, changes: Sequence[_Change]) -> list[int]:
     """A step for each change, in order; no two beside each other where there is room."""
     distances = _distances(changes)
-    if 2 * len(distances) < len(free):
-        distances = [2] * len(distances)
+    if sum(max(2, distance) for distance in distances) < len(free):
+        distances = [max(2, distance) for distance in distances]
     slack = len(free) - 1 - sum(distances)
     moved = sorted(rng.randint(0, slack) for _ in changes)
     starts = itertools.accumulate(distances, initial=0)

@@ -595,6 +595,6 @@ async def test_a_store_of_before_the_chain_is_taken_over_and_chained(store: Stor
     assert page == [b"a", b"b", b"c"]
     assert await history.commits(token, 3) == ([b"history of d", b"history of e"], "")
     assert (await open_ledger(store)).records == [b"a", b"b", b"c", b"d", b"e"]
-    await store.redis.delete(KEYS.log)
-    with pytest.raises(JobDamaged, match="are gone"):
+    await store.redis.delete(KEYS.snapshot)  # the log may have been folded into it, and be no loss
+    with pytest.raises(JobDamaged, match="gone"):
         await JobLog.open(store.redis, "j")

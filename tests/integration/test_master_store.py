@@ -596,5 +596,5 @@ async def test_a_store_of_before_the_chain_is_taken_over_and_chained(store: Stor
     assert await history.commits(token, 3) == ([b"history of d", b"history of e"], "")
     assert (await open_ledger(store)).records == [b"a", b"b", b"c", b"d", b"e"]
     await store.redis.delete(KEYS.snapshot)  # the log may have been folded into it, and be no loss
-    with pytest.raises(JobDamaged, match="gone"):
+    with pytest.raises(JobDamaged, match="it is gone, and with it the job's state up to write"):
         await JobLog.open(store.redis, "j")

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from integration.forkserver import ForkServers, all_forked, fork_servers, none_forked
+
 # A run started in the background by a shell inherits SIGINT as ignored, and so would every process that
 # the tests start: those that send SIGINT on purpose would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -33,3 +35,24 @@ def _torchs_settings() -> Iterator[None]:
         torch.set_num_threads(threads)
     if torch.are_deterministic_algorithms_enabled() != deterministic:
         torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[ForkServers]:
+    """What processes are forked off that would otherwise begin with seconds of imports."""
+    with fork_servers() as started:
+        yield started
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_processes(servers: ForkServers) -> Iterator[None]:
+    """Masters, and scripts that train, are forked; modules with `fresh_processes` start them as users do."""
+    with all_forked(servers):
+        yield
+
+
+@pytest.fixture(scope="module")
+def fresh_processes() -> Iterator[None]:
+    """In this module each process is started with an interpreter of its own."""
+    with none_forked():
+        yield

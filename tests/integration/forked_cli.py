@@ -70,9 +70,9 @@ class _InheritedServer(ForkServer):
         self._lock = _LockBetweenProcesses(Path(os.environ[_LOCK]))
         self._fixed = _fixed({**os.environ, **FIXED_VARIABLES})
 
-    def server_for(self, environment: Mapping[str, str]) -> ForkServer | None:
-        """None for a process that must be started with other variables than the server was."""
-        return self if _fixed(environment) == self._fixed else None
+    def server_for(self, environment: Mapping[str, str], module: str) -> ForkServer | None:
+        """None for a process that must be started with other variables than the server was, or a module."""
+        return self if not module and _fixed(environment) == self._fixed else None
 
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:

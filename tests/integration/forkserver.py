@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import json
 import os
+import runpy
 import socket
 import subprocess
 import sys
@@ -49,15 +50,19 @@ _PRELOAD = (
     "elastane.runtime.elastic",
     "elastane.runtime.stock",
 )
+_MASTER = "elastane_master"
+#: What a server has imported of which a module is to be run, and not a script.
+_PRELOAD_OF = {_MASTER: (f"{_MASTER}.__main__", f"{_MASTER}.host", f"{_MASTER}.security.tls", "uvloop")}
 
 
 class ForkServer:
     """One server: `fork` and `reap` are its only requests, answered one at a time.
 
     script: what it runs; another one than this has other things imported, and calls `serve` as well.
+    module: what its forks run, instead of scripts that train: `_PRELOAD_OF` says what it imports.
     """
 
-    def __init__(self, environment: Mapping[str, str], script: str = __file__) -> None:
+    def __init__(self, environment: Mapping[str, str], script: str = __file__, module: str = "") -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock: contextlib.AbstractContextManager[object] = threading.Lock()
         self._socket = ours
@@ -66,7 +71,7 @@ class ForkServer:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, script, str(theirs.fileno())],
+                [sys.executable, script, str(theirs.fileno()), *filter(None, [module])],
                 pass_fds=[theirs.fileno()],
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -129,16 +134,53 @@ class ForkedProcess(ChildProcess):
             super().start()
 
 
-def start_forked(child: ChildProcess, server_for: Callable[[Mapping[str, str]], ForkServer | None]) -> bool:
-    """Start the child in a fork, and return True; False if it is no script that can be run in one."""
+_START_AFRESH = ChildProcess.start
+
+
+def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
+    """Every `ChildProcess` of this process that can be is forked, for the time of a block."""
+
+    def start(child: ChildProcess) -> None:
+        if not start_forked(child, servers.server_for):
+            _START_AFRESH(child)
+
+    return _started_by(start)
+
+
+def none_forked() -> contextlib.AbstractContextManager[None]:
+    """No `ChildProcess` is forked that is not a `ForkedProcess`, for the time of a block."""
+    return _started_by(_START_AFRESH)
+
+
+@contextlib.contextmanager
+def _started_by(start: Callable[[ChildProcess], None]) -> Iterator[None]:
+    before = ChildProcess.start
+    ChildProcess.start = start  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ChildProcess.start = before  # type: ignore[method-assign]
+
+
+def start_forked(
+    child: ChildProcess, server_for: Callable[[Mapping[str, str], str], ForkServer | None]
+) -> bool:
+    """Start the child in a fork, and return True; False if it is nothing that can be run in one.
+
+    server_for: gives the server of these variables, and of this module if it is no script.
+    """
     command, environment = child._command, child._environment
     if command[1:2] == ["-u"] and environment.get("PYTHONUNBUFFERED"):  # as the server is
         command = [command[0], *command[2:]]
-    if len(command) < 2 or command[0] != sys.executable or not command[1].endswith(".py"):
+    if len(command) < 2 or command[0] != sys.executable:
         return False
-    if environment.get("OMP_NUM_THREADS") != "1":
-        return False  # libraries with several threads start them when they are loaded
-    server = server_for(environment)
+    module = command[2] if command[1] == "-m" and command[2] in _PRELOAD_OF else ""
+    if not module:
+        if not command[1].endswith(".py"):
+            return False
+        if environment.get("OMP_NUM_THREADS") != "1":
+            return False  # libraries with several threads start them when they are loaded
+    server = server_for(environment, module)
     if server is None:
         return False
     request = {
@@ -171,7 +213,7 @@ class ForkServers:
 
     def __init__(self, per_environment: int = SERVERS_PER_ENVIRONMENT) -> None:
         self._per_environment = per_environment
-        self._servers: dict[tuple[tuple[str, str], ...], list[ForkServer]] = {}
+        self._servers: dict[tuple[str, *tuple[tuple[str, str], ...]], list[ForkServer]] = {}
         self._started = 0
         self._lock = threading.Lock()
 
@@ -179,13 +221,13 @@ class ForkServers:
         """In the place of `ChildProcess(...)`."""
         return ForkedProcess(self, *args, **kwargs)
 
-    def server_for(self, environment: Mapping[str, str]) -> ForkServer:
+    def server_for(self, environment: Mapping[str, str], module: str = "") -> ForkServer:
         """The server whose turn it is, of those with the variables that must be set before Python starts."""
         fixed = {name: value for name, value in environment.items() if name.startswith(FIXED)}
         with self._lock:
-            servers = self._servers.setdefault(tuple(sorted(fixed.items())), [])
-            if len(servers) < self._per_environment:
-                servers.append(ForkServer(environment))
+            servers = self._servers.setdefault((module, *sorted(fixed.items())), [])
+            if len(servers) < (1 if module else self._per_environment):
+                servers.append(ForkServer(environment, module=module))
                 return servers[-1]
             self._started += 1
             return servers[self._started % len(servers)]
@@ -258,17 +300,15 @@ def _seed_anew() -> None:
     torch.seed()
 
 
-def run_script(arguments: Sequence[str]) -> int:
-    """What `python script.py ...` does once the interpreter is up; returns its exit code."""
-    script = Path(arguments[0])
-    module = types.ModuleType("__main__")
-    module.__file__ = str(script)
-    sys.argv = list(arguments)
-    sys.path[0] = str(script.parent)
-    sys.modules["__main__"] = module
+def run(arguments: Sequence[str]) -> int:
+    """What `python script.py ...` or `python -m module ...` does once Python is up; returns its exit code."""
     try:
         try:
-            exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
+            if arguments[0] == "-m":
+                sys.argv = list(arguments[1:])
+                runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            else:
+                _run_script(arguments)
         except Exception:  # noqa: BLE001 - as the interpreter does at its top level
             sys.excepthook(*sys.exc_info())  # which may raise SystemExit
             return 1
@@ -278,6 +318,16 @@ def run_script(arguments: Sequence[str]) -> int:
         print(end.code, file=sys.stderr)
         return 1
     return 0
+
+
+def _run_script(arguments: Sequence[str]) -> None:
+    script = Path(arguments[0])
+    module = types.ModuleType("__main__")
+    module.__file__ = str(script)
+    sys.argv = list(arguments)
+    sys.path[0] = str(script.parent)
+    sys.modules["__main__"] = module
+    exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
 
 
 def leave(code: int) -> NoReturn:
@@ -294,15 +344,18 @@ def main(adapt: Callable[[], None] = lambda: None) -> None:
     import gc
     import importlib
 
-    for name in _PRELOAD:
+    trains = len(sys.argv) < 3
+    for name in _PRELOAD if trains else _PRELOAD_OF[sys.argv[2]]:
         importlib.import_module(name)
-    with contextlib.suppress(ImportError):
-        importlib.import_module("sklearn.datasets")
+    if trains:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("sklearn.datasets")
     adapt()
     gc.freeze()  # or the first collection in a child would copy the memory
     request = serve(socket.socket(fileno=int(sys.argv[1])))
-    _seed_anew()
-    leave(run_script(request["arguments"]))
+    if trains:
+        _seed_anew()
+    leave(run(request["arguments"]))
 
 
 if __name__ == "__main__":

@@ -6,30 +6,25 @@ after every fault (bits, history, audit, events) is in `elastane.chaos.promises`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from elastane.chaos.plan import ChaosResult, Injection
 from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
-from integration.forkserver import fork_servers
 
 
 @pytest.fixture(scope="module")
-def struck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosResult]:
-    with fork_servers() as servers:
-        yield Chaos(
-            folder=tmp_path_factory.mktemp("c"),
-            script=[*BUILT_IN_SCRIPT, "--epochs", "14"],
-            faults=list(FAULTS),
-            ests=3,
-            workers=3,
-            minutes=15.0,
-            seed="1",
-            pace_seconds=0.1,
-            deals_max=1,
-            launch=servers.launch,
-        ).run()
+def struck(tmp_path_factory: pytest.TempPathFactory) -> ChaosResult:
+    return Chaos(
+        folder=tmp_path_factory.mktemp("c"),
+        script=[*BUILT_IN_SCRIPT, "--epochs", "14"],
+        faults=list(FAULTS),
+        ests=3,
+        workers=3,
+        minutes=15.0,
+        seed="1",
+        pace_seconds=0.1,
+        deals_max=1,
+    ).run()
 
 
 def struck_by(result: ChaosResult, name: str) -> Injection:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from integration.forkserver import ForkServers
 
 SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
 SECONDS = 120.0
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    started = ForkServers()
-    yield started
-    started.close()
 
 
 def examine(servers: ForkServers, faults: str, *, ests: int = 2) -> Report:

@@ -8,7 +8,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,12 @@ import pytest
 
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.agent.reference import run_stock_ddp
-from integration.forkserver import ForkedProcess, ForkServers, fork_servers
+from integration.forkserver import ForkedProcess, ForkServers
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROBE = str(SCRIPTS / "probe_process.py")
+pytestmark = pytest.mark.usefixtures("fresh_processes")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PROBE": "here"}
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> tuple[Any, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from elastane.agent.cluster import local_cluster
 from elastane.errors import reason_of
 from elastane.verify.run import Verdict, VerifyResult, run_verify
 from elastane_proto.v1 import job_pb2
-from integration.forkserver import ForkServers, fork_servers
+from integration.forkserver import ForkServers
 
 GALLERY = Path(__file__).parent / "gallery"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -126,12 +125,6 @@ def test_the_page_names_items_and_tests_that_exist() -> None:
     assert shown == set(EXACT)
     assert refused == set(REFUSED) | set(REFUSED_TURNS)
     assert [name for name in named if name.startswith("`") and f"def {name.strip('`')}(" not in tests] == []
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 def verify(

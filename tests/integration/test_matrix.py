@@ -11,21 +11,18 @@ import math
 import signal
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from trace_receiver import Receiver, Span, receiver  # noqa: F401 - a fixture
 
 from elastane.agent.cluster import LocalCluster, local_cluster
-from elastane.agent.process import ChildProcess, ExitStatus
+from elastane.agent.process import ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from elastane.demo.compare import compare_runs
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
-from integration.forkserver import fork_servers
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 SIZE, BATCH = 200, 5
@@ -52,26 +49,11 @@ class Config:
         return math.ceil(math.ceil(SIZE / self.ests) / BATCH)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def servers() -> Iterator[None]:
-    """All processes of the matrix are forked from ones that have imported torch."""
-    with fork_servers() as started:
-        Launch.now = started.launch
-        yield
-    Launch.now = ChildProcess
-
-
-class Launch:
-    """How processes are made."""
-
-    now: ClassVar[Callable[..., ChildProcess]] = ChildProcess
-
-
 @functools.cache
 def reference(config: Config) -> Path:
     """Reports of the fixed run, made once per configuration."""
     folder = Path(tempfile.mkdtemp(prefix="elastane-reference-"))
-    return run_stock_ddp(folder, config.arguments, processes=config.ests, launch=Launch.now)
+    return run_stock_ddp(folder, config.arguments, processes=config.ests)
 
 
 @dataclass
@@ -133,7 +115,7 @@ def run_and_compare(tmp_path: Path, config: Config, churn: Churn) -> LocalCluste
     settings.join_window.FromMilliseconds(20)
     gates = tmp_path / "gates"
     held = [(step, action, Gate(gates / str(step))) for step, action in churn.acts]
-    with local_cluster(tmp_path, settings, config.arguments, launch=Launch.now) as cluster:
+    with local_cluster(tmp_path, settings, config.arguments) as cluster:
         for index in range(churn.start):
             rehearsal = Rehearsal(gates=str(gates), kill=churn.kill if index == churn.start - 1 else "")
             cluster.add_worker(environment=rehearsal.environment())
@@ -229,9 +211,7 @@ def train_traced(folder: Path, config: Config) -> LocalCluster:
     gates = folder / "gates"
     comes, dies = Gate(gates / "3"), Gate(gates / "8")
     environment = Rehearsal(gates=str(gates)).environment()
-    with local_cluster(
-        folder, settings, config.arguments, environment=environment, launch=Launch.now
-    ) as cluster:
+    with local_cluster(folder, settings, config.arguments, environment=environment) as cluster:
         cluster.add_worker("w0")
         # Members stand in the order in which they joined, and processes that start together race.
         cluster.wait_for(lambda job: len(job.workers) == 1, what="the first at the master")

@@ -21,18 +21,12 @@ from elastane.client import MasterClient
 from elastane.demo.compare import compare_runs
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, shard_pb2
-from integration.forkserver import ForkServers, fork_servers
+from integration.forkserver import ForkServers
 
 CONFIG = Config(2, epochs=8)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
 LEASE_SECONDS = 1.0
 STARTED = 5  # the first steps import and compile
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 class TwoMasters(LocalCluster):

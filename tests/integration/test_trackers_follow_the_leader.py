@@ -16,7 +16,6 @@ from elastane.report.facts import gather
 from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
-from integration.forkserver import fork_servers
 from tensorboard_files import shown
 
 SCRIPT = Path(__file__).parent / "scripts" / "logging_steps.py"
@@ -51,12 +50,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
     folder, gates = tmp_path / "cluster", tmp_path / "gates"
     gate = Gate(gates / "16")  # the workers wait in this step until the first leader's trackers have written
     environment |= Rehearsal(gates=str(gates)).environment()
-    with (
-        fork_servers(per_environment=1) as servers,
-        local_cluster(
-            folder, settings, [str(SCRIPT)], environment=environment, launch=servers.launch
-        ) as cluster,
-    ):
+    with local_cluster(folder, settings, [str(SCRIPT)], environment=environment) as cluster:
         for name in ("a", "b"):
             cluster.add_worker(name)
         cluster.wait_for_step(16)

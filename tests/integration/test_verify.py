@@ -9,24 +9,17 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from elastane.verify.run import RunFailed, Verdict, VerifyResult, Watcher, run_verify
-from integration.forkserver import ForkServers, fork_servers
+from integration.forkserver import ForkServers
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FLAWED = str(SCRIPTS / "flawed.py")
 MATRIX = str(SCRIPTS / "train_matrix.py")
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +22,7 @@ from elastane.verify.reference import (
     run_original,
 )
 from elastane.verify.run import Verdict, VerifyResult, run_verify
-from integration.forkserver import ForkServers, fork_servers
+from integration.forkserver import ForkServers
 
 SCRIPTS = Path(__file__).parent / "scripts"
 ORIGINAL = f"torchrun --nproc-per-node 2 {SCRIPTS / 'original_ddp.py'}"
@@ -32,12 +31,6 @@ ALONE = (
     f"{sys.executable} {SCRIPTS / 'original_ddp.py'}"
 )
 CONVERTED = str(SCRIPTS / "converted_ddp.py")
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 @pytest.fixture

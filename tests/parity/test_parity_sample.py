@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from integration.forkserver import ForkServers, fork_servers
+from integration.forkserver import ForkServers
 from parity import fuzz
 from parity.cases import Case, Habits, random_case
 
@@ -22,12 +21,6 @@ ONCE_FAILED = (
 ONCE_FAILED_BESIDES = (
     7002,  # a leader that was drained at an epoch's end: the others must begin anew, and verify gave up
 )
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[ForkServers]:
-    with fork_servers() as started:
-        yield started
 
 
 @pytest.mark.parametrize("seed", [*SAMPLE, *ONCE_FAILED, *ONCE_FAILED_BESIDES])

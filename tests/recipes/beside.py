@@ -179,7 +179,7 @@ class Ground:
                 "LOCAL_WORLD_SIZE": f"{ests}",
             }
             ranks.append(self._child(f"rank{rank}", [str(script)], folder, variables, lines))
-            assert start_forked(ranks[-1], lambda _: self._server)
+            assert start_forked(ranks[-1], lambda *_: self._server)
         return ranks
 
     def _child(

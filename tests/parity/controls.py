@@ -1,0 +1,219 @@
+"""Detectors switched off, one at a time: does the script that each refuses then end with other bits?
+
+A detector without which nothing differs would be a needless refusal, and a test that it refuses something
+shows only that it speaks. So each is taken out of a copy of the worker's package, and the script of the
+gallery that it refuses runs as `elastane verify` runs it, beside stock DDP and under kills.
+
+    make controls                          all, with a table
+    python -m parity.controls --only clamp
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from sim.mutants import Mutant
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOT = TESTS.parent
+GALLERY = TESTS / "integration" / "gallery"
+RUNTIME = "elastane.runtime"
+REFUSED, DIFFERS, EQUAL = "refused", "differs", "equal"
+
+
+def off(module: str, old: str, new: str) -> Mutant:
+    """A detector taken out: `old` in the module's source becomes `new`."""
+    return Mutant(f"{module}: {old}", module, old, new)
+
+
+LOOP = off(
+    f"{RUNTIME}.loop_carried", "    if found:\n        file, carried", "    if False:\n        file, carried"
+)
+ATTRIBUTES = off(f"{RUNTIME}.loop_carried", "return attribute.changes >= _TIMES", "return False")
+HYPERPARAMETERS = off(
+    f"{RUNTIME}.turn_watch", "        if name is None:\n            return\n", "        return\n"
+)
+WEIGHTS = off(f"{RUNTIME}.turn_watch", "        if not written:\n            return\n", "        return\n")
+COPIES = off(f"{RUNTIME}.copies", "if known is owner and repr(then) != repr(now):", "if False:")
+
+
+@dataclass(frozen=True)
+class Control:
+    """detector: in words. off: what takes it out. command: the script that it refuses, in the gallery."""
+
+    detector: str
+    off: tuple[Mutant, ...]
+    command: str
+    ests: int = 3
+
+
+CONTROLS = (
+    Control("a counter of turns decides the learning rate", (LOOP, HYPERPARAMETERS), "turns.py counter"),
+    Control("a running mean divides the loss", (LOOP,), "turns.py running-mean"),
+    Control("a criterion counts its calls", (LOOP,), "turns.py criterion-counter"),
+    Control("weights are clamped in every turn", (WEIGHTS,), "turns.py clamp"),
+    Control("weights are clamped through .data", (WEIGHTS,), "turns.py data-clamp"),
+    Control("an average of the weights is not prepared", (COPIES,), "turns.py average"),
+    Control("a module counts its calls", (LOOP, ATTRIBUTES), "turns.py module-counter"),
+    Control("an optimizer counts its steps in an attribute", (ATTRIBUTES,), "turns.py optimizer-counter"),
+    Control(
+        "a second forward starts from buffers the first changed",
+        (off(f"{RUNTIME}.forward_watch", "self._broadcast and self._now() != self._versions", "False"),),
+        "turns.py second-forward",
+    ),
+    Control(
+        "random numbers are drawn after backward",
+        (
+            off(
+                f"{RUNTIME}.trainer",
+                "if any(reported.get(key) != value for key, value in self._states().items()):",
+                "if False:",
+            ),
+        ),
+        "refused.py late-draw",
+    ),
+    Control(
+        "a buffer is written to after backward",
+        (off(f"{RUNTIME}.trainer", "if buffer._version != version:", "if False:"),),
+        "refused.py late-buffer",
+    ),
+    Control(
+        "a buffer is written to between epochs",
+        (off(f"{RUNTIME}.trainer", "if not same_bits(buffer, kept):", "if False:"),),
+        "refused.py train-mode",
+    ),
+    Control(
+        "how many numbers are drawn depends on the generator's state",
+        (off(f"{RUNTIME}.interval", "    def _uneven(self, place: str) -> None:\n        if not self._aside:",
+             "    def _uneven(self, place: str) -> None:\n        if False:"),),
+        "refused.py uneven-draw",
+    ),
+    Control(
+        "gradients are added to those of the step before",
+        (
+            off(
+                "elastane.collective.reducer",
+                "if slots.versions and slots.writes(bucket) < turn.in_place[bucket] + turn.added[bucket]:",
+                "if False:",
+            ),
+        ),
+        "refused.py 'clipped, not zeroed'",
+    ),
+    Control(
+        "a scheduler is not prepared",
+        (off(f"{RUNTIME}.prepared", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),),
+        "refused.py scheduler",
+    ),
+    Control(
+        "a dataset has a generator of its own",
+        (off("elastane.data.own_generators", "if present != self._states[index]:", "if False:"),),
+        "refused.py dataset-generator",
+    ),
+    Control(
+        "gradients are clipped before they are summed",
+        (
+            off(
+                f"{RUNTIME}.trainer",
+                "        name = self._reducer.written_between()\n        if name is not None:",
+                "        name = None\n        if name is not None:",
+            ),
+        ),
+        "refused.py 'summed gradients'",
+    ),
+    Control(
+        "a parameter is unfrozen in the loop",
+        (off(f"{RUNTIME}.trainer", "            if param.requires_grad:\n", "            if False:\n"),),
+        "refused.py unfrozen",
+    ),
+    Control(
+        "a scaler is not prepared",
+        (off(f"{RUNTIME}.prepared", "id(optimizer) in optimizers and id(self) not in known", "False"),),
+        "refused.py 'hidden scaler'",
+    ),
+)  # fmt: skip
+
+
+def planted(mutants: tuple[Mutant, ...], folder: Path) -> Path:
+    """A copy of the worker's package in the folder, without these detectors."""
+    shutil.copytree(ROOT / "worker", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for mutant in mutants:
+        path = folder.joinpath(*mutant.module.split(".")).with_suffix(".py")
+        path.write_text(mutant.applied(path.read_text()))
+    return folder
+
+
+def verify(control: Control, worker: Path, *, runs: int, kills: int, seed: str) -> tuple[str, str]:
+    """What `elastane verify` finds with the worker's package in this folder: verdict and detail."""
+    script, *arguments = shlex.split(control.command)
+    command = [
+        sys.executable,
+        "-m",
+        "elastane.cli.main",
+        "verify",
+        "--ests",
+        str(control.ests),
+        "--runs",
+        str(runs),
+    ]
+    command += ["--kills", str(kills), "--seed", seed, "--json", str(GALLERY / script), *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(worker), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = (done.stdout + done.stderr).strip()
+    verdict = {0: EQUAL, 1: DIFFERS, 11: REFUSED}.get(done.returncode, f"exit code {done.returncode}")
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        return verdict, said[-300:]
+    return verdict, json.dumps(found)[:300]
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Only detectors whose words or script contain this.")] = "",
+    runs: Annotated[int, typer.Option(help="Elastic runs of each.")] = 1,
+    kills: Annotated[int, typer.Option(help="Kills in each run.")] = 1,
+    seed: Annotated[str, typer.Option(help="Of the churn.")] = "1",
+    verbose: Annotated[bool, typer.Option(help="Show what verify said.")] = False,
+) -> None:
+    """Switches each detector off and shows that its script then trains other bits.
+
+    Exits with 1 where the detector does not refuse, or where nothing differs without it.
+    """
+    chosen = [one for one in CONTROLS if only in one.detector or only in one.command]
+    if not chosen:
+        raise typer.BadParameter(f"no detector has {only!r} in its words", param_hint="--only")
+    console = Console()
+    table = Table("detector", "script", "on", "off", title="negative controls")
+    good = 0
+    for control in track(chosen, console=console, description="detectors"):
+        seen = []
+        for number, mutants in enumerate(((), control.off)):
+            with tempfile.TemporaryDirectory() as folder:
+                worker = planted(mutants, Path(folder, "worker"))
+                verdict, said = verify(control, worker, runs=runs, kills=kills, seed=seed)
+            seen.append(verdict)
+            if verbose or verdict not in (REFUSED, DIFFERS):
+                console.print(f"{control.command}, {('on', 'off')[number]}: {verdict}: {said}", markup=False)
+        good += seen == [REFUSED, DIFFERS]
+        table.add_row(control.detector, control.command, *seen)
+    console.print(table)
+    console.print(f"{good} of {len(chosen)} detectors refuse, and without them the bits differ")
+    if good < len(chosen):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

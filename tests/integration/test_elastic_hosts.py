@@ -19,7 +19,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from test_agent import Run
-from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run is forked from torch
+from test_matrix import Config, reference
 
 from elastane.client import MasterClient
 from elastane.demo.compare import PARTS, leader_report

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from test_agent import Run
-from test_matrix import Config, reference, servers  # noqa: F401 - the fixed run is forked from torch
+from test_matrix import Config, reference
 
 from elastane.agent.master_process import EmbeddedMaster
 from elastane.client import MasterClient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -20,6 +21,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 # Tests use loopback only: no agent asks the addresses of clouds' metadata services by itself.
 os.environ.setdefault("ELASTANE_SPOT", "none")
+
+
+# Processes of multiprocessing's "forkserver" begin with torch loaded.
+multiprocessing.set_forkserver_preload(
+    ["torch", "torch.distributed", "torch.nn.parallel", "torch.utils.checkpoint"]
+)
 
 
 @pytest.fixture(autouse=True)

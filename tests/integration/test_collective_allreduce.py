@@ -258,7 +258,7 @@ def test_several_ranks_a_process(tmp_path):
     """Three processes whose shares of eight ranks change; each holds a gloo group for each of its ranks."""
     shares = [[(0, 3), (3, 4), (4, 8)], [(0, 1), (1, 7), (7, 8)], [(0, 2), (2, 5), (5, 8)]]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(member, (store.port, shares, tmp_path), nprocs=3)
+    mp.start_processes(member, (store.port, shares, tmp_path), nprocs=3, start_method="forkserver")
     checked = [int((tmp_path / f"checked-{host}").read_text()) for host in range(3)]
     assert checked == [checked[0]] * 3
     assert checked[0] >= len(shares) * len(DTYPES) * 3

@@ -25,9 +25,11 @@ def runs(tmp_path_factory):
     """What each rank of DDP and each member of the rings saw."""
     folder = tmp_path_factory.mktemp("runs")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(reference, (RANKS, store.port, folder), nprocs=RANKS)
+    mp.start_processes(reference, (RANKS, store.port, folder), nprocs=RANKS, start_method="forkserver")
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(elastic, (store.port, PHASES, folder), nprocs=len(PHASES[0].ranges))
+    mp.start_processes(
+        elastic, (store.port, PHASES, folder), nprocs=len(PHASES[0].ranges), start_method="forkserver"
+    )
     references = [torch.load(folder / f"reference-{rank}.pt") for rank in range(RANKS)]
     members = [torch.load(folder / f"elastic-{host}.pt") for host in range(len(PHASES[0].ranges))]
     return references, members

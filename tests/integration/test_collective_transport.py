@@ -94,7 +94,7 @@ def test_a_wait_for_half_a_message_is_left_behind(store, direction, end):
 
 
 def _leaves_half_a_message(store, direction, end, size):
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     receive, send = context.Pipe(duplex=False)
     arguments = (store.address, direction, size, send)
     process = context.Process(target=_one_long_message, args=arguments, daemon=True)
@@ -116,7 +116,7 @@ def _leaves_half_a_message(store, direction, end, size):
         ring.abort()
         assert isinstance(waiting.ended(), RingAborted)
     ring.close()
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
     return not whole
 
@@ -164,14 +164,14 @@ def test_forming_ends_when_it_is_cancelled(store):
 
 
 def test_forming_ends_when_the_store_dies():
-    receive, send = mp.get_context("spawn").Pipe(duplex=False)
-    process = mp.get_context("spawn").Process(target=_host_store, args=(send,), daemon=True)
+    receive, send = mp.get_context("forkserver").Pipe(duplex=False)
+    process = mp.get_context("forkserver").Process(target=_host_store, args=(send,), daemon=True)
     process.start()
     assert receive.poll(60)
     address = receive.recv()
     forming = _Blocked(lambda: _form(address, threading.Event()))
     time.sleep(0.2)
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     assert isinstance(forming.ended(), RingBroken)
     process.join()
 
@@ -216,7 +216,7 @@ def _host_store(pipe):
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_peer_breaks_an_all_reduce(store, victim, shared):
     """Survivors that reduce on and on raise soon after a member was killed, and can form a ring again."""
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     pipes = []
     processes = []
     for rank in range(3):

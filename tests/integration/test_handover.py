@@ -127,10 +127,10 @@ def run_members(
     member: Callable[[int, str, Queue[Any]], None], count: int, answers: int
 ) -> tuple[dict[int, Any], list[int | None]]:
     """Starts the processes of a ring; returns what they put into the queue, and their exit codes."""
-    spawn = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     store = RendezvousStore("127.0.0.1")
-    results: Queue[Any] = spawn.Queue()
-    members = [spawn.Process(target=member, args=(rank, store.address, results)) for rank in range(count)]
+    results: Queue[Any] = context.Queue()
+    members = [context.Process(target=member, args=(rank, store.address, results)) for rank in range(count)]
     try:
         for process in members:
             process.start()

@@ -262,7 +262,7 @@ def test_a_silent_member_breaks_the_ring_after_the_timeout(store):
 @pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
 def test_a_wait_for_a_stopped_or_killed_process_ends(store, end):
     before = set(Path("/dev/shm").iterdir())
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
     process = context.Process(target=_reduce_for_ever, args=(store.address,), daemon=True)
     process.start()
     ring = [_form(store, "ring", 0, 2)]
@@ -279,7 +279,7 @@ def test_a_wait_for_a_stopped_or_killed_process_ends(store, end):
         assert isinstance(
             reducing.exception(ENDS_SECONDS), RingAborted if end == signal.SIGSTOP else RingBroken
         )
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
     assert set(Path("/dev/shm").iterdir()) <= before
     assert float(plan.slots[0][0]) == 1.0

@@ -2,7 +2,8 @@
 
 A detector without which nothing differs would be a needless refusal, and a test that it refuses something
 shows only that it speaks. So each is taken out of a copy of the worker's package, and the script of the
-gallery that it refuses runs as `elastane verify` runs it, beside stock DDP and under kills.
+gallery that it refuses runs as `elastane verify` runs it, beside stock DDP and under kills. Fingerprints,
+which the master compares, are off in that run: they find most of what a detector is for, steps later.
 
     make controls                          all, with a table
     python -m parity.controls --only clamp
@@ -156,7 +157,9 @@ def planted(mutants: tuple[Mutant, ...], folder: Path) -> Path:
     return folder
 
 
-def verify(control: Control, worker: Path, *, runs: int, kills: int, seed: str) -> tuple[str, str]:
+def verify(
+    control: Control, worker: Path, *, fingerprints: bool, runs: int, kills: int, seed: str
+) -> tuple[str, str]:
     """What `elastane verify` finds with the worker's package in this folder: verdict and detail."""
     script, *arguments = shlex.split(control.command)
     command = [
@@ -171,6 +174,8 @@ def verify(control: Control, worker: Path, *, runs: int, kills: int, seed: str) 
     ]
     command += ["--kills", str(kills), "--seed", seed, "--json", str(GALLERY / script), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(worker), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not fingerprints:
+        environment["ELASTANE_FINGERPRINT_STEPS"] = "0"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).strip()
     verdict = {0: EQUAL, 1: DIFFERS, 11: REFUSED}.get(done.returncode, f"exit code {done.returncode}")
@@ -203,7 +208,9 @@ def main(
         for number, mutants in enumerate(((), control.off)):
             with tempfile.TemporaryDirectory() as folder:
                 worker = planted(mutants, Path(folder, "worker"))
-                verdict, said = verify(control, worker, runs=runs, kills=kills, seed=seed)
+                verdict, said = verify(
+                    control, worker, fingerprints=not mutants, runs=runs, kills=kills, seed=seed
+                )
             seen.append(verdict)
             if verbose or verdict not in (REFUSED, DIFFERS):
                 console.print(f"{control.command}, {('on', 'off')[number]}: {verdict}: {said}", markup=False)

@@ -285,6 +285,8 @@ class _State:
 
         lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as strike:
+            if cluster.is_over:
+                return None  # while the fault acted, which may not have come to its end
             at_strike = max(
                 (one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step
             )

@@ -11,7 +11,14 @@ from types import ModuleType
 
 import pytest
 
-from elastane.script_source import Role, carried_attributes, carried_values, loop_at, reported_attributes
+from elastane.script_source import (
+    ClassSource,
+    Role,
+    carried_attributes,
+    carried_values,
+    loop_at,
+    reported_attributes,
+)
 from elastane.script_source.body import Place
 from elastane.script_source.loops import is_generator, loops_in
 
@@ -472,7 +479,7 @@ def test_the_loop_that_asks_is_found_however_it_is_written() -> None:
 )
 def test_attributes_that_decide(body: str, names: set[str]) -> None:
     tree = ast.parse(f"class Net:\n    def __init__(s): s.t = 0\n    def forward(s, x):\n        {body}\n")
-    assert set(carried_attributes(tree, "Net")) == names
+    assert set(carried_attributes([ClassSource(tree, "Net")])) == names
 
 
 def test_what_a_model_only_counts_decides_where_the_loop_reads_it() -> None:
@@ -487,8 +494,8 @@ def test_what_a_model_only_counts_decides_where_the_loop_reads_it() -> None:
         (f"loss = f(net(x)); {REST}; print(net.seen(), net.calls)", False),
     ):
         tree = ast.parse(f"{source}def told(m):\n    return m.seen()\n{body(use)}")
-        assert carried_attributes(tree, "Net") == {}
-        assert reported_attributes(tree, "Net") == {"calls": 3}
+        assert carried_attributes([ClassSource(tree, "Net")]) == {}
+        assert reported_attributes([ClassSource(tree, "Net")]) == {"calls": Place(3)}
         (loop,) = loops_in(tree)
         carried = carried_values(tree, loop, ROLES, counting={"net.calls": Place(3)})
         assert bool(carried) is decides, use

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from elastane.script_source import Role, carried_attributes, carried_values, loop_at
+from elastane.script_source import ClassSource, Role, carried_attributes, carried_values, loop_at, with_bases
+from elastane.script_source.body import Place
 from elastane.script_source.loops import loops_in
 
 ROLES: dict[str, Role] = {
@@ -232,7 +233,17 @@ def test_attributes_and_functions_are_followed_and_lines_are_told() -> None:
 )
 def test_attributes_that_a_class_carries(body: str, names: set[str]) -> None:
     tree = ast.parse(f"class Net:\n    def __init__(s): s.t = 0\n    def forward(s, x):\n        {body}\n")
-    assert set(carried_attributes(tree, "Net")) == names
+    assert set(carried_attributes([ClassSource(tree, "Net")])) == names
+
+
+def test_what_a_base_class_counts_and_its_subclass_uses_is_found_with_the_base_s_line() -> None:
+    tree = ast.parse(
+        "class Base:\n    def forward(s, x):\n        s.n += 1\n        return x\n"
+        "class Net(Base):\n    def forward(s, x):\n        return super().forward(x) / s.n\n"
+    )
+    assert [source.name for source in with_bases(tree, "Net")] == ["Net", "Base"]
+    assert carried_attributes(with_bases(tree, "Net")) == {"n": Place(3)}
+    assert carried_attributes(with_bases(tree, "Base")) == {}
 
 
 def test_options_of_an_instance_and_of_its_module_settle_branches_of_a_class() -> None:
@@ -243,7 +254,7 @@ def test_options_of_an_instance_and_of_its_module_settle_branches_of_a_class() -
     for anneal, plain, scaled, found in ((1, 0, 0, 1), (0, 0, 0, 0), (1, 1, 0, 0), (0, 1, 1, 1)):
         instance = argparse.Namespace(anneal=anneal, t=0)
         names = {"plain": plain, "scaled": scaled}
-        assert bool(carried_attributes(tree, "Net", instance, names)) == bool(found)
+        assert bool(carried_attributes([ClassSource(tree, "Net", names)], instance)) == bool(found)
 
 
 def test_no_script_of_ours_is_suspected() -> None:

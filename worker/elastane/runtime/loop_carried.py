@@ -7,7 +7,6 @@ changed twice in a row. Without source (exec, a deleted notebook cell) nothing i
 
 from __future__ import annotations
 
-import ast
 import sys
 import types
 import weakref
@@ -24,6 +23,7 @@ from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn
 from elastane.script_source import (
     Carried,
+    ClassSource,
     Role,
     carried_attributes,
     carried_values,
@@ -37,7 +37,6 @@ from elastane.script_source.places import (
     display_name,
     is_script_class,
     is_script_file,
-    line_in_words,
     tree_of,
 )
 
@@ -104,11 +103,9 @@ def _counting(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Place]:
     """
     found: dict[str, Place] = {}
     for inner, module in model.named_modules():
-        for kind, tree, file in _sources(module):
-            reported = reported_attributes(tree, kind.__name__, module, vars(sys.modules[kind.__module__]))
-            for attribute, line in reported.items():
-                path = f"{inner}.{attribute}" if inner else attribute
-                found |= {f"{name}.{path}": Place(line, display_name(file)) for name in names}
+        for attribute, place in reported_attributes(_sources(module), module).items():
+            path = f"{inner}.{attribute}" if inner else attribute
+            found |= {f"{name}.{path}": place for name in names}
     return found
 
 
@@ -195,20 +192,21 @@ class AttributeWatch:
 
 
 def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
-    for kind, tree, file in _sources(owner):
-        names = vars(sys.modules[kind.__module__])
-        for name, line in carried_attributes(tree, kind.__name__, owner, names).items():
-            where = line_in_words(file, line)
-            yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
+    for name, place in carried_attributes(_sources(owner), owner).items():
+        where = f"{place.file}, line {place.line}"
+        yield _Attribute(owner, name, f"{shown}.{name}", where, _mark(vars(owner).get(name)))
 
 
-def _sources(owner: object) -> Iterator[tuple[type, ast.Module, str]]:
-    """The classes of an object that are the script's own: class, syntax tree and name of the file."""
+def _sources(owner: object) -> list[ClassSource]:
+    """The classes of an object that are the script's own."""
+    found = []
     for kind in type(owner).__mro__:
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+        names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+        file = names.get("__file__") or ""
         tree = tree_of(file) if is_script_file(file) else None
         if tree is not None:
-            yield kind, tree, file
+            found.append(ClassSource(tree, kind.__name__, names, display_name(file)))
+    return found
 
 
 def _goes_on(attribute: _Attribute) -> bool:

@@ -15,7 +15,7 @@ places         which files are the script's, their syntax trees, places in them 
 Pure: needs neither torch nor a master.
 """
 
-from elastane.script_source.attributes import carried_attributes, reported_attributes
+from elastane.script_source.attributes import ClassSource, carried_attributes, reported_attributes, with_bases
 from elastane.script_source.body import HYPERPARAMETERS, Kind, Role
 from elastane.script_source.carrying import IN_EPOCHS, IN_TURNS, Carried, carried_values, cure
 from elastane.script_source.loops import loop_at, turn_counter
@@ -25,6 +25,7 @@ __all__ = [
     "IN_EPOCHS",
     "IN_TURNS",
     "Carried",
+    "ClassSource",
     "Kind",
     "Role",
     "carried_attributes",
@@ -33,4 +34,5 @@ __all__ = [
     "loop_at",
     "reported_attributes",
     "turn_counter",
+    "with_bases",
 ]

@@ -8,68 +8,91 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
+from elastane.script_source.body import Place
 from elastane.script_source.names import dotted, innermost, is_whole, stored
 from elastane.script_source.options import settled
 from elastane.script_source.words import LIMITS, MUTATES, OVERWRITES, TELLS, in_place
 
 
-def carried_attributes(
-    tree: ast.AST,
-    class_name: str,
-    instance: object = None,
-    names: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, int]:
-    """Attributes that methods of the class compute from their old value, and use beside that: name -> line.
+class ClassSource(NamedTuple):
+    """A class in a syntax tree. names: of its module, at run time. file: as messages name it."""
 
-    Counters that are only printed or only told by a getter, caches that are only replaced, the largest value
-    so far: not among them. instance: of the class; names: of its module. Branches that options settle are not
-    gone into where they are not taken.
+    tree: ast.AST
+    name: str
+    names: Mapping[str, object] = MappingProxyType({})
+    file: str = ""
+
+
+def carried_attributes(classes: Sequence[ClassSource], instance: object = None) -> dict[str, Place]:
+    """Attributes that methods compute from their old value, and use beside that: name -> where.
+
+    classes: one, and those it inherits from, in the order in which methods are looked up: what one of them
+    counts another may use. Counters that are only printed or only told by a getter, caches that are only
+    replaced, the largest value so far: not among them. instance: of the class. Branches that options settle
+    are not gone into where they are not taken.
     """
-    updated, used = _updated_and_used(tree, class_name, instance, names)
-    return {name: line for name, line in updated.items() if name in used}
+    updated, used = _updated_and_used(classes, instance)
+    return {name: place for name, place in updated.items() if name in used}
 
 
-def reported_attributes(
-    tree: ast.AST,
-    class_name: str,
-    instance: object = None,
-    names: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, int]:
+def reported_attributes(classes: Sequence[ClassSource], instance: object = None) -> dict[str, Place]:
     """The others that methods compute from their old value: what reads them outside of the class decides."""
-    updated, used = _updated_and_used(tree, class_name, instance, names)
-    return {name: line for name, line in updated.items() if name not in used}
+    updated, used = _updated_and_used(classes, instance)
+    return {name: place for name, place in updated.items() if name not in used}
 
 
-def _updated_and_used(
-    tree: ast.AST, class_name: str, instance: object, names: Mapping[str, object]
-) -> tuple[dict[str, int], set[str]]:
-    kind = next((n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == class_name), None)
-    updated: dict[str, int] = {}
+def with_bases(tree: ast.AST, class_name: str) -> list[ClassSource]:
+    """A class and those of its bases that are in the same tree, as `carried_attributes` takes them."""
+    kinds = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    found, waiting = dict[str, ClassSource](), [class_name]
+    while waiting:
+        name = waiting.pop(0)
+        if name in kinds and name not in found:
+            found[name] = ClassSource(kinds[name], name)
+            waiting += [base.id for base in kinds[name].bases if isinstance(base, ast.Name)]
+    return list(found.values())
+
+
+def _updated_and_used(classes: Sequence[ClassSource], instance: object) -> tuple[dict[str, Place], set[str]]:
+    updated: dict[str, Place] = {}
     used: set[str] = set()
-    methods = [
-        method
-        for method in (kind.body if kind is not None else ())
-        if isinstance(method, ast.FunctionDef) and method.name != "__init__" and method.args.args
-    ]
-    moving = {name for method in methods for name in stored(method)} | {"training"}
+    methods = [(source, method) for source in classes for method in _methods(source)]
+    moving = {name for _, method in methods for name in stored(method)} | {"training"}
     moving = {name.rpartition(".")[2] for name in moving}
-    stores = Counter(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    stay = {name: value for name, value in names.items() if stores[name] <= 1}
-    begun = {name for method in methods if method.name == "forward" for name in _set_anew(method)}
-    for method in methods:
+    forward = next((method for _, method in methods if method.name == "forward"), None)
+    begun = _set_anew(forward) if forward is not None else set()
+    for source, method in methods:
         own = method.args.args[0].arg
-        owner = _Attributes(own, stay | {own: instance}, moving)
+        owner = _Attributes(own, {**_constant(source), own: instance}, moving)
         for statement in method.body:
             owner.visit(statement)
         for name, line in owner.updated.items():
             if name not in begun and name not in _set_anew(method):
-                updated.setdefault(name, line)
-        if not _is_getter(method, tree):
+                updated.setdefault(name, Place(line, source.file))
+        if not _is_getter(method, source.tree):
             used |= owner.used
     return updated, used
+
+
+def _methods(source: ClassSource) -> list[ast.FunctionDef]:
+    kinds = (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef))
+    kind = next((node for node in kinds if node.name == source.name), None)
+    return [
+        method
+        for method in (kind.body if kind is not None else ())
+        if isinstance(method, ast.FunctionDef) and method.name != "__init__" and method.args.args
+    ]
+
+
+def _constant(source: ClassSource) -> dict[str, object]:
+    """Names of the module that are given a value once at most."""
+    names = (node for node in ast.walk(source.tree) if isinstance(node, ast.Name))
+    stores = Counter(node.id for node in names if isinstance(node.ctx, ast.Store))
+    return {name: value for name, value in source.names.items() if stores[name] <= 1}
 
 
 class _Attributes(ast.NodeVisitor):

@@ -18,6 +18,7 @@ from elastane.script_source import (
     Role,
     carried_values,
     reported_attributes,
+    with_bases,
 )
 from elastane.script_source.across_epochs import setters_of
 from elastane.script_source.body import Place
@@ -302,9 +303,9 @@ class Script:
         """Attributes that the model only counts in, and does not use itself: "net.calls" -> where."""
         built = source_of(self.tree).built
         return {
-            f"{name}.{attribute}": Place(line)
+            f"{name}.{attribute}": place
             for name in self.models & set(built)
-            for attribute, line in reported_attributes(self.tree, built[name]).items()
+            for attribute, place in reported_attributes(with_bases(self.tree, built[name])).items()
         }
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from elastane.diagnose.findings import Severity
 from elastane.diagnose.source.notes import Notes
@@ -14,7 +15,7 @@ from elastane.diagnose.source.reading import (
     loads,
     name_of,
 )
-from elastane.script_source import carried_attributes
+from elastane.script_source import ClassSource, carried_attributes, with_bases
 from elastane.script_source.launcher import LAUNCHER_VARIABLES
 from elastane.script_source.names import Function
 from elastane.script_source.words import SEEDS
@@ -406,32 +407,51 @@ def _unshuffled(script: Script) -> bool:
 
 def _module_states(script: Script, notes: Notes) -> None:
     """Counters and means that modules and optimizers keep as plain attributes."""
+    told: set[int] = set()
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.ClassDef):
             continue
-        bases = [script.dotted(base) for base in node.bases]
+        classes = with_bases(script.tree, node.name)
+        kinds = [source.tree for source in classes if isinstance(source.tree, ast.ClassDef)]
+        bases = [script.dotted(base) for kind in kinds for base in kind.bases]
         module = any(base.endswith("Module") for base in bases)
         if module or any(is_optimizer(base) for base in bases):
-            _attributes(node, module, notes)
+            _attributes(kinds, classes, module, told, notes)
 
 
-def _attributes(kind: ast.ClassDef, module: bool, notes: Notes) -> None:
-    methods = [method for method in kind.body if isinstance(method, Function) and method.args.args]
-    if not module and any(method.name == "state_dict" for method in methods):
+def _attributes(
+    kinds: Sequence[ast.ClassDef],
+    classes: Sequence[ClassSource],
+    module: bool,
+    told: set[int],
+    notes: Notes,
+) -> None:
+    """Of one class with its bases. told: lines that were noted of another that has the same ones."""
+    methods = [
+        (kind, method)
+        for kind in kinds
+        for method in kind.body
+        if isinstance(method, Function) and method.args.args
+    ]
+    if not module and any(method.name == "state_dict" for _, method in methods):
         return  # it decides itself what its state is
+    inner = [one for kind in kinds for one in ast.walk(kind)]
     buffers = {
         call.args[0].value
-        for call in ast.walk(kind)
+        for call in inner
         if isinstance(call, ast.Call)
         and last_name(call.func) == "register_buffer"
         and call.args
         and isinstance(call.args[0], ast.Constant)
     }
-    called = {last_name(n.func) for n in ast.walk(kind) if isinstance(n, ast.Call)}
-    for attribute, line in carried_attributes(kind, kind.name).items():
-        if attribute in buffers or attribute in called:  # what is called is a module, with state of its own
+    called = {last_name(one.func) for one in inner if isinstance(one, ast.Call)}
+    for attribute, place in carried_attributes(classes).items():
+        line = place.line
+        # What is called is a module, with state of its own.
+        if attribute in buffers or attribute in called or line in told:
             continue
-        method = next(one for one in methods if one.lineno <= line <= (one.end_lineno or line))
+        told.add(line)
+        kind, method = next((k, m) for k, m in methods if m.lineno <= line <= (m.end_lineno or line))
         variable = f"{method.args.args[0].arg}.{attribute}"
         keeps = f"{kind.name}.{method.name} keeps {variable} from one call to the next"
         if module:

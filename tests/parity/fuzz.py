@@ -26,7 +26,7 @@ from typing import Any
 
 from elastane.agent.process import ChildProcess
 from elastane.errors import ElastaneError
-from elastane.verify.run import run_verify
+from elastane.verify.run import REPEAT_CHECK_VARIABLE, run_verify
 from integration.forkserver import fork_servers
 from parity.cases import Case, random_case
 
@@ -67,6 +67,7 @@ def run_case(
             kills=1 + seed % 2,
             seed=seed,
             timeout_seconds=CASE_SECONDS_MAX,
+            environment={REPEAT_CHECK_VARIABLE: "1"},
             launch=launch,
         )
     except ElastaneError as error:

@@ -40,7 +40,7 @@ class Sentinel:
 
     def ended(self, turn: Turn) -> None:
         """A turn has had its last backward: reports its digest to the master if it is checked."""
-        if turn.digest is None:
+        if turn.digest is None or turn.repeated:
             return
         protocol = self._attendance.protocol
         report = ring_pb2.CheckReport(

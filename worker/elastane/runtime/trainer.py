@@ -43,6 +43,7 @@ from elastane.runtime.interval import BuffersChangedError, Interval, reported_ag
 from elastane.runtime.leaving import when_left
 from elastane.runtime.options import TrainOptions
 from elastane.runtime.prepared import Prepared, is_compiled
+from elastane.runtime.repeat_check import RepeatCheck
 from elastane.runtime.sampler_epoch import SamplerEpoch
 from elastane.runtime.saving import CheckpointSaver, initial_contexts
 from elastane.runtime.sentinel import Sentinel
@@ -145,6 +146,9 @@ class Trainer:
         #: The script's code between two epochs, whenever no loader loop runs.
         self.interval = Interval(self._generators, self._registry)
         self._sentinel = Sentinel(self._attendance, source)
+        self._repeats = RepeatCheck(
+            source, self._generators, self._registry, enabled=environment.repeat_check
+        )
         self._boundary = StepBoundary(
             environment.worker_id,
             self._attendance,
@@ -272,6 +276,7 @@ class Trainer:
         if self.sampler_epoch is not None:
             self.sampler_epoch.check(self.epoch)
         self.watch.begin_loop(sys._getframe(1))
+        self._repeats.begin_loop()
         self.interval.end()
         self._iterating = True
         self._looped_epoch = self.epoch
@@ -420,7 +425,7 @@ class Trainer:
             Turn(step, rank, slot, ends=slot == len(ranks) - 1, batches=batches)
             for slot, rank in enumerate(ranks)
         ]
-        for turn in self._sentinel.turns(step, turns):
+        for turn in self._repeats.turns(step, self._sentinel.turns(step, turns), self._contexts):
             for turn.micro in range(batches):
                 if self._protocol.changing:
                     self._drop_step()
@@ -429,7 +434,9 @@ class Trainer:
                 if not self._reducer.backward_done:
                     self._refuse_next(turn)
                 self.watch.end_turn(turn)
-                if not turn.sync:
+                if turn.sync:
+                    self._repeats.compare(turn)
+                else:
                     self._check_sums(turn)
                 if not turn.last:
                     self._end_batch(turn)
@@ -491,7 +498,7 @@ class Trainer:
             self._registry.exchange(parts)
             self._forwards.begin()
         asked = perf_counter()
-        batch, info = self._source.begin(turn.rank)
+        batch, info = self._repeats.begin(turn)
         self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
         record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
@@ -509,7 +516,7 @@ class Trainer:
 
     def _end_batch(self, turn: Turn) -> None:
         """The EST's mini-batch is done; after its last one keep its context, and EST 0's buffers."""
-        turn.loader_parts |= self._source.finish(turn.rank)
+        turn.loader_parts |= self._repeats.finish(turn)
         if turn.guest is not None:
             if turn.sync:
                 self._sentinel.ended(turn)
@@ -553,7 +560,7 @@ class Trainer:
         turn.states = self._states()
         if self._reports_late is None or turn.step == self._reducer.order_step:
             return False
-        turn.loader_parts |= self._source.finish(turn.rank)
+        turn.loader_parts |= self._repeats.finish(turn)
         self._note(turn, turn.states)
         self._report(turn, in_backward=True)
         return True

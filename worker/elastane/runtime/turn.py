@@ -53,9 +53,12 @@ class Turn:
     applied: bool = False
     #: The ring changed: the step will be replayed.
     lost: bool = False
-    #: Set: of an EST that another worker hosts, run for the sentinel from this context; nothing of it counts.
+    #: Set: run from this context, and nothing of it counts: for the sentinel, of an EST that another worker
+    #: hosts, or to be compared with the next one.
     guest: EstContext | None = None
-    #: Set: the sentinel asks for the digest of the EST's gradients.
+    #: The turn is run twice, here and as a guest, and the digests of its gradients are compared here.
+    repeated: bool = False
+    #: Set: somebody asks for the digest of the EST's gradients.
     digest: GradientDigest | None = None
 
     @property

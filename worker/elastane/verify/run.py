@@ -72,6 +72,8 @@ from elastane.verify.workplace import Workplace, absolute_command, workplace
 
 TRACE_VARIABLE: Final = "ELASTANE_TRACE_DIR"
 STEPS_VARIABLE: Final = "ELASTANE_STEPS_MAX"
+#: Off unless it is asked for: a difference from stock DDP says more than that a turn does not repeat itself.
+REPEAT_CHECK_VARIABLE: Final = "ELASTANE_REPEAT_CHECK"
 
 
 class Verdict(enum.StrEnum):
@@ -251,7 +253,11 @@ def run_verify(
         seed=str(secrets.randbelow(2**32) if seed is None else seed),
         determinism=determinism,
         threads=threads,
-        environment={**(environment or {}), **({STEPS_VARIABLE: str(steps)} if steps else {})},
+        environment={
+            REPEAT_CHECK_VARIABLE: os.environ.get(REPEAT_CHECK_VARIABLE, "0"),
+            **(environment or {}),
+            **({STEPS_VARIABLE: str(steps)} if steps else {}),
+        },
         trace=trace,
         timeout_seconds=timeout_seconds,
         launch=launch,

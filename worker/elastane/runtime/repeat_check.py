@@ -1,0 +1,127 @@
+"""Runs one turn of the script twice, early in the worker's first two loops, and compares the gradients.
+
+A turn may be run again: when the ring changes, in a worker that joins, for the sentinel. From the same
+context it must then give the same gradients. What the source shows to be carried from turn to turn is refused
+at its line (`loop_carried`); a counter in a hook, a wrapped function, a library or code without source is not
+seen there. So the worker's first EST has its turn twice in one step: first as a guest, of which nothing
+counts, then as itself, with the same mini-batches and the same generators.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from elastane.collective.gradient_digest import GradientDigest
+from elastane.context import EstContext
+from elastane.data.source import BatchInfo, BatchSource
+from elastane.errors import StepError
+from elastane.registry import Registry
+from elastane.rng import Generators, Parts
+from elastane.runtime.turn import Turn
+
+LOOPS: Final = 2
+"""The code of the second epoch may be other code: `if epoch > 0`."""
+STEPS_BEFORE: Final = 2
+
+
+class TurnRepeatError(StepError):
+    """A turn that was run twice from the same state gave different gradients."""
+
+    code = "ELA344"
+
+
+@dataclass
+class _Batch:
+    """A mini-batch of the first run. states: after it was made; position: the loader's behind it."""
+
+    batch: Any
+    info: BatchInfo
+    states: Parts
+    position: Parts
+
+
+class RepeatCheck:
+    """Stands between the trainer and its loader. enabled: False: it only hands on what the loader gives."""
+
+    def __init__(
+        self, source: BatchSource, generators: Generators, registry: Registry, *, enabled: bool
+    ) -> None:
+        self._source, self._generators, self._registry = source, generators, registry
+        self._loops = LOOPS if enabled else 0
+        self._due, self._steps = False, 0
+        self._guest: Turn | None = None
+        self._kept: list[_Batch] = []
+        #: The mini-batch that the second run is at; None: it is not running.
+        self._place: int | None = None
+
+    def begin_loop(self) -> None:
+        """A loop over the loader begins."""
+        self._due = self._loops > 0
+
+    def turns(self, step: int, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
+        """The turns of `step`, before them the first one's as a guest where it is to be compared.
+
+        Not in the first steps that run, which set up what has its value from then on; `turns` begins with
+        another guest where the sentinel checks one.
+        """
+        self._guest, self._kept, self._place = None, [], None
+        self._steps += 1
+        if not self._due or self._steps <= STEPS_BEFORE or turns[0].guest is not None:
+            return turns
+        own = turns[0]
+        own.repeated, own.digest = True, GradientDigest()
+        self._guest = Turn(step, own.rank, 0, ends=False, batches=own.batches, guest=contexts[own.rank])
+        self._guest.repeated, self._guest.digest = True, GradientDigest()
+        return [self._guest, *turns]
+
+    def begin(self, turn: Turn) -> tuple[Any, BatchInfo]:
+        """The next mini-batch of the turn's EST, as `BatchSource.begin`."""
+        if not turn.repeated:
+            return self._source.begin(turn.rank)
+        if turn is self._guest:
+            batch, info = self._source.begin(turn.rank)
+            states = self._generators.capture() | self._registry.capture()
+            self._kept.append(_Batch(batch, info, states, {}))
+            return _copied(batch), info
+        self._place = 0 if self._place is None else self._place + 1
+        kept = self._kept[self._place]
+        self._generators.restore(kept.states)
+        self._registry.restore(kept.states)
+        return kept.batch, kept.info
+
+    def finish(self, turn: Turn) -> Parts:
+        """The loader's position behind the mini-batch, as `BatchSource.finish`."""
+        if not turn.repeated:
+            return self._source.finish(turn.rank)
+        if turn is self._guest:
+            self._kept[-1].position = self._source.finish(turn.rank)
+            return self._kept[-1].position
+        assert self._place is not None
+        return self._kept[self._place].position
+
+    def compare(self, turn: Turn) -> None:
+        """A turn is over. Raises TurnRepeatError where it was run twice, and differs from the first run."""
+        if not turn.repeated or turn is self._guest or self._guest is None:
+            return
+        first, second = self._guest.digest, turn.digest
+        assert first is not None and second is not None
+        if first.value() != second.value():
+            raise TurnRepeatError(
+                f"the turn of EST {turn.rank} in step {turn.step} was run twice from the same state, and its"
+                " gradients differ: something that the script keeps from turn to turn decides them",
+                hint="compute it from job.step, make it a buffer of the model, or job.register it, as a"
+                " generator of the script's own; `elastane verify` shows where runs part",
+                virtual_rank=turn.rank,
+            )
+        self._loops, self._due = self._loops - 1, False
+
+
+def _copied(batch: Any) -> Any:
+    """A copy, as the body may write to its mini-batch; the same one where it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):
+        return batch

@@ -138,10 +138,14 @@ _START_AFRESH = ChildProcess.start
 
 
 def all_forked(servers: ForkServers) -> contextlib.AbstractContextManager[None]:
-    """Every `ChildProcess` of this process that can be is forked, for the time of a block."""
+    """Every `ChildProcess` of this process that can be is forked, for the time of a block.
+
+    But for those with another PYTHONPATH: what is there may be for Python's own start, or a stand-in.
+    """
+    path = os.environ.get("PYTHONPATH")
 
     def start(child: ChildProcess) -> None:
-        if not start_forked(child, servers.server_for):
+        if child._environment.get("PYTHONPATH") != path or not start_forked(child, servers.server_for):
             _START_AFRESH(child)
 
     return _started_by(start)

@@ -16,6 +16,7 @@ from elastane.report.facts import gather
 from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
+from integration.forkserver import ForkServers
 from tensorboard_files import shown
 
 SCRIPT = Path(__file__).parent / "scripts" / "logging_steps.py"
@@ -38,7 +39,7 @@ def wait_for_trackers(folder: Path, steps: int) -> None:
     raise AssertionError(f"the trackers have not got {steps} steps")
 
 
-def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
+def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path, servers: ForkServers) -> None:
     settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2)
     environment = {
         "PYTHONPATH": os.pathsep.join([str(FAKES), os.environ.get("PYTHONPATH", "")]),
@@ -50,7 +51,9 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path) -> None:
     folder, gates = tmp_path / "cluster", tmp_path / "gates"
     gate = Gate(gates / "16")  # the workers wait in this step until the first leader's trackers have written
     environment |= Rehearsal(gates=str(gates)).environment()
-    with local_cluster(folder, settings, [str(SCRIPT)], environment=environment) as cluster:
+    with local_cluster(
+        folder, settings, [str(SCRIPT)], environment=environment, launch=servers.launch
+    ) as cluster:
         for name in ("a", "b"):
             cluster.add_worker(name)
         cluster.wait_for_step(16)

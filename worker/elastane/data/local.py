@@ -73,6 +73,11 @@ class LocalMaker:
             raise self._ended_early(batch)
         return made
 
+    @property
+    def remakes(self) -> bool:
+        """Whether a batch can be made once more: a stream has gone on."""
+        return self._fetcher is not None
+
     def finish(self, rank: int, *, last: bool) -> Parts:
         """The iterator's part of the context after the batch made; last: it was the epoch's last."""
         stream = self._streams.get(rank)

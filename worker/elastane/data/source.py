@@ -209,6 +209,17 @@ class BatchSource:
         turns.out = True
         return batch, info
 
+    def remakes(self, rank: int) -> bool:
+        """Whether `remake` can make the batch that EST `rank` has: not an epoch's first, which draws more."""
+        return self.num_workers == 0 and self._local.remakes and self._turns[rank].batch > 0
+
+    def remake(self, rank: int, info: BatchInfo) -> Any:
+        """The batch that `begin` has given, once more, from the present generators and registered items."""
+        turns = self._turns[rank]
+        assert turns.out, f"EST {rank} has no batch"
+        with current.making_for(rank):
+            return self._local.make(rank, info.index, turns.batch)
+
     def finish(self, rank: int) -> Parts:
         """The loader position, and the states of the stream used, after the batch given by `begin`."""
         turns = self._turns[rank]

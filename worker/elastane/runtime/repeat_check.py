@@ -4,7 +4,8 @@ A turn may be run again: when the ring changes, in a worker that joins, for the 
 context it must then give the same gradients. What the source shows to be carried from turn to turn is refused
 at its line (`loop_carried`); a counter in a hook, a wrapped function, a library or code without source is not
 seen there. So the worker's first EST has its turn twice in one step: first as a guest, of which nothing
-counts, then as itself, with the same mini-batches and the same generators.
+counts, then as itself, with the same mini-batches and the same generators. Without data workers its first
+mini-batch is made twice as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+from torch.utils._pytree import tree_flatten
+
 from elastane.collective.gradient_digest import GradientDigest
 from elastane.context import EstContext
 from elastane.data.source import BatchInfo, BatchSource
@@ -21,6 +25,7 @@ from elastane.errors import StepError
 from elastane.registry import Registry
 from elastane.rng import Generators, Parts
 from elastane.runtime.turn import Turn
+from elastane.state.digests import same_bits
 
 LOOPS: Final = 2
 """The code of the second epoch may be other code: `if epoch > 0`."""
@@ -82,14 +87,19 @@ class RepeatCheck:
         if not turn.repeated:
             return self._source.begin(turn.rank)
         if turn is self._guest:
+            before = self._states()
             batch, info = self._source.begin(turn.rank)
-            states = self._generators.capture() | self._registry.capture()
+            states = self._states()
+            if not self._kept and self._source.remakes(turn.rank):
+                self._put(before)
+                again = self._source.remake(turn.rank, info)
+                self._put(states)
+                _compare_batches(turn, batch, again)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
         self._place = 0 if self._place is None else self._place + 1
         kept = self._kept[self._place]
-        self._generators.restore(kept.states)
-        self._registry.restore(kept.states)
+        self._put(kept.states)
         return kept.batch, kept.info
 
     def finish(self, turn: Turn) -> Parts:
@@ -117,6 +127,40 @@ class RepeatCheck:
                 virtual_rank=turn.rank,
             )
         self._loops, self._due = self._loops - 1, False
+
+    def _states(self) -> Parts:
+        return self._generators.capture() | self._registry.capture()
+
+    def _put(self, states: Parts) -> None:
+        self._generators.restore(states)
+        self._registry.restore(states)
+
+
+def _compare_batches(turn: Turn, first: Any, second: Any) -> None:
+    """Raises TurnRepeatError where a mini-batch came out otherwise when it was made again."""
+    found, again = tree_flatten(first), tree_flatten(second)
+    if found[1] == again[1] and all(map(_same, found[0], again[0])):
+        return
+    raise TurnRepeatError(
+        f"a mini-batch of EST {turn.rank} in step {turn.step} was made twice from the same state, and is not"
+        " the same: dataset, transforms, sampler or collate_fn keep something from one to the next",
+        hint="let a sample depend on nothing but its index, the global generators and registered objects: not"
+        " on the time, nor on how many were read before",
+        virtual_rank=turn.rank,
+    )
+
+
+def _same(first: Any, second: Any) -> bool:
+    """Whether two leaves are equal in bits; of what is neither tensor nor number nothing is said."""
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return first.layout != torch.strided or (first.dtype == second.dtype and same_bits(first, second))
+    if isinstance(first, float) and isinstance(second, float):
+        return first == second or (first != first and second != second)
+    if isinstance(first, int | str | bytes):
+        return type(first) is type(second) and bool(first == second)
+    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):  # arrays of NumPy, without a need for it
+        return bool(first.tobytes() == second.tobytes())
+    return True
 
 
 def _copied(batch: Any) -> Any:

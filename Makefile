@@ -3,6 +3,7 @@
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
+# make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
 # make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n
 # make test-browser    the dashboard in a real Chromium (Debian: chromium); make screenshots: its pictures in docs/images
 # make sim     seeded simulation of whole jobs under faults: SEED=n replays one, SEEDS=n FIRST=n runs others
@@ -37,7 +38,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test gallery test-kube test-images test-browser screenshots newcomer chaos fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test gallery test-kube test-images test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -82,6 +83,9 @@ gallery: $(VENV)/.installed
 fuzz-parity: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m parity.fuzz --minutes $(FUZZ_MINUTES) --results $(RESULTS) \
 	    $(if $(SEED),--seed $(SEED),--first $(FIRST) --cases $(CASES))
+
+controls: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m parity.controls $(if $(ONLY),--only "$(ONLY)")
 
 sim: $(VENV)/.installed
 	$(SIM) $(if $(SEED),--seed $(SEED),--first $(FIRST) $(if $(SEEDS),--seeds $(SEEDS)))

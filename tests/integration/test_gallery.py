@@ -111,6 +111,7 @@ REFUSED_TURNS = {
     "optimizer-counter": ("Lookahead.k (turns.py, line", "param_group, which state_dict holds"),
     "every-second-turn": ("whether optimizer.step() is called", "prepare(..., accumulation_steps=k)"),
     "criterion-counter": ("criterion.seen is carried from turn to turn", "job.register("),
+    "hook": ("was run twice from the same state, and its gradients differ", "compute it from job.step"),
     "second-forward": ("comes after the first has changed buffer count", "torch.cat([a, b])"),
 }
 

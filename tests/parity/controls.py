@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from elastane.verify.run import REPEAT_CHECK_VARIABLE
 from sim.mutants import Mutant
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -49,17 +50,20 @@ HYPERPARAMETERS = off(
     f"{RUNTIME}.turn_watch", "        if name is None:\n            return\n", "        return\n"
 )
 WEIGHTS = off(f"{RUNTIME}.turn_watch", "        if not written:\n            return\n", "        return\n")
-COPIES = off(f"{RUNTIME}.copies", "if known is owner and repr(then) != repr(now):", "if False:")
 
 
 @dataclass(frozen=True)
 class Control:
-    """detector: in words. off: what takes it out. command: the script that it refuses, in the gallery."""
+    """detector: in words. off: what takes it out. command: the script that it refuses, in the gallery.
+
+    on: variables that switch it on, where `verify` has it off.
+    """
 
     detector: str
     off: tuple[Mutant, ...]
     command: str
     ests: int = 3
+    on: tuple[tuple[str, str], ...] = ()
 
 
 CONTROLS = (
@@ -68,8 +72,8 @@ CONTROLS = (
     Control("a criterion counts its calls", (LOOP,), "turns.py criterion-counter"),
     Control("weights are clamped in every turn", (WEIGHTS,), "turns.py clamp"),
     Control("weights are clamped through .data", (WEIGHTS,), "turns.py data-clamp"),
-    Control("an average of the weights is not prepared", (COPIES,), "turns.py average"),
     Control("a module counts its calls", (LOOP, ATTRIBUTES), "turns.py module-counter"),
+    Control("a hook counts its calls", (), "turns.py hook", on=((REPEAT_CHECK_VARIABLE, "1"),)),
     Control("an optimizer counts its steps in an attribute", (ATTRIBUTES,), "turns.py optimizer-counter"),
     Control(
         "a second forward starts from buffers the first changed",
@@ -157,9 +161,7 @@ def planted(mutants: tuple[Mutant, ...], folder: Path) -> Path:
     return folder
 
 
-def verify(
-    control: Control, worker: Path, *, fingerprints: bool, runs: int, kills: int, seed: str
-) -> tuple[str, str]:
+def verify(control: Control, worker: Path, *, on: bool, runs: int, kills: int, seed: str) -> tuple[str, str]:
     """What `elastane verify` finds with the worker's package in this folder: verdict and detail."""
     script, *arguments = shlex.split(control.command)
     command = [
@@ -174,8 +176,7 @@ def verify(
     ]
     command += ["--kills", str(kills), "--seed", seed, "--json", str(GALLERY / script), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(worker), "PYTHONDONTWRITEBYTECODE": "1"}
-    if not fingerprints:
-        environment["ELASTANE_FINGERPRINT_STEPS"] = "0"
+    environment |= dict(control.on) if on else {"ELASTANE_FINGERPRINT_STEPS": "0"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = (done.stdout + done.stderr).strip()
     verdict = {0: EQUAL, 1: DIFFERS, 11: REFUSED}.get(done.returncode, f"exit code {done.returncode}")
@@ -205,15 +206,13 @@ def main(
     good = 0
     for control in track(chosen, console=console, description="detectors"):
         seen = []
-        for number, mutants in enumerate(((), control.off)):
+        for on in (True, False):
             with tempfile.TemporaryDirectory() as folder:
-                worker = planted(mutants, Path(folder, "worker"))
-                verdict, said = verify(
-                    control, worker, fingerprints=not mutants, runs=runs, kills=kills, seed=seed
-                )
+                worker = planted(() if on else control.off, Path(folder, "worker"))
+                verdict, said = verify(control, worker, on=on, runs=runs, kills=kills, seed=seed)
             seen.append(verdict)
             if verbose or verdict not in (REFUSED, DIFFERS):
-                console.print(f"{control.command}, {('on', 'off')[number]}: {verdict}: {said}", markup=False)
+                console.print(f"{control.command}, {'on' if on else 'off'}: {verdict}: {said}", markup=False)
         good += seen == [REFUSED, DIFFERS]
         table.add_row(control.detector, control.command, *seen)
     console.print(table)

@@ -58,9 +58,8 @@ if case in ("late-buffer", "train-mode"):
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 if case == "unfrozen":
     next(net.parameters()).requires_grad_(False)
-if case == "scheduler":
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-loader = DataLoader(data, 1 if case == "sparse" else 4)
+decay = torch.optim.lr_scheduler.StepLR(optimizer, 1) if case == "scheduler" else None
+loader = DataLoader(data, 1 if case == "sparse" else 4, drop_last=case in ("late-buffer", "train-mode"))
 if case == "compiled":
     net.compile(backend="aot_eager")
 options = {
@@ -126,3 +125,5 @@ for epoch in job.epochs(2):
         if case == "late-buffer":
             model(inputs)
         optimizer.step()
+        if decay is not None:
+            decay.step()

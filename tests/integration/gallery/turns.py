@@ -6,6 +6,7 @@ it would give other bits.
 
 import argparse
 import copy
+import itertools
 
 import torch
 from parts import Images
@@ -16,7 +17,7 @@ import elastane
 
 SLIPS = (
     "counter", "clamp", "data-clamp", "average", "module-counter", "running-mean", "optimizer-counter",
-    "every-second-turn", "second-forward", "criterion-counter",
+    "every-second-turn", "second-forward", "criterion-counter", "hook",
 )  # fmt: skip
 parser = argparse.ArgumentParser()
 parser.add_argument("slip", nargs="?", choices=SLIPS)
@@ -81,6 +82,9 @@ net = Net()
 average = copy.deepcopy(net).requires_grad_(False).eval()
 optimizer = Lookahead(net.parameters(), lr=0.05, momentum=0.9)
 loader = DataLoader(Images(), 4, shuffle=True)
+if slip == "hook":
+    calls = itertools.count(1)
+    net.head.register_forward_hook(lambda module, inputs, scores: scores / next(calls))
 if slip == "average":
     model, optimizer, loader = job.prepare(net, optimizer, loader)
 else:
@@ -95,7 +99,7 @@ for _ in job.epochs(2):
             group["lr"] = 0.05 / (1 + factor)
         loss = criterion(model(images), labels)
         if slip == "second-forward":
-            loss = loss + model(images.flip(3)).square().mean()
+            loss = loss + model(images.flip(3)).square().mean() * (1 + net.features[1].running_mean.sum())
         if slip == "running-mean":
             loss = loss / mean
         mean = 0.9 * mean + 0.1 * loss.item()

@@ -1,0 +1,118 @@
+"""The turn that is run twice: what it compares, and that nothing of the first run is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from elastane.context import EstContext
+from elastane.data import BatchSource
+from elastane.rng import Generators
+from elastane.runtime.repeat_check import RepeatCheck, TurnRepeatError
+from elastane.runtime.turn import Turn
+from unit.data.loader_runs import initial_contexts
+
+ACCUMULATED = 2
+
+
+class Drawing(Dataset[torch.Tensor]):
+    """A sample with noise. counts: and with the number of samples that were read."""
+
+    def __init__(self, counts: bool) -> None:
+        self.counts, self.read = counts, 0
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.read += self.counts
+        return index + self.read + torch.rand(2)
+
+
+class Run:
+    """Steps as the trainer makes them, of two ESTs. gradient: of a mini-batch."""
+
+    def __init__(self, gradient: Callable[[Any], torch.Tensor], *, counts: bool, enabled: bool) -> None:
+        self.source = BatchSource(DataLoader(Drawing(counts), 2), 2, accumulation_steps=ACCUMULATED)
+        self.source.start()
+        self.generators = Generators()
+        self.contexts: dict[int, EstContext] = initial_contexts(2)
+        self.source.position(self.contexts, 0)
+        self.check = RepeatCheck(self.source, self.generators, self.source.registry, enabled=enabled)
+        self.gradient = gradient
+        self.given: list[list[torch.Tensor]] = []
+        self.twice: list[int] = []
+
+    def epoch(self, first: int, steps: int) -> None:
+        self.check.begin_loop()
+        for step in range(first, first + steps):
+            self.step(step)
+
+    def step(self, step: int) -> None:
+        own = [Turn(step, rank, rank, ends=rank == 1, batches=ACCUMULATED) for rank in (0, 1)]
+        turns = self.check.turns(step, own, self.contexts)
+        if len(turns) > len(own):
+            self.twice.append(step)
+        after = {}
+        for turn in turns:
+            self.generators.restore((turn.guest or self.contexts[turn.rank]).parts)
+            seen = []
+            for turn.micro in range(ACCUMULATED):
+                batch, _ = self.check.begin(turn)
+                gradient = self.gradient(batch)
+                if turn.digest is not None:
+                    turn.digest.add(turn.micro, gradient)
+                seen.append(batch.clone())
+                batch.zero_()  # the body may do so
+                if turn.sync:
+                    self.check.compare(turn)
+                turn.loader_parts |= self.check.finish(turn)
+            if turn.guest is None:
+                self.given.append(seen)
+                after[turn.rank] = self.contexts[turn.rank].next(self.generators.capture(), turn.loader_parts)
+        self.contexts = after
+
+
+def drawn(batch: torch.Tensor) -> torch.Tensor:
+    return batch * torch.rand(2)
+
+
+def test_two_steps_are_run_twice_and_leave_the_batches_and_states_of_steps_run_once() -> None:
+    plain, checked = (Run(drawn, counts=False, enabled=enabled) for enabled in (False, True))
+    for run in (plain, checked):
+        run.epoch(0, 5)
+        run.epoch(5, 5)
+        run.source.close()
+    assert (plain.twice, checked.twice) == ([], [2, 5])
+    assert all(
+        torch.equal(one, other)
+        for mine, theirs in zip(plain.given, checked.given, strict=True)
+        for one, other in zip(mine, theirs, strict=True)
+    )
+    assert {rank: context.parts for rank, context in plain.contexts.items()} == {
+        rank: context.parts for rank, context in checked.contexts.items()
+    }
+
+
+def test_gradients_that_something_outside_the_state_decides_are_refused() -> None:
+    calls: list[int] = []
+
+    def counted(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return batch / len(calls)
+
+    run = Run(counted, counts=False, enabled=True)
+    with pytest.raises(TurnRepeatError, match=r"EST 0 in step 2 was run twice .* its gradients differ"):
+        run.epoch(0, 5)
+    run.source.close()
+
+
+def test_a_mini_batch_that_is_not_the_same_again_is_refused() -> None:
+    run = Run(drawn, counts=True, enabled=True)
+    with pytest.raises(TurnRepeatError, match=r"a mini-batch of EST 0 in step 2 was made twice .*collate_fn"):
+        run.epoch(0, 5)
+    run.source.close()

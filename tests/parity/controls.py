@@ -129,17 +129,6 @@ CONTROLS = (
         "refused.py dataset-generator",
     ),
     Control(
-        "gradients are clipped before they are summed",
-        (
-            off(
-                f"{RUNTIME}.trainer",
-                "        name = self._reducer.written_between()\n        if name is not None:",
-                "        name = None\n        if name is not None:",
-            ),
-        ),
-        "refused.py 'summed gradients'",
-    ),
-    Control(
         "a parameter is unfrozen in the loop",
         (off(f"{RUNTIME}.trainer", "            if param.requires_grad:\n", "            if False:\n"),),
         "refused.py unfrozen",

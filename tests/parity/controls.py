@@ -120,7 +120,11 @@ CONTROLS = (
     ),
     Control(
         "a scheduler is not prepared",
-        (off(f"{RUNTIME}.prepared", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),),
+        (
+            off(f"{RUNTIME}.prepared", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),
+            HYPERPARAMETERS,
+            off(f"{RUNTIME}.turn_watch", "elif not turn.asked_stepped and self._num_ests > 1:", "elif False:"),
+        ),
         "refused.py scheduler",
     ),
     Control(

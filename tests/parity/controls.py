@@ -49,6 +49,9 @@ ATTRIBUTES = off(f"{RUNTIME}.loop_carried", "return attribute.changes >= _TIMES"
 HYPERPARAMETERS = off(
     f"{RUNTIME}.turn_watch", "        if name is None:\n            return\n", "        return\n"
 )
+AFTER_STEP = off(
+    f"{RUNTIME}.turn_watch", "elif not turn.asked_stepped and self._num_ests > 1:", "elif False:"
+)
 WEIGHTS = off(f"{RUNTIME}.turn_watch", "        if not written:\n            return\n", "        return\n")
 
 
@@ -123,7 +126,7 @@ CONTROLS = (
         (
             off(f"{RUNTIME}.prepared", 'hasattr(optimizer.step, "_wrapped_by_lr_sched")', "False"),
             HYPERPARAMETERS,
-            off(f"{RUNTIME}.turn_watch", "elif not turn.asked_stepped and self._num_ests > 1:", "elif False:"),
+            AFTER_STEP,
         ),
         "refused.py scheduler",
     ),
@@ -136,11 +139,6 @@ CONTROLS = (
         "a parameter is unfrozen in the loop",
         (off(f"{RUNTIME}.trainer", "            if param.requires_grad:\n", "            if False:\n"),),
         "refused.py unfrozen",
-    ),
-    Control(
-        "a scaler is not prepared",
-        (off(f"{RUNTIME}.prepared", "id(optimizer) in optimizers and id(self) not in known", "False"),),
-        "refused.py 'hidden scaler'",
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`make controls` takes a quarter of an hour; that its detectors are still where it looks for them is seen here."""
+"""`make controls` takes a quarter of an hour; that its detectors are where it looks for them is seen here."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from elastane.collective.gradient_digest import GradientDigest
 from elastane.context import EstContext
 from elastane.data import BatchSource
 from elastane.rng import Generators
@@ -96,6 +97,16 @@ def test_two_steps_are_run_twice_and_leave_the_batches_and_states_of_steps_run_o
     assert {rank: context.parts for rank, context in plain.contexts.items()} == {
         rank: context.parts for rank, context in checked.contexts.items()
     }
+
+
+def test_a_turn_that_the_sentinel_checks_is_left_to_it() -> None:
+    run = Run(drawn, counts=False, enabled=True)
+    run.epoch(0, 2)
+    turn = Turn(2, 0, 0, ends=False, batches=ACCUMULATED, digest=GradientDigest())
+    assert run.check.turns(2, [turn], run.contexts) == [turn] and not turn.repeated
+    run.epoch(2, 3)
+    assert run.twice == [2]
+    run.source.close()
 
 
 def test_gradients_that_something_outside_the_state_decides_are_refused() -> None:

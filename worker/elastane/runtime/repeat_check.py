@@ -69,14 +69,14 @@ class RepeatCheck:
     def turns(self, step: int, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
         """The turns of `step`, before them the first one's as a guest where it is to be compared.
 
-        Not in the first steps that run, which set up what has its value from then on; `turns` begins with
-        another guest where the sentinel checks one.
+        Not in the first steps that run, which set up what has its value from then on, nor where the sentinel
+        has a use for the first turn: a guest, or a digest of it.
         """
         self._guest, self._kept, self._place = None, [], None
         self._steps += 1
-        if not self._due or self._steps <= STEPS_BEFORE or turns[0].guest is not None:
-            return turns
         own = turns[0]
+        if not self._due or self._steps <= STEPS_BEFORE or own.guest is not None or own.digest is not None:
+            return turns
         own.repeated, own.digest = True, GradientDigest()
         self._guest = Turn(step, own.rank, 0, ends=False, batches=own.batches, guest=contexts[own.rank])
         self._guest.repeated, self._guest.digest = True, GradientDigest()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 import statistics
@@ -36,6 +37,7 @@ from elastane.agent.reference import run_stock_ddp
 from elastane_proto.v1 import job_pb2
 
 SCRIPT = str(Path(__file__).with_name("steady_script.py"))
+FINGERPRINT_SCRIPT = Path(__file__).with_name("fingerprint_cost.py")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ CASES = [
     Case("gpt-25m", 8, 4, 1, 4, quick=False),
     Case("gpt-25m", 8, 4, 2, 4, quick=False),
 ]
+#: Model and batch of an EST: a step of about 20 ms, and one of about 300 ms.
+FINGERPRINTED = [("cnn", 16), ("gpt-25m", 2)]
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
@@ -97,6 +101,10 @@ def measure(args: argparse.Namespace, report: Report) -> None:
                 f"{done.case}: {done.ours}, {done.peer_name} {done.peer}: {done.ratio:.3f}", file=sys.stderr
             )
         check_bits(case, ours[-1].facts["digest"], theirs[-1].facts["digest"], digests)
+    for model, batch in FINGERPRINTED:
+        name = f"{MODEL_NAMES[model]}, batch {batch}: fingerprints of a step"
+        if args.only in name:
+            report.rows.append(fingerprint_row(name, model, batch, repeats))
     report.facts["bits"] = "equal to stock DDP's in every P = N case, and for all mappings of the same ESTs"
     report.facts["repeats"] = repeats
 
@@ -128,6 +136,21 @@ def torchft_row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
         target=1.0,
         noise=1.5,
         note="torchft asks its lighthouse for a quorum and votes on every step",
+    )
+
+
+def fingerprint_row(name: str, model: str, batch: int, repeats: int) -> Row:
+    """What comparing workers' state costs, in CPU time beside a step's."""
+    command = [sys.executable, str(FINGERPRINT_SCRIPT), model, str(batch), str(repeats)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return Row(
+        name,
+        Series(found["fingerprints"], "ms CPU"),
+        Series(found["step"], "ms CPU"),
+        "the step",
+        target=0.01,
+        noise=1.5,
+        note="in a ring of several workers; one that is alone has nobody to compare with, and pays nothing",
     )
 
 

@@ -1,0 +1,55 @@
+"""CPU that the fingerprints of a step take, beside the step's own: run by steady_step.py.
+
+    fingerprint_cost.py MODEL BATCH REPEATS
+
+Prints JSON: for each repeat the CPU milliseconds of a step (forward, backward, optimizer) and of what a
+worker of a ring does for its fingerprints in a step, all threads, means over as many steps as all of the
+state is compared in. One thread of torch, so that CPU time is the time it takes where nothing else runs.
+"""
+
+import json
+import sys
+import time
+
+import torch
+from steady_script import MODELS, loss_of
+
+from elastane.runtime.environment import WorkerEnvironment
+from elastane.runtime.fingerprints import Fingerprints
+from elastane.state.train_state import TrainState
+
+
+def milliseconds(work, times):
+    """Mean CPU time of this process for one call."""
+    began = time.process_time()
+    for number in range(times):
+        work(number)
+    return (time.process_time() - began) / times * 1e3
+
+
+def main(model, batch, repeats):
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    net, inputs, targets = MODELS[model]()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    steps = WorkerEnvironment.model_fields["fingerprint_steps"].default
+    buffers = list(net.buffers())
+    fingerprints = Fingerprints(TrainState(net, [optimizer], [], {}), lambda: buffers, steps)
+
+    def train(_):
+        loss = loss_of(net, inputs[:batch], targets[:batch])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def compare(step):
+        fingerprints.begin(step, whole=False, alone=False)
+        fingerprints.state_digest(), fingerprints.settings_digest()
+
+    train(0), compare(0)
+    found = [(milliseconds(train, 10), milliseconds(compare, 4 * steps)) for _ in range(repeats)]
+    print(json.dumps({"step": [one for one, _ in found], "fingerprints": [other for _, other in found]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

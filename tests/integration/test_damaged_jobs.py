@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import grpc
 import pytest
 from click.testing import Result
@@ -160,11 +161,18 @@ async def test_a_job_whose_key_is_gone_is_held_until_an_operator_decides(store: 
 GET = job_pb2.JobServiceGetRequest(name="j")
 
 
-async def test_a_key_that_is_put_back_is_all_that_it_takes(store: Store) -> None:
+async def test_a_key_that_is_put_back_is_all_that_it_takes(store: Store, tmp_path: Path) -> None:
     await killed_after_some_work(store)
     kept = await store.redis.dump(KEYS.history)
     await store.redis.delete(KEYS.history)
-    async with serving(store) as (master, channel):
+    http = {"http": "127.0.0.1:0", "http_port_file": tmp_path / "http"}
+    async with serving(store, **http) as (master, channel), aiohttp.ClientSession() as browser:
+        dashboard = f"http://{(tmp_path / 'http').read_text().strip()}/"
+        for page, status in (("", 200), ("jobs/j", 409)):
+            async with browser.get(dashboard + page) as answer:
+                shown = await answer.text()
+                assert answer.status == status
+                assert KEYS.history in shown and "elastane repair JOB" in shown, shown
 
         async def command(*words: str) -> Result:
             environment = {"ELASTANE_MASTER": master.address}

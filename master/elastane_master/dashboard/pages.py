@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from typing import Any, Final
@@ -71,16 +71,24 @@ def asset_version() -> str:
     return digest.hexdigest()[:12]
 
 
-def jobs_page(jobs: Sequence[JobView], visitor: Visitor, *, state: str) -> str:
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What the list shows. damaged: jobs that are held as they are not whole, with what to do."""
+
+    jobs: Sequence[JobView]
+    damaged: Mapping[str, Notice] = field(default_factory=dict)
+
+
+def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
     """The list of jobs. state: what the master says of itself."""
     return _render(
-        "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(jobs)}
+        "jobs.html", root="", visitor=visitor, state=state, live="live", parts={"jobs": jobs_part(listed)}
     )
 
 
-def jobs_part(jobs: Sequence[JobView]) -> str:
+def jobs_part(listed: Listed) -> str:
     """The table of jobs alone."""
-    return _render("part_jobs.html", root="", jobs=jobs)
+    return _render("part_jobs.html", root="", jobs=listed.jobs, damaged=listed.damaged)
 
 
 @dataclass(frozen=True, slots=True)

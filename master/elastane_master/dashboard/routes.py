@@ -31,9 +31,9 @@ from elastane_master.dashboard.browser import (
 )
 from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Kitchen, Live, Parts
-from elastane_master.dashboard.pages import AskedEvents, Notice, Visitor
+from elastane_master.dashboard.pages import AskedEvents, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
-from elastane_master.decisions.views import JobView, job_view
+from elastane_master.decisions.views import job_view
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
 from elastane_master.security.gate import Gate
@@ -64,6 +64,7 @@ _STATUS: Final = {
     "stale": 409,
     "mismatch": 409,
     "wrong_phase": 409,
+    "damaged": 409,
     "limit_exceeded": 413,
     "rate_limited": 429,
     "quota_exceeded": 429,
@@ -313,17 +314,22 @@ class DashboardRoutes:
             self._kitchen = (hosts, gatherer, Live(Kitchen(gatherer), self._connections_max))
         return self._kitchen[1], self._kitchen[2]
 
-    def _listed(self, caller: Principal) -> list[JobView]:
+    def _listed(self, caller: Principal) -> Listed:
         """The jobs the caller may see. Raises Rejection while this master does not serve."""
         hosts = self._master.hosts
         if hosts is None:
-            return []
+            return Listed([])
         seen = [host for host in hosts.all() if caller.covers(host.name)]
         views = [job_view(host.machine, host.clock()) for host in seen[:JOBS_SHOWN]]
         ended = [closed for closed in hosts.closed() if caller.covers(closed.name)]
         ended.sort(key=lambda closed: closed.ended_at, reverse=True)
         views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
-        return sorted(views, key=lambda view: view.name)
+        damaged = {
+            name: Notice(str(error), error.hint, refused=True)
+            for name, error in sorted(hosts.held().items())[:JOBS_SHOWN]
+            if caller.covers(name)
+        }
+        return Listed(sorted(views, key=lambda view: view.name), damaged)
 
     def _list(self, caller: Principal) -> str:
         """The list as HTML, made once a second for all of the same rights. Raises Rejection."""

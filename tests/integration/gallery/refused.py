@@ -114,8 +114,6 @@ for epoch in job.epochs(2):
         if case == "hidden scaler":
             hidden.scale(loss).backward()
             hidden.step(optimizer)
-            hidden.update()
-            continue
         loss.backward(retain_graph=case == "two-backwards")
         if case == "two-backwards":
             loss.backward()

@@ -89,7 +89,8 @@ class Trainer:
             applied_step=protocol.applied_step,
             holds_state=protocol.holds_state,
         )
-        await call.write(ring_pb2.AttendRequest(hello=hello))
+        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already, and below says how
+            await call.write(ring_pb2.AttendRequest(hello=hello))
         writer = asyncio.create_task(self._write(call))
         beats = asyncio.create_task(self._beat())
         try:

@@ -112,6 +112,10 @@ class Checkers:
         self._reached[worker] = step
         self._trained_in[worker] = generation
         ring = self.rings[generation]
+        if ring.lineage not in (None, lineage) and generation in self._forgotten_rings:
+            # The store forgot it with all who were in it; the same workers, started anew, have its number.
+            self._forgotten_rings.discard(generation)
+            ring = self.rings[generation] = Ring(ring.owners, ring.resume_step)
         if ring.lineage not in (None, lineage):
             self._broken(
                 "one ring", f"{worker} has the history of {lineage}, its ring that of {ring.lineage}"

@@ -253,8 +253,17 @@ def attacked(kind: str, address: str, connections: int, addresses: int) -> Itera
         process.wait()
 
 
+RETRIES = {"maxAttempts": 5, "initialBackoff": "0.01s", "maxBackoff": "0.1s", "backoffMultiplier": 2}
+SERVICE = {
+    "methodConfig": [{"name": [{}], "retryPolicy": RETRIES | {"retryableStatusCodes": ["UNAVAILABLE"]}}]
+}
+
+
 class Honest:
-    """A caller with a token: one call after the other, every tenth on a new connection."""
+    """A caller with a token: one call after the other, every tenth on a new connection.
+
+    A call that is cut off is made again, as agents, workers and commands do; its time is that of all tries.
+    """
 
     def __init__(self, address: str, job: str) -> None:
         self.seconds: list[float] = []
@@ -276,7 +285,8 @@ class Honest:
         self._channel.close()
 
     def _connect(self) -> grpc.Channel:
-        return grpc.insecure_channel(self._address, options=[("grpc.use_local_subchannel_pool", 1)])
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.service_config", json.dumps(SERVICE))]
+        return grpc.insecure_channel(self._address, options=options)
 
     def _run(self) -> None:
         for number in itertools.count(1):

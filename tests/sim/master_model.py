@@ -128,8 +128,9 @@ class MasterModel:
                 self.world.fail("no crash", f"{self.name} cannot read the store: {error}")
             self.kill()
             return
-        for error in self.hosts.held().values() if self.leadership.leads else ():
-            self.world.fail("nothing lost", f"{self.name} holds a job: {error}")
+        with contextlib.suppress(Rejection):  # its lease may be over, as it will notice soon
+            for error in self.hosts.held().values() if self.leadership.leads else ():
+                self.world.fail("nothing lost", f"{self.name} holds a job: {error}")
         self.serving, self.serving_since = True, self.world.now
         self.world.log(f"{self.name} serves")
 

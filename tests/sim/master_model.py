@@ -6,6 +6,7 @@ takes the place of the gRPC server, of the command line that starts and stops it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import structlog
@@ -81,6 +81,15 @@ class ClosedJob:
         record = read_record(self.stored.record)
         assert record is not None  # it was read before
         return record
+
+
+class _Restored(NamedTuple):
+    """A job that was read, and is not served yet."""
+
+    name: str
+    log: JobLog
+    recovered: Recovered
+    machine: JobMachine
 
 
 class JobHosts(HostOwner):
@@ -167,20 +176,26 @@ class JobHosts(HostOwner):
             else:
                 listed.open.append(name)
 
-        async def take_over(name: str) -> None:
+        async def take_over(name: str) -> _Restored | None:
             async with self._opening:
                 if not may_lead():
                     raise LeaseOver(f"the lease ran out before job {name} was taken over")
-                await self._take_over(name, is_stored=name in stored)
+                return await self._take_over(name, is_stored=name in stored)
 
         tasks = [asyncio.create_task(take_over(name)) for name in sorted(listed.open)]
         try:
-            await asyncio.gather(*tasks)
+            read = await asyncio.gather(*tasks)
         except BaseException:
             # Those that are left would take jobs over behind the back of the next attempt.
             await cancel(*tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
+        # Each may lift the clock that all share: whoever was started before would see its deadlines pass.
+        for restored in read:
+            if restored is not None:
+                if not may_lead():
+                    raise LeaseOver(f"the lease ran out before job {restored.name} was served")
+                await self._serve(*restored)
         await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
         self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
@@ -341,7 +356,7 @@ class JobHosts(HostOwner):
         log, recovered = await JobLog.open(self.store.redis, name, self._options)
         self._require_serving()  # a host made now would be served by nobody, and never be ended
         if recovered.snapshot is not None:
-            host = await self._serve(name, log, recovered)
+            host = await self._serve(name, log, recovered, self._replay(name, recovered))
             _require_equal_host(host, settings)
             return host, False
         host = self._make_host(machine, log, recovered)
@@ -420,26 +435,26 @@ class JobHosts(HostOwner):
         self._held[error.job] = error
         logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
 
-    async def _take_over(self, name: str, *, is_stored: bool) -> None:
-        """is_stored: there was something of it in the store."""
+    async def _take_over(self, name: str, *, is_stored: bool) -> _Restored | None:
+        """The job as it was; None: it is held, or was never stored. is_stored: the store had some of it."""
         try:
             log, recovered = await JobLog.open(self.store.redis, name, self._options)
             if is_stored and not recovered.exists:
                 raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
         except JobDamaged as error:
             self._hold(error)
-            return
+            return None
         if recovered.snapshot is None:
             # It stays listed: another master may be about to store it, and to acknowledge its creation.
             logger.warning("a job was never stored; its creation was not acknowledged", job=name)
-            return
+            return None
         try:
-            await self._serve(name, log, recovered)
+            return _Restored(name, log, recovered, self._replay(name, recovered))
         except StoreFormatUnknown as error:
             self._hold(JobDamaged(name, [_unreadable(name, error)]))
+            return None
 
-    async def _serve(self, name: str, log: JobLog, recovered: Recovered) -> JobHost:
-        machine = self._replay(name, recovered)
+    async def _serve(self, name: str, log: JobLog, recovered: Recovered, machine: JobMachine) -> JobHost:
         host = self._make_host(machine, log, recovered)
         logger.info(
             "job taken over",

@@ -63,6 +63,8 @@ class PolicyChecker:
 
     world: World
     accounts: dict[int, tuple[JobMachine, CostOracle, dict[str, Charged]]] = field(default_factory=dict)
+    #: When the master of a machine took it over: what was due before it is due then.
+    started: dict[int, float] = field(default_factory=dict)
 
     def wrap(self, handle: Callable[..., Decision]) -> Callable[..., Decision]:
         """`JobMachine.handle`, looked at."""
@@ -71,6 +73,8 @@ class PolicyChecker:
             if id(machine) not in self.accounts:
                 oracle = CostOracle(machine)
                 self.accounts[id(machine)] = machine, oracle, charged(machine, oracle.now)
+            if isinstance(event, MasterStarted):
+                self.started[id(machine)] = now
             state = machine.state
             generation, phase, until = state.ring.generation, state.phase, state.wait_until
             decision = handle(machine, event, now)
@@ -111,7 +115,7 @@ class PolicyChecker:
             if until is None or now < until or not limit:
                 self.world.fail("max wait", f"workers are released at {now}, and may wait until {until}")
         elif state.phase == "waiting" and state.wait_until is not None and not state.awaited():
-            if now > state.wait_until + LATE_SECONDS and not isinstance(event, MasterStarted):
+            if now > max(state.wait_until, self.started.get(id(machine), 0.0)) + LATE_SECONDS:
                 self.world.fail(
                     "max wait", f"at {now} nobody is released, but it was due at {state.wait_until}"
                 )

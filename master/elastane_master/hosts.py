@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import structlog
@@ -81,6 +81,23 @@ class ClosedJob:
         record = read_record(self.stored.record)
         assert record is not None  # it was read before
         return record
+
+
+T = TypeVar("T")
+
+
+async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all; when one fails, the others are ended before its error is raised.
+
+    Those that are left would take jobs over behind the back of the next attempt.
+    """
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        await cancel(*tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 class _Restored(NamedTuple):
@@ -176,26 +193,21 @@ class JobHosts(HostOwner):
             else:
                 listed.open.append(name)
 
-        async def take_over(name: str) -> _Restored | None:
+        async def read(name: str) -> _Restored | None:
             async with self._opening:
                 if not may_lead():
                     raise LeaseOver(f"the lease ran out before job {name} was taken over")
                 return await self._take_over(name, is_stored=name in stored)
 
-        tasks = [asyncio.create_task(take_over(name)) for name in sorted(listed.open)]
-        try:
-            read = await asyncio.gather(*tasks)
-        except BaseException:
-            # Those that are left would take jobs over behind the back of the next attempt.
-            await cancel(*tasks)
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        # Each may lift the clock that all share: whoever was started before would see its deadlines pass.
-        for restored in read:
-            if restored is not None:
+        async def serve(job: _Restored) -> None:
+            async with self._opening:
                 if not may_lead():
-                    raise LeaseOver(f"the lease ran out before job {restored.name} was served")
-                await self._serve(*restored)
+                    raise LeaseOver(f"the lease ran out before job {job.name} was served")
+                await self._serve(*job)
+
+        jobs = await _all_or_none(read(name) for name in sorted(listed.open))
+        # Each may lift the clock that all share: whoever was served before would see its deadlines pass.
+        await _all_or_none(serve(job) for job in jobs if job is not None)
         await self.store.mark_stored(self._hosts.keys() - stored)
         self.restored = True
         self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")

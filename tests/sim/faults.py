@@ -236,8 +236,8 @@ class Cluster:
             at_once = wanted - len(self.alive) if calm and self.policies.max_wait_seconds else 1
             for _ in range(at_once):
                 self.start(f"w{self.started}")
-        if not self.is_over:
-            self.world.after(1.0, self._agents)
+        # Also of a job that is over: its store may lose that, and then workers are wanted again.
+        self.world.after(1.0, self._agents)
 
     # ------------------------------------------------------------------ faults
 

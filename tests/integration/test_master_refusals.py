@@ -12,6 +12,7 @@ from elastane_master import host as host_module
 from elastane_master.clock import Clock
 from elastane_master.decisions import operators
 from elastane_master.decisions.events import (
+    CancelRequested,
     DatasetCreated,
     DatasetSettings,
     JobSettings,
@@ -25,11 +26,13 @@ from elastane_master.decisions.turn import Turn
 from elastane_master.errors import MachineBroken
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.following import stopping
+from elastane_master.servers.job_service import JobServicer
 from elastane_master.store.connection import Store
 from elastane_master.store.errors import Fenced, LogClosed
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.log import LogOptions
+from elastane_proto.v1 import job_pb2
 from integration.master_support import open_ledger, private_store
 
 KEYS = JobKeys.of("j")
@@ -80,6 +83,38 @@ async def test_a_refusal_does_not_wait_for_ever_for_the_store(
         await host.submit(IMPOSSIBLE)
     assert caught.value.reason == "store_unavailable"
     written.set()
+
+
+async def test_nobody_is_told_of_a_phase_before_it_is_durable(
+    store: Store, hosts: JobHosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent ends with the phase that it is told; a crash would take back one that is in memory alone."""
+    host, may_write = hosts.get("j"), asyncio.Event()
+    write = type(host.log._script).__call__
+
+    async def held(*args: object, **named: object) -> object:
+        await may_write.wait()
+        return await write(*args, **named)
+
+    servicer, context = JobServicer(hosts), None
+    watched = servicer.Watch(job_pb2.JobServiceWatchRequest(name="j"), context)  # type: ignore[arg-type]
+    assert (await anext(watched)).job.phase == job_pb2.JOB_PHASE_WAITING
+    monkeypatch.setattr(type(host.log._script), "__call__", held)
+    host.begin(CancelRequested("r"))
+    assert host.machine.state.phase == "cancelled"
+    asks = (
+        anext(watched),
+        servicer.Get(job_pb2.JobServiceGetRequest(name="j"), context),  # type: ignore[arg-type]
+        servicer.List(job_pb2.JobServiceListRequest(), context),  # type: ignore[arg-type]
+    )
+    told = [asyncio.ensure_future(ask) for ask in asks]
+    host.changed.announce()  # as an earlier change that became durable just now does
+    done, _ = await asyncio.wait(told, timeout=0.5)
+    assert not done
+    may_write.set()
+    seen, got, listed = await asyncio.wait_for(asyncio.gather(*told), 10)
+    assert {seen.job.phase, got.job.phase, listed.jobs[0].phase} == {job_pb2.JOB_PHASE_CANCELLED}
+    await watched.aclose()
 
 
 async def test_a_stopping_master_decides_nothing_any_more(store: Store, hosts: JobHosts) -> None:

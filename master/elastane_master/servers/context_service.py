@@ -5,6 +5,7 @@ from __future__ import annotations
 from elastane_master.decisions.views import context_of, context_views
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.binding import Context
+from elastane_master.servers.following import once_durable
 from elastane_master.servers.translate_job import context_info, context_message
 from elastane_proto.v1 import context_pb2
 
@@ -19,9 +20,8 @@ class ContextServicer:
         self, request: context_pb2.ContextServiceGetRequest, context: Context
     ) -> context_pb2.ContextServiceGetResponse:
         host = await self._hosts.find(request.job)
-        await host.log.settled()
         step = request.step if request.HasField("step") else None
-        found, parts = context_of(host.machine, request.virtual_rank, step)
+        found, parts = await once_durable(host, lambda: context_of(host.machine, request.virtual_rank, step))
         message = context_message(request.virtual_rank, found, parts)
         return context_pb2.ContextServiceGetResponse(context=message)
 
@@ -29,6 +29,5 @@ class ContextServicer:
         self, request: context_pb2.ContextServiceListRequest, context: Context
     ) -> context_pb2.ContextServiceListResponse:
         host = await self._hosts.find(request.job)
-        await host.log.settled()
-        infos = [context_info(view) for view in context_views(host.machine)]
+        infos = await once_durable(host, lambda: [context_info(view) for view in context_views(host.machine)])
         return context_pb2.ContextServiceListResponse(contexts=infos)

@@ -1,10 +1,15 @@
-"""What all streams to watchers share: they end when the job is no longer served here, and why."""
+"""What all answers to watchers share: they tell what is durable, and end when the job is no longer served."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.succession import Leader
 from elastane_master.host import JobHost
+
+T = TypeVar("T")
 
 
 def stopping() -> Rejection:
@@ -39,3 +44,13 @@ def require_serving(host: JobHost) -> None:
         raise host.paused
     if host.log.failure is not None:
         raise host.log.failure
+
+
+async def once_durable(host: JobHost, view: Callable[[], T]) -> T:
+    """`view` of the job's state, told once that state is durable: a crash must not take back what was told.
+
+    While the store does not answer, the state in memory is told all the same: operators ask just then.
+    """
+    told = view()
+    await host.log.settled()
+    return told

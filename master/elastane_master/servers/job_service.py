@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
+from functools import partial
 
 from elastane_master.decisions.events import (
     AnyEvent,
@@ -22,7 +23,7 @@ from elastane_master.decisions.views import checkpoints_view, job_view
 from elastane_master.host import JobHost
 from elastane_master.hosts import ClosedJob, JobHosts
 from elastane_master.servers.binding import Context
-from elastane_master.servers.following import require_serving
+from elastane_master.servers.following import once_durable, require_serving
 from elastane_master.servers.translate import (
     NAME_CHARACTERS_MAX,
     checked_name,
@@ -69,18 +70,20 @@ class JobServicer:
         if (closed := self._hosts.closed_job(request.name)) is not None:
             return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
         host = self._hosts.get(request.name)
-        await host.log.settled()
-        return job_pb2.JobServiceGetResponse(job=_job(host))
+        return job_pb2.JobServiceGetResponse(job=await _durable_job(host))
 
     async def List(
         self, request: job_pb2.JobServiceListRequest, context: Context
     ) -> job_pb2.JobServiceListResponse:
-        jobs: list[job_pb2.Job] = [_job(host) for host in self._hosts.all()]
+        served = self._hosts.all()
+        jobs: list[job_pb2.Job] = [_job(host) for host in served]
         for number, closed in enumerate(self._hosts.closed(), 1):
             jobs.append(_closed_job(closed))
             if number % JOBS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         jobs += [damaged_message(held) for held in self._hosts.held().values()]
+        for host in served:
+            await host.log.settled()
         jobs.sort(key=lambda job: job.name)
         return job_pb2.JobServiceListResponse(jobs=jobs)
 
@@ -94,9 +97,12 @@ class JobServicer:
                 seen = host.changed.count
                 require_serving(host)
                 if host.machine.state.revision != revision:
-                    revision = host.machine.state.revision
-                    yield job_pb2.JobServiceWatchResponse(job=_job(host))
-                    await asyncio.sleep(WATCH_SECONDS_MIN)
+                    job = _job(host)
+                    # An agent ends with the phase it is told: it must not be one that a crash takes back.
+                    if await host.log.settled():
+                        revision = job.revision
+                        yield job_pb2.JobServiceWatchResponse(job=job)
+                        await asyncio.sleep(WATCH_SECONDS_MIN)
                 await host.changed.beyond(seen)
 
     async def Scale(
@@ -153,7 +159,7 @@ class JobServicer:
                 seen = host.changed.count
                 require_serving(host)
                 outcome = _outcome(host, request_id)
-                if outcome is not None:
+                if outcome is not None and await host.log.settled():
                     return outcome
                 await host.changed.beyond(seen)
 
@@ -178,11 +184,15 @@ class JobServicer:
     async def _ask(self, name: str, event: AnyEvent) -> job_pb2.Job:
         host = await self._hosts.find(name)
         await host.submit(event)
-        return _job(host)
+        return await _durable_job(host)
 
 
 def _job(host: JobHost) -> job_pb2.Job:
     return job_message(job_view(host.machine, host.clock()), host.liveness)
+
+
+async def _durable_job(host: JobHost) -> job_pb2.Job:
+    return await once_durable(host, partial(_job, host))
 
 
 def _closed_job(closed: ClosedJob) -> job_pb2.Job:

@@ -22,7 +22,7 @@ from elastane_master.records import StoredNote
 from elastane_master.servers.attend_encoding import AttendEncoder
 from elastane_master.servers.binding import Context, Malformed, require_version
 from elastane_master.servers.errors import REFUSALS, as_rejection
-from elastane_master.servers.following import require_serving, stopping
+from elastane_master.servers.following import once_durable, require_serving, stopping
 from elastane_master.servers.translate_job import event_message
 from elastane_master.servers.translate_session import (
     attend_event,
@@ -68,8 +68,7 @@ class RingServicer:
 
     async def GetRing(self, request: ring_pb2.GetRingRequest, context: Context) -> ring_pb2.GetRingResponse:
         host = await self._hosts.find(request.job)
-        await host.log.settled()
-        view = ring_view(host.machine)
+        view = await once_durable(host, lambda: ring_view(host.machine))
         return ring_pb2.GetRingResponse(
             generation=view.generation, step=view.step, members=ring_members(view.members)
         )

@@ -18,7 +18,7 @@ from elastane_master.hosts import JobHosts
 from elastane_master.limits import require_room
 from elastane_master.servers import translate_shard
 from elastane_master.servers.binding import Context, Malformed
-from elastane_master.servers.following import require_serving
+from elastane_master.servers.following import once_durable, require_serving
 from elastane_master.servers.pipeline import Decided, Pipeline
 from elastane_master.servers.translate import checked_name, checked_request_id, seconds
 from elastane_master.servers.waiting_line import Place, WaitingLine
@@ -128,8 +128,8 @@ class ShardServicer:
         self, request: shard_pb2.GetProgressRequest, context: Context
     ) -> shard_pb2.GetProgressResponse:
         host = await self._hosts.find_or_only(request.job)
-        await host.log.settled()
-        return shard_pb2.GetProgressResponse(datasets=_progress(host, request.dataset))
+        datasets = await once_durable(host, lambda: _progress(host, request.dataset))
+        return shard_pb2.GetProgressResponse(datasets=datasets)
 
     async def WatchProgress(
         self, request: shard_pb2.WatchProgressRequest, context: Context
@@ -140,7 +140,8 @@ class ShardServicer:
             while True:
                 seen = host.changed.count
                 require_serving(host)
-                yield shard_pb2.WatchProgressResponse(datasets=_progress(host, request.dataset))
+                datasets = await once_durable(host, lambda: _progress(host, request.dataset))
+                yield shard_pb2.WatchProgressResponse(datasets=datasets)
                 await asyncio.sleep(max(interval, WATCH_SECONDS_MIN))
                 await host.changed.beyond(seen)
 
@@ -148,11 +149,12 @@ class ShardServicer:
         self, request: shard_pb2.ListTasksRequest, context: Context
     ) -> shard_pb2.ListTasksResponse:
         host = await self._hosts.find(request.job)
-        await host.log.settled()
         count = _page_size(request.page_size)
         after = translate_shard.after_token(request.page_token)
         state = translate_shard.task_state(request.state)
-        tasks = list_tasks(host.machine, request.dataset, state, after, count)
+        tasks = await once_durable(
+            host, lambda: list_tasks(host.machine, request.dataset, state, after, count)
+        )
         return shard_pb2.ListTasksResponse(
             tasks=[translate_shard.task_info(task) for task in tasks],
             next_page_token=translate_shard.task_token(tasks[-1]) if len(tasks) == count else "",

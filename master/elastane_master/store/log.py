@@ -327,11 +327,12 @@ class JobLog:
         self._snapshot_bytes = 0
         self._wake()
 
-    async def settled(self) -> None:
-        """Returns when all appended so far is durable, or the store is known not to answer."""
+    async def settled(self) -> bool:
+        """Returns when all appended so far is durable (True), or the store is known not to answer (False)."""
         position, seen = self.appended, self._changed.count
         while self.durable < position and self._reachable and self.failure is None:
             seen = await self._changed.beyond(seen)
+        return self.durable >= position
 
     async def close(self, timeout_seconds: float = 5.0) -> None:
         """Writes what is pending and a last snapshot, then stops; gives up after the timeout."""

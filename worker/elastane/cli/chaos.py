@@ -97,7 +97,8 @@ def chaos(
 ) -> None:  # fmt: skip
     from elastane.chaos.plan import FaultsError, choose
     from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
-    from elastane.cli.common import CODE_RUN_FAILED, sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED
+    from elastane.cli.signals import sigterm_cleans_up
     from elastane.errors import ElastaneError
 
     if list_faults:

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import json
 import re
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -208,22 +207,6 @@ def local_time(seconds: float) -> str:
 def counted(count: int, name: str) -> str:
     """ "1 worker", "2 workers"."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
-
-
-@contextlib.contextmanager
-def sigterm_cleans_up() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave as Ctrl-C does: no process and no temporary folder stays behind."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in wanted}  # not what nohup has turned off
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:

@@ -73,7 +73,8 @@ def drill(
     if keep is not None and keep.exists():
         raise typer.BadParameter(f"{keep} exists already", param_hint="--keep")
 
-    from elastane.cli.common import CODE_RUN_FAILED, fail, sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED, fail
+    from elastane.cli.signals import sigterm_cleans_up
     from elastane.drill.run import Drill
     from elastane.errors import ElastaneError
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from elastane.cli.catalogue import COMMANDS, CommandGroup, list_in, load
+from elastane.cli.signals import keep_signals
 from elastane_proto.versions import release
 
 HELP_OPTIONS = ["-h", "--help"]
@@ -102,6 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A reason may have letters that the terminal has not: a question mark instead, and no traceback.
         sys.stdout.reconfigure(errors="replace")
+    keep_signals()
     try:
         if len(given) == 2 and given[0] in COMMANDS and given[1] in HELP_OPTIONS:
             _help_of(given)

@@ -18,9 +18,9 @@ from elastane.cli.common import (
     command,
     connect,
     console,
-    sigterm_cleans_up,
 )
 from elastane.cli.event_filter import KindOption, SinceOption, WorkerOption, filter_of
+from elastane.cli.signals import sigterm_cleans_up
 
 if TYPE_CHECKING:
     from elastane.client import MasterClient

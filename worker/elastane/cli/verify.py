@@ -132,7 +132,8 @@ def verify(
     ] = None,
     as_json: Annotated[bool, _option("--json", None, "Print the result as one JSON document.")] = False,
 ) -> None:  # fmt: skip
-    from elastane.cli.common import CODE_RUN_FAILED, sigterm_cleans_up
+    from elastane.cli.common import CODE_RUN_FAILED
+    from elastane.cli.signals import sigterm_cleans_up
     from elastane.determinism import Level
     from elastane.diagnose.source import examine_script
     from elastane.errors import ElastaneError

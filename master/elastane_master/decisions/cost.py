@@ -262,7 +262,9 @@ def resumed(state: JobState, step: int, now: float) -> None:
         checkpointed(state, book.boundary[0])
         book.marks[step] = book.working
     book.marks = {marked: tally for marked, tally in book.marks.items() if marked <= step}
-    book.boundary = book.before = (step, book.working)
+    book.boundary = (step, book.working)
+    if book.before[0] >= step:
+        book.before = book.boundary  # else it stays: the next ring may find only a member that is a step behind
     if not book.marks:
         book.marks[step] = book.working
 

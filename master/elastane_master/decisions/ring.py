@@ -379,7 +379,11 @@ def commit_applied(turn: Turn) -> None:
         return
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
-    commit_below(turn, min(applied, default=-1))
+    everywhere = min(applied, default=-1)
+    lost = any(worker not in state.finished for worker in ring.gone)
+    if lost and not everywhere >= state.total_steps > 0:
+        return  # the next ring commits it, once all of its members hold it; after the last step there is none
+    commit_below(turn, everywhere)
 
 
 def _held_up(state: JobState) -> bool:

@@ -113,6 +113,22 @@ def test_a_loss_during_the_grace_waits_for_the_others_to_return() -> None:
     assert job.generation == 2 and job.members == ("b", "c")
 
 
+def test_a_step_that_a_lost_member_never_applied_is_committed_by_the_next_ring() -> None:
+    job = running("a", "b")
+    job.steps(0, 3)
+    before = job.state.steps.committed
+    restarted(job)
+    job.pids["a"] = 77  # its weights are gone
+    come_back(job, "a", 0, 0, holds=False)
+    come_back(job, "b", 1, 3)
+    assert (before, job.state.steps.committed) == (2, 2), "b alone has applied the third step"
+    job.ready("a", 0, holds=False)
+    job.ready("b", 3, holds=True)
+    assert job.take(effects.Go)["b"].resume_step == 3
+    job.step(3)
+    assert job.state.steps.committed == 3
+
+
 def test_a_process_started_anew_under_the_name_is_not_the_member() -> None:
     job = running("a", "b")
     job.steps(0, 3)

@@ -263,8 +263,8 @@ def resumed(state: JobState, step: int, now: float) -> None:
         book.marks[step] = book.working
     book.marks = {marked: tally for marked, tally in book.marks.items() if marked <= step}
     book.boundary = (step, book.working)
-    if book.before[0] >= step:
-        book.before = book.boundary  # else it stays: the next ring may find only a member that is a step behind
+    if book.before[0] >= step:  # else it stays: the next ring may find only a member that is a step behind
+        book.before = book.boundary
     if not book.marks:
         book.marks[step] = book.working
 

@@ -2,14 +2,15 @@
 
 gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers
 (its limit is one of each frame), nor has it a way to end one. This process owns the sockets all the same:
-the doorkeeper looks through its descriptors for those of the port, and shuts one down by a duplicate of the
-descriptor, after having made sure that it still is the same socket. gRPC then finds its connection ended,
-as if the caller had left.
+the doorkeeper looks through its descriptors for those of the port, and gives one up by a duplicate of the
+descriptor, after having made sure that it still is the same socket. gRPC then finds its connection broken,
+as if the caller had died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import ipaddress
 import os
 import random
@@ -26,6 +27,11 @@ from elastane_master.security.strangers import Place, StrangerLimits, Strangers
 logger = structlog.get_logger(__name__)
 
 _DESCRIPTORS = "/proc/self/fd"
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_NOWHERE = struct.pack("=H14x", socket.AF_UNSPEC)
+"""An address to connect to that means none: TCP gives up the connection at once. After a mere shutdown one
+whose bytes gRPC does not read at the moment would stand on."""
+
 IDLE_LOOK_SECONDS = 0.25
 LOOK_SECONDS = 0.01
 """Between two looks, while a stranger is there: what arrives meanwhile is what they take beyond limits."""
@@ -143,8 +149,7 @@ class PortSockets:
         with suppress(OSError), _duplicate(descriptor) as connection:
             # gRPC may have closed it since: the number could be any other socket's.
             if _place(connection.getpeername()) == place:
-                connection.shutdown(socket.SHUT_RDWR)
-                return True
+                return bool(_LIBC.connect(connection.fileno(), _NOWHERE, len(_NOWHERE)) == 0)
         return False
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import structlog
@@ -26,6 +26,7 @@ from elastane_master.store.errors import (
     StoreRefused,
     StoreUnreachable,
 )
+from elastane_master.store.file_repair import FileRepair
 from elastane_master.store.fitness import require_fit
 from elastane_master.store.keys import JOB_PATTERN, JOBS_KEY, STORED_JOBS_KEY, checked_job_name, job_of
 from elastane_master.store.pinned import CONNECTIONS_MAX, PinnedScript, ScriptConnections
@@ -62,9 +63,13 @@ class JobNames(NamedTuple):
 
 
 class StoreRedis(Redis):
-    """The client of a store. script_connections: those of all its pinned scripts."""
+    """The client of a store.
+
+    script_connections: those of all its pinned scripts. file_repair: told of every error.
+    """
 
     script_connections: ScriptConnections
+    file_repair: FileRepair
 
     def pinned_script(self, text: str, replicas: int = 0) -> PinnedScript:
         """A script over connections that lie ready, for a caller that calls it all the time.
@@ -73,7 +78,15 @@ class StoreRedis(Redis):
         """
         return PinnedScript(self.script_connections, text, replicas)
 
+    async def execute_command(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().execute_command(*args, **options)  # type: ignore[no-untyped-call]
+        except RedisError as error:
+            self.file_repair.noted(error)
+            raise
+
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
+        await self.file_repair.aclose()
         await self.script_connections.aclose()
         await super().aclose(close_connection_pool)
 
@@ -116,7 +129,8 @@ class Store:
             **arguments,
         )
         redis = cast("StoreRedis", opened)
-        redis.script_connections = ScriptConnections(redis, options.connections_max)
+        redis.file_repair = FileRepair(redis)
+        redis.script_connections = ScriptConnections(redis, options.connections_max, redis.file_repair.noted)
         try:
             await _reach(redis, url, options.start_timeout_seconds)
             if options.url:

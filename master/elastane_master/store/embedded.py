@@ -104,10 +104,7 @@ class EmbeddedStore:
                 if await self._answers():
                     return started
                 if started and self._process is None:
-                    raise EmbeddedStoreFailed(
-                        f"the store of {self.folder} ended while starting: {self._log_tail()}",
-                        folder=self.folder,
-                    )
+                    raise self._ended_while_starting()
                 if time.monotonic() > deadline:
                     raise EmbeddedStoreFailed(
                         f"the store of {self.folder} did not answer within "
@@ -232,6 +229,20 @@ class EmbeddedStore:
         finally:
             await client.aclose()
         return True
+
+    def _ended_while_starting(self) -> EmbeddedStoreFailed:
+        said = self._log_tail()
+        failure = EmbeddedStoreFailed(
+            f"the store of {self.folder} ended while starting: {said}", folder=self.folder
+        )
+        if "Bad file format" in said:
+            files = self.folder / "appendonlydir"
+            failure.hint = (
+                f"copy {files}, then cut the file where it is damaged: "
+                f"valkey-check-aof --fix {files}/appendonly.aof.manifest; "
+                "a job that lost more than its workers still know is held then, and says what"
+            )
+        return failure
 
     def _log_tail(self) -> str:
         try:

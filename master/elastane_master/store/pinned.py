@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import AbstractConnection
@@ -41,11 +41,17 @@ class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
 class ScriptConnections:
     """The connections of all pinned scripts of one store: `connections_max` at most.
 
-    A call that finds all of them in use waits for its turn. opened: how many there are. Used from one event
-    loop.
+    A call that finds all of them in use waits for its turn. opened: how many there are. failed: told of every
+    error of a call. Used from one event loop.
     """
 
-    def __init__(self, redis: Redis, connections_max: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self,
+        redis: Redis,
+        connections_max: int = CONNECTIONS_MAX,
+        failed: Callable[[RedisError], None] = lambda _: None,
+    ) -> None:
+        self.failed = failed
         self.opened = 0
         self._pool = redis.connection_pool
         self._room = asyncio.Semaphore(connections_max)
@@ -134,6 +140,7 @@ class PinnedScript:
         except BaseException as error:
             await self._connections.discard(connection)
             if isinstance(error, RedisError):  # the store was away, or another one took its place
+                self._connections.failed(error)
                 await self._connections.aclose()
             raise
         self._connections.give_back(connection)

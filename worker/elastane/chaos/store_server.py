@@ -101,6 +101,11 @@ class StoreServer:
         """Whether its last write to the append-only file failed."""
         return b"aof_last_write_status:err" in self._ask(b"INFO persistence\r\n")
 
+    @property
+    def rewrites(self) -> int:
+        """How often it has written its file anew."""
+        return self.log.read_text(errors="replace").count("Background AOF rewrite finished successfully")
+
     def stop(self) -> None:
         """End it, whatever its state. Idempotent."""
         if self._process is not None:

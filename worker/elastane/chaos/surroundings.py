@@ -106,16 +106,23 @@ def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """Strikes when the store has met the end of its disk."""
+    """Strikes when the store has met the end of its disk; over when the master had its file written anew."""
+    rewrites = c.store.rewrites
     c.store_disk.fill()
+
+    def check() -> str:
+        if not noticed:
+            return "the store did not notice that its disk was full"
+        deadline = time.monotonic() + WAIT_SECONDS
+        while c.store.rewrites == rewrites and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return "" if c.store.rewrites > rewrites else "the store's file was not written anew"
+
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not (noticed := c.store.writes_fail) and time.monotonic() < deadline:
             time.sleep(0.01)  # the server tells nobody
-        yield Strike(
-            time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0,
-            check=lambda: "" if noticed else "the store did not notice that its disk was full",
-        )  # fmt: skip
+        yield Strike(time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0, check=check)
     finally:
         c.store_disk.free()
 

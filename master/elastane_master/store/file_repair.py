@@ -1,0 +1,61 @@
+"""Has the store's server write its file anew after its disk was full.
+
+A server that could write only a part of a command takes that part back. Into a file which a rewrite began it
+goes on writing behind the place where the part had ended all the same (seen in Valkey 9.1, which opens such a
+file without O_APPEND): zeros are between, the server refuses the file at its next start, and all behind the
+zeros is lost. It has no word for it. A file written anew has no such gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from redis.asyncio import Redis
+from redis.exceptions import NoPermissionError, RedisError
+
+from elastane_master.cancellation import cancel
+
+logger = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.25
+"""The server tells nobody when its disk has room again."""
+
+
+class FileRepair:
+    """Of one store. Used from one event loop."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._task: asyncio.Task[None] | None = None
+
+    def noted(self, error: BaseException) -> None:
+        """Called with every error of the store: one of its file starts the repair."""
+        text = str(error)
+        if "MISCONF" in text and "AOF" in text and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._repair(text))
+
+    async def _repair(self, error: str) -> None:
+        while not await self._rewritten():
+            await asyncio.sleep(LOOK_SECONDS)
+        logger.warning("the store could not write its file for a while, and writes it anew", error=error)
+
+    async def _rewritten(self) -> bool:
+        """Whether the server has begun to write its file anew, or will not."""
+        try:
+            facts = await self._redis.info("persistence")
+            if facts.get("aof_last_write_status") != "ok":
+                return False  # still full: a rewrite would fail, too
+            await self._redis.bgrewriteaof()
+        except NoPermissionError as refusal:
+            logger.error(
+                "the store's file may have a gap; let it be written anew: BGREWRITEAOF", why=str(refusal)
+            )
+        except (RedisError, OSError, TimeoutError):  # away, or at a rewrite that began before
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Gives up what is under way."""
+        if self._task is not None:
+            await cancel(self._task)

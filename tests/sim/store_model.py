@@ -71,6 +71,7 @@ class StoreServer:
         self.is_begun: Callable[[], bool] = lambda: False
         self._before: deque[dict[bytes, Any]] = deque(maxlen=REMEMBERED_WRITES)
         self.clock_offset_seconds = 0.0
+        self.forgot_at = float("-inf")
         self.renamed: Callable[[bytes, bytes], None] = lambda key, value: None
         self._poppers: list[tuple[bytes, Callable[[bytes | None, Exception | None], bool]]] = []
 
@@ -85,6 +86,7 @@ class StoreServer:
         )
         self._go_down()
         if lose and self.world.now - self._wrote_at < FSYNC_SECONDS:
+            self.forgot_at = self.world.now
             before, self.data = self.data, _all_copied(self._synced)
             for key, value in before.items():
                 if isinstance(value, StreamData):
@@ -97,6 +99,7 @@ class StoreServer:
         """SIGKILL, and its file loses its newest writes, but not the first commit and those before it."""
         self.world.log(f"STORE crashes for {down_seconds:.2f} s, its file loses {writes} writes")
         self._go_down()
+        self.forgot_at = self.world.now
         for _ in range(min(writes, len(self._before))):
             self.data = self._before.pop()
         self.sync()

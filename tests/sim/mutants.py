@@ -226,8 +226,8 @@ MUTANTS = (
     Mutant(
         "a step is committed when the first member has applied it",
         f"{DECISIONS}.ring",
-        "commit_below(turn, min(applied, default=-1))",
-        "commit_below(turn, max(applied, default=-1))",
+        "everywhere = min(applied, default=-1)",
+        "everywhere = max(applied, default=-1)",
         (('if ring.stage != "running" or _held_up(state):', 'if ring.stage != "running":'),),
     ),
     Mutant(

@@ -112,6 +112,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     checkpoints.give_up(turn, f"the job is over: {reason}", again=False)
     checkpoints.refuse_wanted(turn, f"the job is over: {reason}")
     ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
+    ring.gone_applied = {}
     ring.rebuild_due, ring.put_off = None, ""
     ring.since = turn.now
     state.suspending, state.join_due, state.grace_until = False, None, None
@@ -162,6 +163,7 @@ def dissolve(turn: Turn, reason: str) -> None:
     claims.load_given_up(state)
     ring.generation += 1
     ring.stage, ring.members, ring.gone, ring.planned_from = "none", (), (), ()
+    ring.gone_applied = {}
     ring.since, ring.reason = turn.now, reason
     ring.rebuild_due, ring.put_off = None, ""
     state.early_ends, state.drift = {}, None

@@ -138,7 +138,7 @@ def announce(
     ring.stage = "preparing" if members else "none"
     ring.since, ring.reason = turn.now, reason
     ring.planned, ring.planned_from = planned, told
-    ring.members, ring.gone = members, ()
+    ring.members, ring.gone, ring.gone_applied = members, (), {}
     ring.order = ring.names() or tuple(worker for worker in ring.order if worker in state.workers)
     quarantine.lift(state, ring.order if members else ())
     ring.donors = ring.receivers = ()
@@ -380,9 +380,10 @@ def commit_applied(turn: Turn) -> None:
     applied = [record.applied_step if record.holds_state else -1 for record in state.active_members()]
     applied += [state.finished[worker] for worker in ring.gone if worker in state.finished]
     everywhere = min(applied, default=-1)
-    lost = any(worker not in state.finished for worker in ring.gone)
-    if lost and not everywhere >= state.total_steps > 0:
-        return  # the next ring commits it, once all of its members hold it; after the last step there is none
+    if not everywhere >= state.total_steps > 0:
+        # What a lost member had not applied the next ring commits, once its members hold it. After the last
+        # step there is none.
+        everywhere = min([everywhere, *ring.gone_applied.values()])
     commit_below(turn, everywhere)
 
 

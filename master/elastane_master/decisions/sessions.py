@@ -123,6 +123,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
     was_needed = _remove(turn, record, what, counts=False)
     if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
         state.finished[worker] = event.applied_step
+        state.ring.gone_applied.pop(worker, None)
         if event.state_digest is not None:
             state.final_digests[worker] = event.state_digest
         ring.commit_applied(turn)
@@ -358,6 +359,7 @@ def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> b
     ring_state.planned_from = tuple(name for name in ring_state.planned_from if name != worker)
     if worker in ring_state.names():
         ring_state.gone = (*ring_state.gone, worker)
+        ring_state.gone_applied[worker] = record.applied_step if record.holds_state else -1
     cost.left(state, record, turn.now)
     flight = state.checkpoints.in_flight
     if flight is not None and worker in flight.workers:

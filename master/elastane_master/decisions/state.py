@@ -70,7 +70,8 @@ class RingState(msgspec.Struct, dict=True):
     """The ring, and the change of membership in flight (ring.py).
 
     stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
-    began at `since`. gone: members that left since the ring was decided. order: seats of the last ring
+    began at `since`. gone: members that left since the ring was decided; gone_applied: the step up to
+    which each had applied, or its script ended. order: seats of the last ring
     that had members. planned: decided at a step boundary. planned_from: members of the ring before
     whose last Prepared carries the change, empty once the ring goes. rebuild_due: when the ring is
     formed anew because a member's collective broke. put_off: why the ring must change once the return
@@ -82,6 +83,7 @@ class RingState(msgspec.Struct, dict=True):
     stage: Stage = "none"
     members: tuple[Member, ...] = ()
     gone: tuple[str, ...] = ()
+    gone_applied: dict[str, int] = {}
     reason: str = ""
     since: float = 0.0
     order: tuple[str, ...] = ()

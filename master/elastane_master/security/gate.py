@@ -4,8 +4,8 @@
 
 An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those
 not written yet pass it too. The request of a caller who is not let in is never read, so that nobody makes
-the master keep or inflate one without a token; what else strangers may take up is the doorkeeper's to
-bound. A stream names its job in its first message, which the gate reads and hands on.
+the master keep or inflate one without a token; what else strangers may take up the front bounds. A stream
+names its job in its first message, which the gate reads and hands on.
 
 When the file of tokens changes, calls that the new table does not allow are ended where they stand.
 """
@@ -24,9 +24,9 @@ import grpc
 import structlog
 
 from elastane_master.decisions.events import Rejection
-from elastane_master.security.doorkeeper import Doorkeeper
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, open_to_others, read_file, stamp_of
+from elastane_master.security.front import Front
 from elastane_master.security.policy import (
     Rule,
     hide_others,
@@ -174,7 +174,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
-        self._doorkeeper = Doorkeeper()
+        #: The port, where there are tokens: else everybody is let in, and nobody a stranger.
+        self.front = Front() if tokens.path is not None else None
         self._logged_at = float("-inf")
         self._unlogged = 0
 
@@ -201,10 +202,6 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._log_refusal(rpc, error)
             return self._refusing(error, known=known)
         return self._guarded(handler, rpc, rule, digest)
-
-    async def keep_door(self, port: int) -> None:
-        """Ends connections to the port on which nobody shows a token, until it is cancelled."""
-        await self._doorkeeper.keep(port)
 
     @property
     def asks_for_tokens(self) -> bool:
@@ -314,10 +311,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """The request for the servicer, once its job and what it takes are allowed. Raises Rejection.
 
         messages: of the call, even of one whose request is one message: it is read once the caller is known
-        to the doorkeeper, who would end a stranger that sends so much. streaming: whether the servicer
+        to the front, which would end a stranger that sends so much. streaming: whether the servicer
         reads them itself. held: gives back what the call took when it ends.
         """
-        self._doorkeeper.let_in(context.peer())
+        self._seen(context, known=True)
         self._calls.add(call)
         held.callback(self._calls.discard, call)
         first = request = messages
@@ -333,10 +330,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             caller = self._tokens.owner(call.digest)
             self._require(call, caller, first, held)
         except Rejection as error:
-            self._log_refusal(call.rpc, error, context.peer())
+            self._log_refusal(call.rpc, error, self._origin(context))
             raise
         if call.rule.writes:
-            logger.info("operator asks", rpc=call.rpc, caller=caller.name, job=call.job, peer=context.peer())
+            logger.info(
+                "operator asks", rpc=call.rpc, caller=caller.name, job=call.job, peer=self._origin(context)
+            )
         return request
 
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:
@@ -356,10 +355,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """A handler that refuses. As one of streams, whose messages nobody waits for. known: the token is."""
 
         async def behaviour(_: Any, context: Context) -> None:
-            if known:
-                self._doorkeeper.let_in(context.peer())
-            else:
-                self._doorkeeper.asked(context.peer())
+            self._seen(context, known=known)
             await refuse(context, error)
 
         return grpc.stream_stream_rpc_method_handler(behaviour)
@@ -368,7 +364,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """A handler of an open rpc that answers everybody as if the request were empty, and reads none."""
 
         async def behaviour(_: Any, context: Context) -> None:
-            self._doorkeeper.asked(context.peer())
+            self._seen(context, known=False)
             await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
 
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
@@ -384,8 +380,17 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """Ends a call that was let in and is not allowed any more."""
         if call.task is not None:
             call.task.uncancel()
-        self._log_refusal(call.rpc, refusal, context.peer())
+        self._log_refusal(call.rpc, refusal, self._origin(context))
         await refuse(context, refusal)
+
+    def _seen(self, context: Context, *, known: bool) -> None:
+        """Tells the front of a call. known: it bore a known token."""
+        if self.front is not None:
+            (self.front.let_in if known else self.front.asked)(context.peer())
+
+    def _origin(self, context: Context) -> str:
+        """Where a call comes from, for the log."""
+        return self.front.origin(context.peer()) if self.front is not None else context.peer()
 
     def _log_refusal(self, rpc: str, error: Rejection, peer: str = "") -> None:
         self.refusals[error.reason] += 1

@@ -1,122 +1,100 @@
-"""Which connections of strangers are ended. Pure: places, times, bytes and calls in, the places to end out.
+"""Which connections of strangers are heard, and which are ended. Pure: places, times, bytes and calls in.
 
 A stranger is a connection on which no call with a known token has come yet. It is let in with the first
-one; until then it may stand for `seconds`, send `bytes_max`, ask `calls_max` times, and be one of
-`per_address_max` of its address and `strangers_max` of all, who together may send `bytes_in_all_max`. Of
-too many, those go first that were refused something already, then whom the dice choose: not the oldest, who
-are next to be heard where thousands of workers come at once, nor the newest, since then whoever stands
-there first keeps everybody else out. Of those who send too much together, those go who sent the most:
-whoever has a token needs few bytes to show it.
+one; until then it may stand for `seconds`, be heard for `bytes_max` and `calls_max` (what comes after that
+waits), be refused `calls_max` times, and be one of `per_address_max` of its address and `strangers_max` of
+all. Of too many, those go first that are not heard any more or were refused something, then whom the dice
+choose: not the oldest, who are next to be heard where thousands of workers come at once, nor the newest,
+since then whoever stands there first keeps everybody else out.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-Place = tuple[str, int]
-"""Where a connection comes from: address and port."""
-
-
-_NOT_SEEN = 0
-"""Identity of a connection whose first call came before it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class StrangerLimits:
-    """What strangers may take up; every number is a maximum."""
+    """What strangers may take up; every number is a maximum.
+
+    bytes_max: a handshake and the headers of a call are less, and its request can wait for the gate.
+    """
 
     seconds: float = 20.0
     calls_max: int = 8
-    bytes_max: int = 256 * 1024
-    bytes_in_all_max: int = 16 * 1024 * 1024
+    bytes_max: int = 16 * 1024
     per_address_max: int = 64
     strangers_max: int = 256
 
 
 @dataclass(slots=True)
-class _Connection:
-    """One connection. identity: tells it from a later one of the same place."""
-
-    identity: int
+class _Stranger:
+    address: str
     since: float
-    member: bool = False
+    bytes: int = 0
     calls: int = 0
 
 
 class Strangers:
-    """All connections to a port. dice: choose among equals."""
+    """All strangers at a port, by the number of their connection. dice: choose among equals."""
 
     def __init__(self, limits: StrangerLimits, dice: random.Random) -> None:
         self._limits = limits
         self._dice = dice
-        self._connections: dict[Place, _Connection] = {}
+        self._strangers: dict[int, _Stranger] = {}
+        self._of_address: Counter[str] = Counter()
 
-    @property
-    def any(self) -> bool:
-        """Whether one stood there at the last look."""
-        return any(not connection.member for connection in self._connections.values())
+    def arrived(self, connection: int, address: str, now: float) -> int | None:
+        """A connection is made; which one is to be ended for it, if any: it may be this one."""
+        self._strangers[connection] = _Stranger(address, now)
+        self._of_address[address] += 1
+        if self._of_address[address] > self._limits.per_address_max:
+            return self._chosen(key for key, one in self._strangers.items() if one.address == address)
+        if len(self._strangers) > self._limits.strangers_max:
+            return self._chosen(self._strangers)
+        return None
 
-    def let_in(self, place: Place, now: float) -> None:
-        """A call of this connection bore a known token."""
-        self._at(place, now).member = True
+    def gone(self, connection: int) -> None:
+        """It was let in, or has ended."""
+        one = self._strangers.pop(connection, None)
+        if one is not None:
+            self._of_address[one.address] -= 1
+            if not self._of_address[one.address]:
+                del self._of_address[one.address]
 
-    def asked(self, place: Place, now: float) -> bool:
+    def asked(self, connection: int) -> bool:
         """A call came without a known token; whether the connection is to be ended for that."""
-        connection = self._at(place, now)
-        connection.calls += 1
-        return not connection.member and connection.calls > self._limits.calls_max
+        one = self._strangers.get(connection)
+        if one is None:
+            return False
+        one.calls += 1
+        return one.calls >= self._limits.calls_max
 
-    def standing(
-        self, present: Mapping[Place, int], received: Callable[[Place], int], now: float
-    ) -> list[Place]:
-        """Which connections to end of those that stand now.
+    def exhausted(self, connection: int) -> None:
+        """It began more calls than it may, and is not heard on."""
+        if (one := self._strangers.get(connection)) is not None:
+            one.bytes = self._limits.bytes_max
 
-        present: what identifies each, by its place; received: how many bytes one has sent since it was made.
-        """
-        self._connections = {place: self._known(place, identity, now) for place, identity in present.items()}
-        return self._too_many(received, now)
+    def sent(self, connection: int, count: int) -> bool:
+        """So many bytes came; whether it is heard on."""
+        one = self._strangers.get(connection)
+        if one is None:
+            return True
+        one.bytes += count
+        return one.bytes < self._limits.bytes_max
 
-    def _known(self, place: Place, identity: int, now: float) -> _Connection:
-        connection = self._connections.get(place)
-        if connection is None or connection.identity not in (identity, _NOT_SEEN):
-            return _Connection(identity, now)
-        connection.identity = identity
-        return connection
+    def overdue(self, now: float) -> list[int]:
+        """Which have stood for too long."""
+        limit = self._limits.seconds
+        return [key for key, one in self._strangers.items() if now - one.since > limit]
 
-    def _too_many(self, received: Callable[[Place], int], now: float) -> list[Place]:
-        limits = self._limits
-        strangers = [
-            (one.calls > 0, self._dice.random(), received(place), place, one)
-            for place, one in self._connections.items()
-            if not one.member
-        ]
-        strangers.sort(key=lambda stranger: stranger[:2])
-        of_address: Counter[str] = Counter()
-        ended: list[Place] = []
-        stay: list[tuple[int, Place]] = []
-        for _, _, size, place, one in strangers:
-            if (
-                now - one.since > limits.seconds
-                or one.calls > limits.calls_max
-                or size > limits.bytes_max
-                or of_address[place[0]] >= limits.per_address_max
-                or len(stay) >= limits.strangers_max
-            ):
-                ended.append(place)
-            else:
-                of_address[place[0]] += 1
-                stay.append((size, place))
-        stay.sort(reverse=True)
-        surplus = sum(size for size, _ in stay) - limits.bytes_in_all_max
-        for size, place in stay:
-            if surplus <= 0:
-                break
-            surplus -= size
-            ended.append(place)
-        return ended
+    def _chosen(self, among: Iterable[int]) -> int:
+        connections = list(among)
+        done = [key for key in connections if self._is_done(self._strangers[key])]
+        return self._dice.choice(done or connections)
 
-    def _at(self, place: Place, now: float) -> _Connection:
-        return self._connections.setdefault(place, _Connection(_NOT_SEEN, now))
+    def _is_done(self, one: _Stranger) -> bool:
+        return one.calls > 0 or one.bytes >= self._limits.bytes_max

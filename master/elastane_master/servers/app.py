@@ -90,7 +90,6 @@ class Master:
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_task: asyncio.Task[None] | None = None
         self._tokens_task: asyncio.Task[None] | None = None
-        self._door_task: asyncio.Task[None] | None = None
         self._gate: Gate | None = None
         self._tls: ServerTls | None = None
         self._stopping = False
@@ -139,9 +138,8 @@ class Master:
         self._health_task = asyncio.create_task(self._keep_health(leadership, ["", *names]))
         self._tokens_task = asyncio.create_task(self._gate.keep_tokens())
         await self._server.start()
-        if self._gate.asks_for_tokens:  # else everybody is let in, and nobody a stranger
-            port = int(self.address.rpartition(":")[2])
-            self._door_task = asyncio.create_task(self._gate.keep_door(port))
+        if self._gate.front is not None:
+            await self._gate.front.start()
         if settings.port_file is not None:
             _write_atomically(settings.port_file, self.address)
         logger.info(
@@ -171,9 +169,11 @@ class Master:
         A master that stands by for this one is told once everything is written.
         """
         self._stopping = True
-        for task in (self._tokens_task, self._door_task):
-            if task is not None:
-                task.cancel()
+        front = self._gate.front if self._gate is not None else None
+        if front is not None:
+            front.close_port()
+        if self._tokens_task is not None:
+            self._tokens_task.cancel()
         if self._health_task is not None:
             self._health_task.cancel()
             await self._health.enter_graceful_shutdown()
@@ -182,6 +182,8 @@ class Master:
             fenced = await self.leadership.stop() or fenced
         if self._server is not None:
             await self._server.stop(self.settings.stop_grace_seconds)
+        if front is not None:
+            await front.stop()
         if self._http is not None:
             await self._http.stop()
         if self._tracer is not None:
@@ -270,14 +272,16 @@ class Master:
                 ("grpc.http2.max_ping_strikes", 0),
             ],
         )
-        wanted = f"{settings.listen_host}:{settings.listen_port}"
-        _require_free(settings.listen_host, settings.listen_port, settings.listen)
+        host, port = settings.listen_host, settings.listen_port
+        _require_free(host, port, settings.listen)
+        wanted = gate.front.inner if gate.front is not None else f"{host}:{port}"
         try:
             if self._tls is not None:
-                port = server.add_secure_port(wanted, self._tls.grpc_credentials())
+                bound = server.add_secure_port(wanted, self._tls.grpc_credentials())
             else:
-                port = server.add_insecure_port(wanted)
-        except RuntimeError as error:
+                bound = server.add_insecure_port(wanted)
+            port = gate.front.bind(host, port) if gate.front is not None else bound
+        except (OSError, RuntimeError) as error:
             raise CannotListen(settings.listen, str(error)) from error
         host = "127.0.0.1" if settings.listen_host in _WILDCARDS else settings.listen_host
         self.address = f"{host}:{port}"

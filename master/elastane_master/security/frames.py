@@ -1,0 +1,48 @@
+"""How many calls a connection has begun, read from its HTTP/2 frames (RFC 9113, sections 3.4, 4.1 and 6.2).
+
+Pure. Only the headers of frames are looked at: what a call says is gRPC's to parse. A connection with TLS
+cannot be looked into; all of it counts as nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_HEADER_BYTES: Final = 9
+HEADERS: Final = 0x1
+
+
+class CallCounter:
+    """Of one connection, from its first byte on. calls_max: so many may begin."""
+
+    def __init__(self, calls_max: int) -> None:
+        self._left = calls_max
+        self._begun = b""
+        self._in_preface = True
+        self._skip = 0
+
+    def allowed(self, data: memoryview) -> int:
+        """How many of these bytes come before a call too many. Not to be asked again after fewer than all."""
+        at = 0
+        while at < len(data):
+            if self._skip:
+                at += (passed := min(self._skip, len(data) - at))
+                self._skip -= passed
+                continue
+            wanted = len(PREFACE) if self._in_preface else FRAME_HEADER_BYTES
+            started_at = at - len(self._begun)
+            taken = bytes(data[at : at + wanted - len(self._begun)])
+            self._begun, at = self._begun + taken, at + len(taken)
+            if self._in_preface and not PREFACE.startswith(self._begun):
+                self._skip = 1 << 62
+                continue
+            if len(self._begun) < wanted:
+                break
+            if not self._in_preface:
+                self._skip = int.from_bytes(self._begun[:3])
+                self._left -= self._begun[3] == HEADERS
+                if self._left < 0:
+                    return max(0, started_at)
+            self._in_preface, self._begun = False, b""
+        return len(data)

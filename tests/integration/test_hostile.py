@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
-from integration.hostile import PREFACE, SETTINGS, Stranger, frame
+from integration.hostile import CHECK, DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, Stranger, frame, request
 from integration.security_support import entry, token_of
 from integration.test_master_security import guarded_master
 
@@ -137,3 +137,24 @@ async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> 
             asked = health_pb2.HealthCheckRequest(service=name)
             answer = await health_pb2_grpc.HealthStub(channel).Check(asked)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_caller_with_a_token_may_begin_many_calls_before_it_is_known(master: Master) -> None:
+    """What is more than a stranger may begin waits for the gate, and is handed on then."""
+    for _ in range(5):
+        async with grpc.aio.insecure_channel(master.address) as channel:
+            stub = job_pb2_grpc.JobServiceStub(channel)
+            asked = [stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=TOKEN) for _ in range(60)]
+            async with asyncio.timeout(WAIT_SECONDS):
+                assert {answer.job.name for answer in await asyncio.gather(*asked)} == {"mine"}
+
+
+async def test_what_a_stranger_sends_beyond_its_share_stays_with_it(master: Master) -> None:
+    one = await stranger(master)
+    await one.send(frame(HEADERS, END_HEADERS, 1, request(CHECK)))
+    zeros = frame(DATA, 0, 1, bytes(16_000))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):
+            while True:  # the kernel takes some megabytes, and the master none of them
+                await one.send(zeros)
+    one.writer.transport.abort()

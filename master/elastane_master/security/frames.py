@@ -14,7 +14,7 @@ HEADERS: Final = 0x1
 
 
 class CallCounter:
-    """Of one connection, from its first byte on. calls_max: so many may begin."""
+    """Of one connection, from its first byte on. calls_max: so many may begin, each answer makes one more."""
 
     def __init__(self, calls_max: int) -> None:
         self._left = calls_max
@@ -22,8 +22,12 @@ class CallCounter:
         self._in_preface = True
         self._skip = 0
 
+    def answered(self) -> None:
+        """One more may begin."""
+        self._left += 1
+
     def allowed(self, data: memoryview) -> int:
-        """How many of these bytes come before a call too many. Not to be asked again after fewer than all."""
+        """How many of these bytes come before a call too many; the rest is to be asked about again."""
         at = 0
         while at < len(data):
             if self._skip:
@@ -31,7 +35,7 @@ class CallCounter:
                 self._skip -= passed
                 continue
             wanted = len(PREFACE) if self._in_preface else FRAME_HEADER_BYTES
-            started_at = at - len(self._begun)
+            before, started_at = self._begun, at
             taken = bytes(data[at : at + wanted - len(self._begun)])
             self._begun, at = self._begun + taken, at + len(taken)
             if self._in_preface and not PREFACE.startswith(self._begun):
@@ -40,9 +44,11 @@ class CallCounter:
             if len(self._begun) < wanted:
                 break
             if not self._in_preface:
+                begins = self._begun[3] == HEADERS
+                if begins and not self._left:
+                    self._begun = before
+                    return started_at
                 self._skip = int.from_bytes(self._begun[:3])
-                self._left -= self._begun[3] == HEADERS
-                if self._left < 0:
-                    return max(0, started_at)
+                self._left -= begins
             self._in_preface, self._begun = False, b""
         return len(data)

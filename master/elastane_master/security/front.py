@@ -103,14 +103,17 @@ class Front:
         """A call of `peer`, as gRPC names it, bore a known token."""
         caller = self._connections.get(_number(peer))
         if caller is not None:
-            self._strangers.gone(caller.number)
+            self._strangers.let_in(caller.number, asyncio.get_running_loop().time())
             caller.let_in()
 
     def asked(self, peer: str) -> None:
         """A call of `peer` came without a known token."""
         number = _number(peer)
-        if self._strangers.asked(number):
+        caller = self._connections.get(number)
+        if self._strangers.asked(number, asyncio.get_running_loop().time()):
             self._end(number)
+        elif caller is not None:
+            caller.answered()
 
     def origin(self, peer: str) -> str:
         """Where `peer` comes from, as gRPC would name it at this port."""
@@ -130,17 +133,23 @@ class Front:
         if surplus is not None:
             self._end(surplus)
 
-    def sent(self, number: int, count: int, allowed: int) -> bool:
-        """A stranger sent so many bytes, and may send those allowed; whether it is heard on."""
-        if allowed < count:
-            self._strangers.exhausted(number)
-            return False
-        return self._strangers.sent(number, count)
+    def sent(self, number: int, count: int, *, too_many_calls: bool) -> bool:
+        """So many bytes of a stranger were handed on, but no call too many; whether it is heard on."""
+        now = asyncio.get_running_loop().time()
+        return self._strangers.sent(number, count, now, too_many_calls=too_many_calls)
 
     def gone(self, number: int) -> None:
         """A connection has ended."""
         self._connections.pop(number, None)
         self._strangers.gone(number)
+
+    def heard_again(self, number: int) -> None:
+        """A stranger that was not heard is."""
+        self._strangers.heard_again(number)
+
+    def turn(self) -> float:
+        """When a connection that was made now is to be handed to gRPC."""
+        return self._strangers.turn(asyncio.get_running_loop().time())
 
     def connect(self, number: int) -> socket.socket:
         """A connection to gRPC that bears this number. Raises OSError."""
@@ -167,6 +176,8 @@ class Front:
             await asyncio.sleep(LOOK_SECONDS)
             for number in self._strangers.overdue(loop.time()):
                 self._end(number)
+            for number in self._strangers.unheard(loop.time()):
+                self._connections[number].give_up()
             if self.ended > logged and loop.time() - logged_at > LOGGED_SECONDS:
                 logger.warning("connections of strangers were ended", number=self.ended - logged)
                 logged_at, logged = loop.time(), self.ended
@@ -180,46 +191,79 @@ class _Caller(asyncio.BufferedProtocol):
         self.origin = ""
         self._front = front
         self._stranger = self._heard = self._wanted = True
+        self._spent = False  # it said as many bytes as it may
         self._calls = CallCounter(front.limits.calls_max)
         self._held = bytearray()
         self._transport: asyncio.Transport | None = None
-        self._server = _Server(self, front.buffer)
-        self._connecting: asyncio.Task[Any] | None = None
+        self._server: _Server | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._ending: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast("asyncio.Transport", transport)
+        self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername") or ("", 0)
-        kind = "ipv6" if ":" in str(peer[0]) else "ipv4"
-        self.origin = f"{kind}:[{peer[0]}]:{peer[1]}" if kind == "ipv6" else f"ipv4:{peer[0]}:{peer[1]}"
-        self._front.arrived(self, str(peer[0]).removeprefix("::ffff:"))
+        address = str(peer[0]).removeprefix("::ffff:")
+        self.origin = f"ipv6:[{address}]:{peer[1]}" if ":" in address else f"ipv4:{address}:{peer[1]}"
+        self._server = _Server(self, self._front.buffer)
+        self._front.arrived(self, address)
         if not transport.is_closing():
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(self._server))
 
-    async def _connect(self) -> None:
+    async def _connect(self, server: _Server) -> None:
+        loop = asyncio.get_running_loop()
         try:
+            if (wait_seconds := self._front.turn() - loop.time()) > 0:
+                await asyncio.sleep(wait_seconds)
+            if self._server is None:
+                return
             inner = self._front.connect(self.number)
-            await asyncio.get_running_loop().create_unix_connection(lambda: self._server, sock=inner)
+            await loop.create_unix_connection(lambda: server, sock=inner)
         except OSError as error:  # gRPC does not listen any more, or there are no descriptors left
             logger.warning("a connection could not be taken", peer=self.origin, error=str(error))
             self.abort()
-            return
-        if self._transport is None:  # it left meanwhile
-            self._server.end()
+        finally:
+            self._connecting = None
+        if self._server is None:  # the caller left meanwhile
+            server.end()
 
     def let_in(self) -> None:
         """It is no stranger any more."""
-        if self._stranger:
+        if self._stranger and self._server is not None:
             self._stranger, self._heard = False, True
             self._server.write(memoryview(self._held))
             self._held = bytearray()
+            self.read(self._wanted)
+
+    def give_up(self) -> None:
+        """Ends gRPC's side. The caller's stands on unheard: ended, it would be made again at once."""
+        if self._server is not None:
+            self._server.end()
+            self._server = None
+
+    def answered(self) -> None:
+        """A call of this stranger was refused: if it was not heard for that, the next one is."""
+        self._calls.answered()
+        if self._stranger and not self._heard and not self._spent and self._server is not None:
+            held, self._held, self._heard = memoryview(bytes(self._held)), bytearray(), True
+            self._front.heard_again(self.number)
+            self._hear(held, self._server)
+            self.read(self._wanted)
+
+    def _hear(self, data: memoryview, server: _Server) -> None:
+        """Hands on what a stranger says, as far as it may."""
+        allowed = self._calls.allowed(data)
+        server.write(data[:allowed])
+        self._held += data[allowed:]
+        if not self._front.sent(self.number, allowed, too_many_calls=allowed < len(data)):
+            self._heard = False
+            self._spent = allowed == len(data)
             self.read(self._wanted)
 
     def abort(self) -> None:
         """Ends it at once, both ways."""
         if self._transport is not None:
             self._transport.abort()
-        self._server.end()
-        self._front.gone(self.number)
+        self._leave()
 
     def answer(self, data: memoryview) -> None:
         """Sends what gRPC says."""
@@ -237,7 +281,17 @@ class _Caller(asyncio.BufferedProtocol):
         """gRPC has ended the connection: the rest of what it said is sent."""
         if self._transport is not None:
             self._transport.close()
-            asyncio.get_running_loop().call_later(END_SECONDS, self.abort)
+            self._ending = asyncio.get_running_loop().call_later(END_SECONDS, self.abort)
+
+    def _leave(self) -> None:
+        """Neither side refers to the other any more: thousands a second leave nothing to the collector."""
+        self._front.gone(self.number)
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
 
     # ---------------------------------------------------------------- asyncio.BufferedProtocol
 
@@ -245,37 +299,34 @@ class _Caller(asyncio.BufferedProtocol):
         return self._front.stranger_buffer if self._stranger else self._front.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = self.get_buffer(nbytes)[:nbytes]
+        data, server = self.get_buffer(nbytes)[:nbytes], self._server
+        if server is None:
+            return
         if not self._stranger:
-            self._server.write(data)
-            return
-        if not self._heard:  # it was read once more before that could be stopped
+            server.write(data)
+        elif not self._heard:  # it was read once more before that could be stopped
             self._held += data
-            return
-        allowed = self._calls.allowed(data)
-        self._server.write(data[:allowed])
-        self._held += data[allowed:]
-        if not self._front.sent(self.number, nbytes, allowed):
-            self._heard = False
-            self.read(self._wanted)
+        else:
+            self._hear(data, server)
 
     def pause_writing(self) -> None:
-        self._server.read(False)
+        if self._server is not None:
+            self._server.read(False)
 
     def resume_writing(self) -> None:
-        self._server.read(True)
+        if self._server is not None:
+            self._server.read(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._front.gone(self.number)
-        self._server.end()
+        self._leave()
 
 
 class _Server(asyncio.BufferedProtocol):
     """The connection to gRPC that belongs to a caller."""
 
     def __init__(self, caller: _Caller, buffer: memoryview) -> None:
-        self._caller = caller
+        self._caller: _Caller | None = caller
         self._buffer = buffer
         # What comes before there is a connection: a stranger's, so not much.
         self._early = bytearray()
@@ -295,6 +346,7 @@ class _Server(asyncio.BufferedProtocol):
 
     def end(self) -> None:
         """The caller is gone."""
+        self._caller = None
         self._early.clear()
         if self._transport is not None:
             self._transport.abort()
@@ -311,16 +363,21 @@ class _Server(asyncio.BufferedProtocol):
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._caller.answer(self._buffer[:nbytes])
+        if self._caller is not None:
+            self._caller.answer(self._buffer[:nbytes])
 
     def pause_writing(self) -> None:
-        self._caller.read(False)
+        if self._caller is not None:
+            self._caller.read(False)
 
     def resume_writing(self) -> None:
-        self._caller.read(True)
+        if self._caller is not None:
+            self._caller.read(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._caller.finish()
+        caller, self._caller, self._transport = self._caller, None, None
+        if caller is not None:
+            caller.finish()
 
 
 def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:

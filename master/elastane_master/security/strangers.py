@@ -1,11 +1,15 @@
 """Which connections of strangers are heard, and which are ended. Pure: places, times, bytes and calls in.
 
 A stranger is a connection on which no call with a known token has come yet. It is let in with the first
-one; until then it may stand for `seconds`, be heard for `bytes_max` and `calls_max` (what comes after that
-waits), be refused `calls_max` times, and be one of `per_address_max` of its address and `strangers_max` of
-all. Of too many, those go first that are not heard any more or were refused something, then whom the dice
-choose: not the oldest, who are next to be heard where thousands of workers come at once, nor the newest,
-since then whoever stands there first keeps everybody else out.
+one; until then it may stand for `seconds`, be heard for `bytes_max` and for `calls_max` without an answer
+(what comes after that waits, and gRPC gives it up after `unheard_seconds`), be refused `refusals_max` times,
+and be one of `per_address_max` of its address and `strangers_max` of all. Of too many, those go first that
+were refused something, then whom the dice choose: not the oldest, who are next to be heard where thousands
+of workers come at once, nor the newest, since then whoever stands there first keeps everybody else out.
+
+Where many are refused, or say more than they may, new connections wait for their turn, `turns_per_second`:
+what gRPC keeps of a connection that was ended outlives it by a moment, and it is their number that fills the
+memory. Workers that come back by the thousand have their tokens, and do not wait.
 """
 
 from __future__ import annotations
@@ -21,13 +25,19 @@ class StrangerLimits:
     """What strangers may take up; every number is a maximum.
 
     bytes_max: a handshake and the headers of a call are less, and its request can wait for the gate.
+    turns_per_second: while more than `refused_max` have been refused, of whom so many a second are forgotten.
     """
 
     seconds: float = 20.0
-    calls_max: int = 8
+    calls_max: int = 3
+    refusals_max: int = 5
     bytes_max: int = 16 * 1024
+    unheard_seconds: float = 0.5
     per_address_max: int = 64
-    strangers_max: int = 256
+    strangers_max: int = 1024
+    turns_per_second: float = 400.0
+    refused_max: int = 16
+    refused_per_second: float = 10.0
 
 
 @dataclass(slots=True)
@@ -35,7 +45,9 @@ class _Stranger:
     address: str
     since: float
     bytes: int = 0
-    calls: int = 0
+    refusals: int = 0
+    refused: bool = False
+    unheard_since: float | None = None
 
 
 class Strangers:
@@ -46,6 +58,15 @@ class Strangers:
         self._dice = dice
         self._strangers: dict[int, _Stranger] = {}
         self._of_address: Counter[str] = Counter()
+        self._refused = 0.0
+        self._refused_at = self._turn = float("-inf")
+
+    def turn(self, now: float) -> float:
+        """When a connection that was made now is to be handed on."""
+        if self._recently_refused(now) <= self._limits.refused_max:
+            return now
+        self._turn = max(self._turn + 1 / self._limits.turns_per_second, now)
+        return self._turn
 
     def arrived(self, connection: int, address: str, now: float) -> int | None:
         """A connection is made; which one is to be ended for it, if any: it may be this one."""
@@ -57,44 +78,77 @@ class Strangers:
             return self._chosen(self._strangers)
         return None
 
+    def let_in(self, connection: int, now: float) -> None:
+        """It has shown a known token: what was held against it was only haste."""
+        one = self._strangers.get(connection)
+        if one is not None and one.refused:
+            self._refused, self._refused_at = max(0.0, self._recently_refused(now) - 1), now
+        self.gone(connection)
+
     def gone(self, connection: int) -> None:
-        """It was let in, or has ended."""
+        """It has ended."""
         one = self._strangers.pop(connection, None)
         if one is not None:
             self._of_address[one.address] -= 1
             if not self._of_address[one.address]:
                 del self._of_address[one.address]
 
-    def asked(self, connection: int) -> bool:
+    def asked(self, connection: int, now: float) -> bool:
         """A call came without a known token; whether the connection is to be ended for that."""
         one = self._strangers.get(connection)
         if one is None:
             return False
-        one.calls += 1
-        return one.calls >= self._limits.calls_max
+        self._count_refused(one, now)
+        one.refusals += 1
+        return one.refusals >= self._limits.refusals_max
 
-    def exhausted(self, connection: int) -> None:
-        """It began more calls than it may, and is not heard on."""
+    def heard_again(self, connection: int) -> None:
+        """A call of it was answered: the next one is heard."""
         if (one := self._strangers.get(connection)) is not None:
-            one.bytes = self._limits.bytes_max
+            one.unheard_since = None
 
-    def sent(self, connection: int, count: int) -> bool:
-        """So many bytes came; whether it is heard on."""
+    def sent(self, connection: int, count: int, now: float, *, too_many_calls: bool = False) -> bool:
+        """So many bytes came, and began more calls than may be; whether it is heard on."""
         one = self._strangers.get(connection)
         if one is None:
             return True
         one.bytes += count
-        return one.bytes < self._limits.bytes_max
+        if one.bytes < self._limits.bytes_max and not too_many_calls:
+            return True
+        self._count_refused(one, now)
+        one.unheard_since = now
+        return False
 
     def overdue(self, now: float) -> list[int]:
         """Which have stood for too long."""
         limit = self._limits.seconds
         return [key for key, one in self._strangers.items() if now - one.since > limit]
 
+    def unheard(self, now: float) -> list[int]:
+        """Which have not been heard for so long that gRPC is to give them up; each is told of once."""
+        since = now - self._limits.unheard_seconds
+        found = [
+            key
+            for key, one in self._strangers.items()
+            if one.unheard_since is not None and one.unheard_since < since
+        ]
+        for key in found:
+            self._strangers[key].unheard_since = float("inf")
+        return found
+
     def _chosen(self, among: Iterable[int]) -> int:
         connections = list(among)
         done = [key for key in connections if self._is_done(self._strangers[key])]
         return self._dice.choice(done or connections)
 
+    def _count_refused(self, one: _Stranger, now: float) -> None:
+        """It was refused; each counts once."""
+        if not one.refused:
+            one.refused = True
+            self._refused, self._refused_at = self._recently_refused(now) + 1, now
+
+    def _recently_refused(self, now: float) -> float:
+        return max(0.0, self._refused - (now - self._refused_at) * self._limits.refused_per_second)
+
     def _is_done(self, one: _Stranger) -> bool:
-        return one.calls > 0 or one.bytes >= self._limits.bytes_max
+        return one.refused

@@ -36,6 +36,17 @@ def test_bytes_up_to_the_call_too_many_pass(size: int) -> None:
     assert handed_on(CallCounter(3), sent, size) == len(sent)
 
 
+@pytest.mark.parametrize("size", [1, 4, 9, 11, 1000])
+def test_each_answer_makes_one_more(size: int) -> None:
+    sent = PREFACE + (frame(HEADERS, b"call") + frame(DATA, b"body")) * 3
+    counter, passed = CallCounter(1), 0
+    for begun in (1, 2, 3):
+        passed += handed_on(counter, sent[passed:], size)
+        whole = len(PREFACE) + begun * len(sent[len(PREFACE) :]) // 3
+        assert passed == len(sent) if begun == 3 else whole <= passed < whole + 9
+        counter.answered()
+
+
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_what_is_no_http2_is_not_looked_into(size: int) -> None:
     hello = b"\x16\x03\x01" + frame(HEADERS, b"") * 20

@@ -6,7 +6,17 @@ import random
 
 from elastane_master.security.strangers import StrangerLimits, Strangers
 
-LIMITS = StrangerLimits(seconds=10.0, calls_max=3, bytes_max=100, per_address_max=3, strangers_max=5)
+LIMITS = StrangerLimits(
+    seconds=10.0,
+    refusals_max=3,
+    bytes_max=100,
+    unheard_seconds=1.0,
+    per_address_max=3,
+    strangers_max=5,
+    turns_per_second=100.0,
+    refused_max=2,
+    refused_per_second=1.0,
+)
 HERE = "10.0.0.1"
 
 
@@ -19,24 +29,24 @@ def strangers(*connections: int, address: str = HERE) -> Strangers:
 
 def test_who_shows_a_token_stays() -> None:
     door = strangers(1)
-    door.gone(1)
-    assert not any(door.asked(1) for _ in range(10))
-    assert door.sent(1, 10**9)
+    door.let_in(1, 0.0)
+    assert not any(door.asked(1, 0.0) for _ in range(10))
+    assert door.sent(1, 10**9, 0.0)
     assert door.overdue(1000.0) == []
 
 
 def test_standing_too_long_and_being_refused_too_often_end_it() -> None:
     door = strangers(1)
     assert door.overdue(10.0) == [] and door.overdue(10.1) == [1]
-    assert [door.asked(1) for _ in range(3)] == [False, False, True]
+    assert [door.asked(1, 0.0) for _ in range(3)] == [False, False, True]
 
 
 def test_what_is_more_than_a_call_needs_is_not_heard() -> None:
     door = strangers(1, 2)
-    assert door.sent(1, 99) and not door.sent(1, 1) and not door.sent(1, 1)
-    assert door.sent(2, 10)
-    door.exhausted(2)
-    assert not door.sent(2, 1)
+    assert door.sent(1, 99, 0.0) and not door.sent(1, 1, 0.0) and not door.sent(1, 1, 0.0)
+    assert door.sent(2, 10, 0.0) and not door.sent(2, 10, 0.0, too_many_calls=True)
+    door.heard_again(2)
+    assert door.sent(2, 1, 0.0) and door.unheard(100.0) == [1]
 
 
 def test_no_more_of_one_address_and_of_all() -> None:
@@ -51,8 +61,33 @@ def test_no_more_of_one_address_and_of_all() -> None:
 
 def test_those_who_were_refused_or_are_not_heard_any_more_go_first() -> None:
     door = strangers(1, 2, 3)
-    door.asked(2)
+    door.asked(2, 0.0)
     assert door.arrived(4, HERE, 1.0) == 2
     door = strangers(1, 2, 3)
-    door.sent(3, 100)
+    door.sent(3, 100, 0.0)
     assert door.arrived(4, HERE, 1.0) == 3
+
+
+def test_while_many_are_refused_new_ones_wait_for_their_turn() -> None:
+    door = strangers(1, 2, 3)
+    assert [door.turn(0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
+    for connection in (1, 1, 2):  # each counts once
+        door.asked(connection, 0.0)
+    assert door.turn(0.0) == 0.0
+    door.sent(3, 100, 0.0)
+    door.let_in(3, 0.0)  # it was in haste
+    assert door.turn(0.0) == 0.0
+    assert door.arrived(4, "10.0.0.2", 0.0) is None
+    door.sent(4, 100, 0.0)
+    assert [door.turn(0.0) for _ in range(3)] == [0.0, 0.01, 0.02]
+    assert door.turn(0.5) == 0.5
+    assert [door.turn(1.0) for _ in range(2)] == [1.0, 1.0]
+
+
+def test_who_is_not_heard_is_given_up_once() -> None:
+    door = strangers(1, 2)
+    door.sent(1, 100, 5.0)
+    door.sent(2, 99, 5.0)
+    assert door.unheard(6.0) == []
+    assert door.unheard(6.1) == [1]
+    assert door.unheard(7.0) == []

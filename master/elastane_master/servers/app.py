@@ -394,7 +394,7 @@ def within_descriptors(settings: MasterSettings, limit: int) -> MasterSettings:
             "few descriptors: bounds are lowered",
             limit=limit,
             lowered=", ".join(f"{name} {wanted[name]} to {bound}" for name, bound in lowered.items()),
-            # With tokens a caller's connection is two, and one of them has both ends here (security/front.py).
+            # With tokens a caller's connection is two, one of which has both ends here (front.py).
             left_for_callers=shared.callers // (3 if settings.security.token_file is not None else 1),
             hint=TooFewDescriptors.hint,
         )

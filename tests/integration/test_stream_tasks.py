@@ -99,8 +99,8 @@ async def test_a_request_that_waits_holds_up_those_behind_it_until_a_task_comes_
 ) -> None:
     other = await shards.LeaseTasks(request(0, tasks=100, worker_id="other").request)
     call = shards.StreamTasks()
-    await call.write(request(1))
-    await call.write(request(2))
+    await call.write(request(1, wait_seconds=300))
+    await call.write(request(2, wait_seconds=300))
     failed = done(other.tasks[7])
     failed.error = "bad sample"
     await shards.LeaseTasks(request(1, [failed], tasks=0, worker_id="other").request)

@@ -11,6 +11,7 @@ from typing import Final
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 FRAME_HEADER_BYTES: Final = 9
 HEADERS: Final = 0x1
+CONTINUATION: Final = 0x9
 
 
 class CallCounter:
@@ -45,7 +46,9 @@ class CallCounter:
                 break
             if not self._in_preface:
                 begins = self._begun[3] == HEADERS
-                if begins and not self._left:
+                # gRPC bounds the headers of each frame, so that there may be any number in those that follow;
+                # who has less than 16 KiB of them sends none.
+                if (begins and not self._left) or self._begun[3] == CONTINUATION:
                     self._begun = before
                     return started_at
                 self._skip = int.from_bytes(self._begun[:3])

@@ -2,7 +2,8 @@
 
 gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers
 (its limit is one of each frame): megabytes are read, parsed and kept before anybody can say no. So gRPC
-listens at a socket of this process alone, and the port is the front's. It passes bytes on as they are, TLS
+listens at an abstract socket, which processes of the same network namespace alone can reach, and the port is
+the front's. It passes bytes on as they are, TLS
 included, and hands on only so much of a stranger (see `strangers`); the rest stays with whoever sends it.
 Flow control is kept: a side that does not read stops the other.
 
@@ -12,6 +13,7 @@ The gate knows a caller by the name that gRPC gives it, which here is the number
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import secrets
@@ -32,6 +34,9 @@ STRANGER_READ_BYTES: Final = 4 * 1024
 
 LOOK_SECONDS: Final = 0.25
 LOGGED_SECONDS: Final = 5.0
+ANSWER_SECONDS: Final = 0.25
+"""So long the last refusal has to be sent, before the connection is ended."""
+
 END_SECONDS: Final = 5.0
 """So long a caller whose call gRPC has ended has to take the rest of the answer."""
 
@@ -51,7 +56,11 @@ class Front:
         self._count = 0
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
-        self._keeping: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        #: By the name that gRPC has for each: nobody else can guess it.
+        self._peers: dict[str, _Caller] = {}
+        self._waiting: dict[int, _Caller] = {}
+        self._news = asyncio.Event()
         # One for all connections: what was read is handed on before anything else is read.
         self.stranger_buffer = memoryview(bytearray(STRANGER_READ_BYTES))
         self.buffer = memoryview(bytearray(READ_BYTES))
@@ -64,15 +73,19 @@ class Front:
     def bind(self, host: str, port: int) -> int:
         """Binds the port (0: a free one), and returns it. Raises OSError."""
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for number, (family, _, _, _, address) in enumerate(found):
+        missing: OSError | None = None
+        for family, _, _, _, address in found:
             try:
                 bound = _bound(family, (address[0], port, *address[2:]), both=host == "[::]")
-            except OSError:
-                if not number:
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
-                continue  # a name's second address: it has no such network
+                missing = error  # one of a name's addresses, of a network that is not here
+                continue
             self._sockets.append(bound)
             port = bound.getsockname()[1]
+        if missing is not None and not self._sockets:
+            raise missing
         return port
 
     async def start(self) -> None:
@@ -80,7 +93,7 @@ class Front:
         loop = asyncio.get_running_loop()
         for bound in self._sockets:
             self._servers.append(await loop.create_server(self._take, sock=bound, backlog=BACKLOG))
-        self._keeping = loop.create_task(self._keep())
+        self._tasks = [loop.create_task(self._keep()), loop.create_task(self._turns())]
 
     def close_port(self) -> None:
         """Takes no more connections; those that stand go on."""
@@ -92,8 +105,7 @@ class Front:
     async def stop(self) -> None:
         """Ends what still stands."""
         self.close_port()
-        if self._keeping is not None:
-            await cancel(self._keeping)
+        await cancel(*self._tasks)
         for caller in list(self._connections.values()):
             caller.abort()
 
@@ -101,23 +113,31 @@ class Front:
 
     def let_in(self, peer: str) -> None:
         """A call of `peer`, as gRPC names it, bore a known token."""
-        caller = self._connections.get(_number(peer))
+        caller = self._peers.get(peer)
         if caller is not None:
             self._strangers.let_in(caller.number, asyncio.get_running_loop().time())
             caller.let_in()
 
     def asked(self, peer: str) -> None:
-        """A call of `peer` came without a known token."""
-        number = _number(peer)
-        caller = self._connections.get(number)
-        if self._strangers.asked(number, asyncio.get_running_loop().time()):
-            self._end(number)
-        elif caller is not None:
+        """A call of `peer` is being refused, since it bore no known token."""
+        caller = self._peers.get(peer)
+        if caller is None:
+            return
+        loop = asyncio.get_running_loop()
+        if self._strangers.asked(caller.number, loop.time()):
+            loop.call_later(ANSWER_SECONDS, self._end, caller.number)
+        else:
+            caller.answered()
+
+    def answered(self, peer: str) -> None:
+        """A call of `peer` that needs no token is being answered."""
+        caller = self._peers.get(peer)
+        if caller is not None:
             caller.answered()
 
     def origin(self, peer: str) -> str:
         """Where `peer` comes from, as gRPC would name it at this port."""
-        caller = self._connections.get(_number(peer))
+        caller = self._peers.get(peer)
         return caller.origin if caller is not None else peer
 
     # ---------------------------------------------------------------- connections
@@ -127,39 +147,62 @@ class Front:
         return _Caller(self, self._count)
 
     def arrived(self, caller: _Caller, address: str) -> None:
-        """A connection was made."""
+        """A connection was made: it is handed on, or waits for its turn."""
+        now = asyncio.get_running_loop().time()
         self._connections[caller.number] = caller
-        surplus = self._strangers.arrived(caller.number, address, asyncio.get_running_loop().time())
+        surplus = self._strangers.arrived(caller.number, address, now)
         if surplus is not None:
             self._end(surplus)
+        if caller.number not in self._connections:
+            return
+        if self._waiting or self._strangers.take_turns(now):
+            self.wait(caller)
+        else:
+            caller.hand_on()
+
+    def wait(self, caller: _Caller) -> None:
+        """Has it wait for its turn."""
+        self._waiting[caller.number] = caller
+        self._news.set()
+
+    async def _turns(self) -> None:
+        """Hands on those who wait, whom the dice choose: first come first, one address could starve all."""
+        dice, seconds = random.Random(), 1 / self.limits.turns_per_second
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            while self._waiting:
+                self._waiting.pop(dice.choice(list(self._waiting))).hand_on()
+                await asyncio.sleep(seconds)
 
     def sent(self, number: int, count: int, *, too_many_calls: bool) -> bool:
         """So many bytes of a stranger were handed on, but no call too many; whether it is heard on."""
         now = asyncio.get_running_loop().time()
         return self._strangers.sent(number, count, now, too_many_calls=too_many_calls)
 
-    def gone(self, number: int) -> None:
-        """A connection has ended."""
-        self._connections.pop(number, None)
-        self._strangers.gone(number)
-
     def heard_again(self, number: int) -> None:
         """A stranger that was not heard is."""
         self._strangers.heard_again(number)
 
-    def turn(self) -> float:
-        """When a connection that was made now is to be handed to gRPC."""
-        return self._strangers.turn(asyncio.get_running_loop().time())
+    def gone(self, caller: _Caller) -> None:
+        """A connection has ended."""
+        self._connections.pop(caller.number, None)
+        self._waiting.pop(caller.number, None)
+        self._peers.pop(caller.peer, None)
+        self._strangers.gone(caller.number)
 
-    def connect(self, number: int) -> socket.socket:
-        """A connection to gRPC that bears this number. Raises OSError."""
+    def connect(self, caller: _Caller) -> socket.socket:
+        """A connection to gRPC by which the caller is known to the gate. Raises OSError."""
+        name = f"{self._name}-{caller.number}-{secrets.token_hex(8)}"
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            inner.bind(f"\0{self._name}-{number}")
+            inner.bind(f"\0{name}")
             inner.connect(f"\0{self._name}")
         except OSError:
             inner.close()
             raise
+        caller.peer = _PEER + name
+        self._peers[caller.peer] = caller
         return inner
 
     def _end(self, number: int) -> None:
@@ -173,11 +216,14 @@ class Front:
         loop = asyncio.get_running_loop()
         logged_at, logged = float("-inf"), 0
         while True:
+            due = loop.time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
+            if loop.time() > due + LOOK_SECONDS:
+                continue  # the loop was busy: what the gate has to say of them waits, too
             for number in self._strangers.overdue(loop.time()):
                 self._end(number)
-            for number in self._strangers.unheard(loop.time()):
-                self._connections[number].give_up()
+            for number, refused in self._strangers.unheard(loop.time()).items():
+                self._end(number) if refused else self._connections[number].give_up()
             if self.ended > logged and loop.time() - logged_at > LOGGED_SECONDS:
                 logger.warning("connections of strangers were ended", number=self.ended - logged)
                 logged_at, logged = loop.time(), self.ended
@@ -188,9 +234,10 @@ class _Caller(asyncio.BufferedProtocol):
 
     def __init__(self, front: Front, number: int) -> None:
         self.number = number
-        self.origin = ""
+        self.origin = self.peer = ""
         self._front = front
         self._stranger = self._heard = self._wanted = True
+        self._handed_on = False
         self._spent = False  # it said as many bytes as it may
         self._calls = CallCounter(front.limits.calls_max)
         self._held = bytearray()
@@ -206,18 +253,19 @@ class _Caller(asyncio.BufferedProtocol):
         self.origin = f"ipv6:[{address}]:{peer[1]}" if ":" in address else f"ipv4:{address}:{peer[1]}"
         self._server = _Server(self, self._front.buffer)
         self._front.arrived(self, address)
-        if not transport.is_closing():
+
+    def hand_on(self) -> None:
+        """Connects it to gRPC."""
+        if self._server is not None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(self._server))
 
     async def _connect(self, server: _Server) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            if (wait_seconds := self._front.turn() - loop.time()) > 0:
-                await asyncio.sleep(wait_seconds)
-            if self._server is None:
-                return
-            inner = self._front.connect(self.number)
-            await loop.create_unix_connection(lambda: server, sock=inner)
+            inner = self._front.connect(self)
+            await asyncio.get_running_loop().create_unix_connection(lambda: server, sock=inner)
+        except BlockingIOError:  # gRPC has not taken those before it yet
+            self._front.wait(self)
+            return
         except OSError as error:  # gRPC does not listen any more, or there are no descriptors left
             logger.warning("a connection could not be taken", peer=self.origin, error=str(error))
             self.abort()
@@ -225,10 +273,16 @@ class _Caller(asyncio.BufferedProtocol):
             self._connecting = None
         if self._server is None:  # the caller left meanwhile
             server.end()
+            return
+        held, self._held, self._handed_on = memoryview(bytes(self._held)), bytearray(), True
+        self._hear(held, server)
+        self.read(self._wanted)
 
     def let_in(self) -> None:
         """It is no stranger any more."""
-        if self._stranger and self._server is not None:
+        if self._server is None:
+            self.abort()  # it was given up before the gate could say so: it is made again, and heard then
+        elif self._stranger:
             self._stranger, self._heard = False, True
             self._server.write(memoryview(self._held))
             self._held = bytearray()
@@ -274,7 +328,7 @@ class _Caller(asyncio.BufferedProtocol):
         """Whether gRPC takes more; nor is a stranger read that said as much as it may."""
         self._wanted = wanted
         if self._transport is not None and not self._transport.is_closing():
-            reads = wanted and self._heard
+            reads = wanted and self._heard and self._handed_on
             (self._transport.resume_reading if reads else self._transport.pause_reading)()
 
     def finish(self) -> None:
@@ -285,7 +339,8 @@ class _Caller(asyncio.BufferedProtocol):
 
     def _leave(self) -> None:
         """Neither side refers to the other any more: thousands a second leave nothing to the collector."""
-        self._front.gone(self.number)
+        self._front.gone(self)
+        self._held.clear()
         server, self._server = self._server, None
         if server is not None:
             server.end()
@@ -304,8 +359,9 @@ class _Caller(asyncio.BufferedProtocol):
             return
         if not self._stranger:
             server.write(data)
-        elif not self._heard:  # it was read once more before that could be stopped
+        elif not (self._heard and self._handed_on):  # it was read once more before that could be stopped
             self._held += data
+            self.read(self._wanted)
         else:
             self._hear(data, server)
 
@@ -328,15 +384,11 @@ class _Server(asyncio.BufferedProtocol):
     def __init__(self, caller: _Caller, buffer: memoryview) -> None:
         self._caller: _Caller | None = caller
         self._buffer = buffer
-        # What comes before there is a connection: a stranger's, so not much.
-        self._early = bytearray()
         self._transport: asyncio.Transport | None = None
 
     def write(self, data: memoryview) -> None:
         """Hands on what the caller said."""
-        if self._transport is None:
-            self._early += data
-        else:
+        if self._transport is not None:
             self._transport.write(bytes(data))
 
     def read(self, wanted: bool) -> None:
@@ -347,7 +399,6 @@ class _Server(asyncio.BufferedProtocol):
     def end(self) -> None:
         """The caller is gone."""
         self._caller = None
-        self._early.clear()
         if self._transport is not None:
             self._transport.abort()
 
@@ -355,9 +406,6 @@ class _Server(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        if self._early:
-            self._transport.write(bytes(self._early))
-            self._early.clear()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._buffer
@@ -387,13 +435,8 @@ def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socke
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
         bound.bind(address)
+        bound.listen(BACKLOG)  # as long as nobody listens, another process may bind the port, too
     except OSError:
         bound.close()
         raise
     return bound
-
-
-def _number(peer: str) -> int:
-    """Of the connection that gRPC names so; 0: of none."""
-    number = peer.rpartition("-")[2]
-    return int(number) if peer.startswith(_PEER) and number.isdecimal() else 0

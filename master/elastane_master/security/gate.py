@@ -186,10 +186,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Any:
         """Called by gRPC for every call, before its request is read."""
         handler = await continuation(details)
-        if handler is None:
-            return None  # no such rpc: gRPC says so
         rpc = details.method
         known = False
+        if handler is None:
+            return self._unknown_rpc(self._is_known(details.invocation_metadata))
         try:
             rule = rule_of(rpc)
             if rule.open:
@@ -360,11 +360,30 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
+    def _unknown_rpc(self, known: bool) -> Any:
+        """A handler that says, as gRPC would, that there is no such rpc, and tells the front of the call."""
+
+        async def behaviour(_: Any, context: Context) -> None:
+            self._seen(context, known=known)
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+
+        return grpc.stream_stream_rpc_method_handler(behaviour)
+
+    def _is_known(self, metadata: Any) -> bool:
+        """Whether a call's metadata bear a known token."""
+        try:
+            self._tokens.find(_token(metadata))
+        except Rejection:
+            return False
+        return True
+
     def _answering_unread(self, handler: Any) -> Any:
         """A handler of an open rpc that answers everybody as if the request were empty, and reads none."""
 
         async def behaviour(_: Any, context: Context) -> None:
-            self._seen(context, known=False)
+            if self.front is not None:
+                known = self._is_known(context.invocation_metadata())
+                (self.front.let_in if known else self.front.answered)(context.peer())
             await context.write(await handler.unary_unary(handler.request_deserializer(b""), context))
 
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)

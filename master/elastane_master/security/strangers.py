@@ -7,9 +7,9 @@ and be one of `per_address_max` of its address and `strangers_max` of all. Of to
 were refused something, then whom the dice choose: not the oldest, who are next to be heard where thousands
 of workers come at once, nor the newest, since then whoever stands there first keeps everybody else out.
 
-Where many are refused, or say more than they may, new connections wait for their turn, `turns_per_second`:
-what gRPC keeps of a connection that was ended outlives it by a moment, and it is their number that fills the
-memory. Workers that come back by the thousand have their tokens, and do not wait.
+Where many are refused, or say more than they may, new connections take turns, `turns_per_second`: what gRPC
+keeps of a connection that was ended outlives it by a moment, and it is their number that fills the memory.
+Workers that come back by the thousand have their tokens, and nobody waits for them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class StrangerLimits:
     refusals_max: int = 5
     bytes_max: int = 16 * 1024
     unheard_seconds: float = 0.5
+    silent_seconds: float = 5.0
     per_address_max: int = 64
     strangers_max: int = 1024
     turns_per_second: float = 400.0
@@ -59,14 +60,11 @@ class Strangers:
         self._strangers: dict[int, _Stranger] = {}
         self._of_address: Counter[str] = Counter()
         self._refused = 0.0
-        self._refused_at = self._turn = float("-inf")
+        self._refused_at = float("-inf")
 
-    def turn(self, now: float) -> float:
-        """When a connection that was made now is to be handed on."""
-        if self._recently_refused(now) <= self._limits.refused_max:
-            return now
-        self._turn = max(self._turn + 1 / self._limits.turns_per_second, now)
-        return self._turn
+    def take_turns(self, now: float) -> bool:
+        """Whether new connections are handed on one after the other, and not as they come."""
+        return self._recently_refused(now) > self._limits.refused_max
 
     def arrived(self, connection: int, address: str, now: float) -> int | None:
         """A connection is made; which one is to be ended for it, if any: it may be this one."""
@@ -124,8 +122,12 @@ class Strangers:
         limit = self._limits.seconds
         return [key for key, one in self._strangers.items() if now - one.since > limit]
 
-    def unheard(self, now: float) -> list[int]:
-        """Which have not been heard for so long that gRPC is to give them up; each is told of once."""
+    def unheard(self, now: float) -> dict[int, bool]:
+        """Which have not been heard for so long that gRPC is to give them up; each is told of once.
+
+        True: the gate has refused it, so it is to be ended. False: it stands in silence for `silent_seconds`;
+        ended, it would be made again at once.
+        """
         since = now - self._limits.unheard_seconds
         found = [
             key
@@ -133,8 +135,10 @@ class Strangers:
             if one.unheard_since is not None and one.unheard_since < since
         ]
         for key in found:
-            self._strangers[key].unheard_since = float("inf")
-        return found
+            one = self._strangers[key]
+            one.unheard_since = float("inf")
+            one.since = min(one.since, now + self._limits.silent_seconds - self._limits.seconds)
+        return {key: self._strangers[key].refusals > 0 for key in found}
 
     def _chosen(self, among: Iterable[int]) -> int:
         connections = list(among)

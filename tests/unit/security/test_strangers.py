@@ -11,9 +11,9 @@ LIMITS = StrangerLimits(
     refusals_max=3,
     bytes_max=100,
     unheard_seconds=1.0,
+    silent_seconds=2.0,
     per_address_max=3,
     strangers_max=5,
-    turns_per_second=100.0,
     refused_max=2,
     refused_per_second=1.0,
 )
@@ -46,7 +46,7 @@ def test_what_is_more_than_a_call_needs_is_not_heard() -> None:
     assert door.sent(1, 99, 0.0) and not door.sent(1, 1, 0.0) and not door.sent(1, 1, 0.0)
     assert door.sent(2, 10, 0.0) and not door.sent(2, 10, 0.0, too_many_calls=True)
     door.heard_again(2)
-    assert door.sent(2, 1, 0.0) and door.unheard(100.0) == [1]
+    assert door.sent(2, 1, 0.0) and door.unheard(100.0) == {1: False}
 
 
 def test_no_more_of_one_address_and_of_all() -> None:
@@ -68,26 +68,24 @@ def test_those_who_were_refused_or_are_not_heard_any_more_go_first() -> None:
     assert door.arrived(4, HERE, 1.0) == 3
 
 
-def test_while_many_are_refused_new_ones_wait_for_their_turn() -> None:
+def test_while_many_are_refused_new_ones_take_turns() -> None:
     door = strangers(1, 2, 3)
-    assert [door.turn(0.0) for _ in range(3)] == [0.0, 0.0, 0.0]
     for connection in (1, 1, 2):  # each counts once
         door.asked(connection, 0.0)
-    assert door.turn(0.0) == 0.0
+    assert not door.take_turns(0.0)
     door.sent(3, 100, 0.0)
+    assert door.take_turns(0.0) and not door.take_turns(1.0)
     door.let_in(3, 0.0)  # it was in haste
-    assert door.turn(0.0) == 0.0
-    assert door.arrived(4, "10.0.0.2", 0.0) is None
-    door.sent(4, 100, 0.0)
-    assert [door.turn(0.0) for _ in range(3)] == [0.0, 0.01, 0.02]
-    assert door.turn(0.5) == 0.5
-    assert [door.turn(1.0) for _ in range(2)] == [1.0, 1.0]
+    assert not door.take_turns(0.0)
 
 
-def test_who_is_not_heard_is_given_up_once() -> None:
-    door = strangers(1, 2)
+def test_who_is_not_heard_is_given_up_once_and_ended_later_unless_it_was_refused() -> None:
+    door = strangers(1, 2, 3)
     door.sent(1, 100, 5.0)
     door.sent(2, 99, 5.0)
-    assert door.unheard(6.0) == []
-    assert door.unheard(6.1) == [1]
-    assert door.unheard(7.0) == []
+    door.asked(3, 5.0)
+    door.sent(3, 100, 5.0)
+    assert door.unheard(6.0) == {}
+    assert door.unheard(6.1) == {1: False, 3: True}
+    assert door.unheard(7.0) == {}
+    assert door.overdue(8.0) == [] and door.overdue(9.0) == [1, 3]

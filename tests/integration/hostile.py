@@ -166,6 +166,16 @@ async def metadata(one: Stranger) -> None:
     await one.swallow()
 
 
+async def header_bombs(one: Stranger) -> None:
+    """Headers that refer to a long entry of the compression table a thousand times, each in its own frame."""
+    entry = b"\x40" + b"".join(_length(len(part)) + part for part in (b"xx", b"y" * (4096 - 34)))
+    await one.send(
+        frame(HEADERS, 0, 1, request(LIST) + entry),
+        *(frame(CONTINUATION, END_HEADERS * (number == 1000), 1, b"\xbe") for number in range(1, 1001)),
+    )
+    await one.swallow()
+
+
 async def bodies(one: Stranger) -> None:
     """A request to the open health check of which 2 GiB are announced, and as much sent as is taken."""
     await one.send(
@@ -202,6 +212,7 @@ ATTACKS: dict[str, Callable[[Stranger], Awaitable[None]]] = {
     "slow headers": slow_headers,
     "never reading": never_reading,
     "huge metadata": metadata,
+    "header bombs": header_bombs,
     "endless bodies": bodies,
 }
 

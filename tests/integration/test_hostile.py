@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from elastane_master.security.front import Front
+from elastane_master.security.strangers import StrangerLimits
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
@@ -53,7 +56,9 @@ async def ended(one: Stranger) -> None:
     one.writer.transport.abort()
 
 
-@pytest.mark.parametrize("kind", ["calls without a token", "rapid reset", "huge metadata", "never reading"])
+@pytest.mark.parametrize(
+    "kind", ["calls without a token", "rapid reset", "huge metadata", "header bombs", "never reading"]
+)
 async def test_a_stranger_who_does_too_much_is_cut_off(master: Master, kind: str) -> None:
     one = await stranger(master)
     attacking = asyncio.create_task(hostile.ATTACKS[kind](one))
@@ -147,6 +152,44 @@ async def test_a_caller_with_a_token_may_begin_many_calls_before_it_is_known(mas
             asked = [stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=TOKEN) for _ in range(60)]
             async with asyncio.timeout(WAIT_SECONDS):
                 assert {answer.job.name for answer in await asyncio.gather(*asked)} == {"mine"}
+
+
+async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> None:
+    limits = StrangerLimits()
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        for _ in range(limits.refusals_max):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await job_pb2_grpc.JobServiceStub(channel).List(job_pb2.JobServiceListRequest())
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        stub = health_pb2_grpc.HealthStub(channel)
+        for _ in range(3 * limits.refusals_max):  # as a load balancer does on one connection
+            await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+
+
+async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_connection(
+    master: Master,
+) -> None:
+    """More calls at once than a stranger may begin, and a loop that stands still before the gate sees one."""
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        await channel.channel_ready()
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        request = job_pb2.JobServiceGetRequest(name="mine")
+        asked = [stub.Get(request, metadata=TOKEN, wait_for_ready=True) for _ in range(10)]
+        await asyncio.sleep(0)
+        time.sleep(1.0)
+        async with asyncio.timeout(WAIT_SECONDS):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            assert (await stub.Get(request, metadata=TOKEN, wait_for_ready=True)).job.name == "mine"
+        codes = {answer.code() for answer in answers if isinstance(answer, grpc.aio.AioRpcError)}
+        assert codes <= {grpc.StatusCode.UNAVAILABLE}
+
+
+def test_a_port_is_taken_as_soon_as_it_is_bound() -> None:
+    first = Front()
+    port = first.bind("127.0.0.1", 0)
+    with pytest.raises(OSError, match="in use"):
+        Front().bind("127.0.0.1", port)
+    first.close_port()
 
 
 async def test_what_a_stranger_sends_beyond_its_share_stays_with_it(master: Master) -> None:

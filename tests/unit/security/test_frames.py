@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastane_master.security.frames import HEADERS, PREFACE, CallCounter
+from elastane_master.security.frames import CONTINUATION, HEADERS, PREFACE, CallCounter
 
 DATA, SETTINGS = 0x0, 0x4
 
@@ -45,6 +45,14 @@ def test_each_answer_makes_one_more(size: int) -> None:
         whole = len(PREFACE) + begun * len(sent[len(PREFACE) :]) // 3
         assert passed == len(sent) if begun == 3 else whole <= passed < whole + 9
         counter.answered()
+
+
+def test_headers_that_go_on_in_another_frame_do_not_pass_whatever_was_answered() -> None:
+    begun = PREFACE + frame(HEADERS, b"x" * 20)
+    counter, sent = CallCounter(3), begun + frame(CONTINUATION, b"y" * 20)
+    assert handed_on(counter, sent, 1000) == len(begun)
+    counter.answered()
+    assert handed_on(counter, sent[len(begun) :], 1000) == 0
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

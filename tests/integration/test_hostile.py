@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from elastane_master.security.front import Front
+from elastane_master.security.front import ANSWER_SECONDS, Front
 from elastane_master.security.strangers import StrangerLimits
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
@@ -164,6 +164,19 @@ async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> Non
         stub = health_pb2_grpc.HealthStub(channel)
         for _ in range(3 * limits.refusals_max):  # as a load balancer does on one connection
             await stub.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+
+
+async def test_who_shows_a_token_after_the_last_refusal_stays(master: Master) -> None:
+    async with grpc.aio.insecure_channel(master.address) as channel:
+        stub = job_pb2_grpc.JobServiceStub(channel)
+        for _ in range(StrangerLimits().refusals_max):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stub.List(job_pb2.JobServiceListRequest())
+        watch = stub.Watch(job_pb2.JobServiceWatchRequest(name="mine"), metadata=TOKEN)
+        assert (await watch.read()).job.name == "mine"
+        with pytest.raises(TimeoutError):  # it is not ended while nothing changes
+            async with asyncio.timeout(4 * ANSWER_SECONDS):
+                await watch.read()
 
 
 async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_connection(

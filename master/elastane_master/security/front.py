@@ -2,12 +2,11 @@
 
 gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers
 (its limit is one of each frame): megabytes are read, parsed and kept before anybody can say no. So gRPC
-listens at an abstract socket, which processes of the same network namespace alone can reach, and the port is
-the front's. It passes bytes on as they are, TLS
-included, and hands on only so much of a stranger (see `strangers`); the rest stays with whoever sends it.
-Flow control is kept: a side that does not read stops the other.
+listens at an abstract socket, which only processes of the same network namespace can reach, and the port is
+the front's. It passes bytes on as they are, TLS included, but only so much of a stranger (see `strangers`);
+the rest stays with the sender. Flow control is kept: a side that does not read stops the other.
 
-The gate knows a caller by the name that gRPC gives it, which here is the number of the connection.
+The gate knows a caller by its peer name in gRPC, which here is an unguessable one of each connection.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ class Front:
             return
         loop = asyncio.get_running_loop()
         if self._strangers.asked(caller.number, loop.time()):
-            loop.call_later(ANSWER_SECONDS, self._end, caller.number)
+            loop.call_later(ANSWER_SECONDS, self._end_stranger, caller.number)
         else:
             caller.answered()
 
@@ -204,6 +203,10 @@ class Front:
         caller.peer = _PEER + name
         self._peers[caller.peer] = caller
         return inner
+
+    def _end_stranger(self, number: int) -> None:
+        if number in self._strangers:  # else it has shown a token since
+            self._end(number)
 
     def _end(self, number: int) -> None:
         caller = self._connections.get(number)

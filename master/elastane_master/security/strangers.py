@@ -9,7 +9,7 @@ of workers come at once, nor the newest, since then whoever stands there first k
 
 Where many are refused, or say more than they may, new connections take turns, `turns_per_second`: what gRPC
 keeps of a connection that was ended outlives it by a moment, and it is their number that fills the memory.
-Workers that come back by the thousand have their tokens, and nobody waits for them.
+Workers that come back by the thousand have tokens, and so cause no turns.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class Strangers:
         self._of_address: Counter[str] = Counter()
         self._refused = 0.0
         self._refused_at = float("-inf")
+
+    def __contains__(self, connection: int) -> bool:
+        return connection in self._strangers
 
     def take_turns(self, now: float) -> bool:
         """Whether new connections are handed on one after the other, and not as they come."""
@@ -142,7 +145,7 @@ class Strangers:
 
     def _chosen(self, among: Iterable[int]) -> int:
         connections = list(among)
-        done = [key for key in connections if self._is_done(self._strangers[key])]
+        done = [key for key in connections if self._strangers[key].refused]
         return self._dice.choice(done or connections)
 
     def _count_refused(self, one: _Stranger, now: float) -> None:
@@ -153,6 +156,3 @@ class Strangers:
 
     def _recently_refused(self, now: float) -> float:
         return max(0.0, self._refused - (now - self._refused_at) * self._limits.refused_per_second)
-
-    def _is_done(self, one: _Stranger) -> bool:
-        return one.refused

@@ -40,6 +40,11 @@ async def master(tmp_path: Path) -> AsyncIterator[Master]:
         yield master
 
 
+def own_channel(master: Master) -> grpc.aio.Channel:
+    """A channel whose connection is its own: others of this process to the same address share theirs."""
+    return grpc.aio.insecure_channel(master.address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
 async def stranger(master: Master) -> Stranger:
     host, _, port = master.address.rpartition(":")
     one = Stranger(*await asyncio.open_connection(host, int(port)))
@@ -107,7 +112,7 @@ async def test_bombs_are_not_inflated(tmp_path: Path) -> None:
 
 async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(master: Master) -> None:
     """More idle strangers than an address may have: they go, and no caller with a token does."""
-    async with grpc.aio.insecure_channel(master.address) as channel:
+    async with own_channel(master) as channel:
         jobs = job_pb2_grpc.JobServiceStub(channel)
         watch = jobs.Watch(job_pb2.JobServiceWatchRequest(name="mine"), metadata=TOKEN)
         assert await watch.read() is not grpc.aio.EOF
@@ -123,8 +128,7 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
         async with asyncio.timeout(WAIT_SECONDS):
             await asyncio.wait(ending)
         # The first call of a connection, whose request is more than a stranger may send.
-        own = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(master.address, options=own) as new:
+        async with own_channel(master) as new:
             large = shard_pb2.CreateDatasetRequest(job="mine", dataset="d")
             large.settings.task_size = 1
             large.settings.list.entries.extend([2**62] * 300_000)
@@ -137,7 +141,7 @@ async def test_honest_callers_are_let_in_meanwhile_and_keep_their_connection(mas
 
 async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> None:
     """Nobody's request is read without a token, so it is the master's health that is told."""
-    async with grpc.aio.insecure_channel(master.address) as channel:
+    async with own_channel(master) as channel:
         for name in ("", "elastane.v1.JobService", "x" * 100_000):
             asked = health_pb2.HealthCheckRequest(service=name)
             answer = await health_pb2_grpc.HealthStub(channel).Check(asked)
@@ -147,7 +151,7 @@ async def test_a_probe_is_answered_whatever_service_it_names(master: Master) -> 
 async def test_a_caller_with_a_token_may_begin_many_calls_before_it_is_known(master: Master) -> None:
     """What is more than a stranger may begin waits for the gate, and is handed on then."""
     for _ in range(5):
-        async with grpc.aio.insecure_channel(master.address) as channel:
+        async with own_channel(master) as channel:
             stub = job_pb2_grpc.JobServiceStub(channel)
             asked = [stub.Get(job_pb2.JobServiceGetRequest(name="mine"), metadata=TOKEN) for _ in range(60)]
             async with asyncio.timeout(WAIT_SECONDS):
@@ -156,7 +160,7 @@ async def test_a_caller_with_a_token_may_begin_many_calls_before_it_is_known(mas
 
 async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> None:
     limits = StrangerLimits()
-    async with grpc.aio.insecure_channel(master.address) as channel:
+    async with own_channel(master) as channel:
         for _ in range(limits.refusals_max):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await job_pb2_grpc.JobServiceStub(channel).List(job_pb2.JobServiceListRequest())
@@ -167,7 +171,7 @@ async def test_every_refusal_is_answered_the_last_one_too(master: Master) -> Non
 
 
 async def test_who_shows_a_token_after_the_last_refusal_stays(master: Master) -> None:
-    async with grpc.aio.insecure_channel(master.address) as channel:
+    async with own_channel(master) as channel:
         stub = job_pb2_grpc.JobServiceStub(channel)
         for _ in range(StrangerLimits().refusals_max):
             with pytest.raises(grpc.aio.AioRpcError):
@@ -183,7 +187,7 @@ async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_conn
     master: Master,
 ) -> None:
     """More calls at once than a stranger may begin, and a loop that stands still before the gate sees one."""
-    async with grpc.aio.insecure_channel(master.address) as channel:
+    async with own_channel(master) as channel:
         await channel.channel_ready()
         stub = job_pb2_grpc.JobServiceStub(channel)
         request = job_pb2.JobServiceGetRequest(name="mine")

@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from integration.forkserver import ForkServers, all_forked, fork_servers, none_forked
@@ -22,6 +23,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # Tests use loopback only: no agent asks the addresses of clouds' metadata services by itself.
 os.environ.setdefault("ELASTANE_SPOT", "none")
 
+
+# An example may meet a garbage collection or a busy machine: how long it took is no failure.
+hypothesis.settings.register_profile(
+    "elastane", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("elastane")
 
 # Processes of multiprocessing's "forkserver" begin with torch loaded.
 multiprocessing.set_forkserver_preload(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -299,6 +300,16 @@ def _search_path(environment: Mapping[str, str]) -> str:
 
 
 def _free_port() -> int:
+    """A port that nobody listens at, nor is given between now and torchrun's bind, seconds later.
+
+    Whoever binds port 0 or connects is given one of the ephemeral ports, so it is one below them.
+    """
+    low = 32_768
+    with contextlib.suppress(OSError):
+        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.SystemRandom().sample(range(min(10_000, low - 1000), low), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

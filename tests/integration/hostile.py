@@ -1,13 +1,14 @@
 """Strangers at a master's port: what they cost it, and what honest callers notice of them.
 
-    python -m integration.hostile [--connections 1000] [--seconds 10] [--addresses 16] [--only gzip] [--json]
-                                                                                        (make hostile)
+    python -m integration.hostile [--connections 1000] [--seconds 10] [--addresses 16] [--shared]
+                                  [--only gzip] [--json]                                (make hostile)
 
 A master with tokens, in a process of its own, on loopback. Attackers without a token keep so many
 connections at it, each opened again as soon as it is ended; they speak HTTP/2 by hand, since no client of
 gRPC's would do what they do. Meanwhile an honest caller asks for a job again and again, on a connection it
-had before and on new ones. Reported are the most memory the master had beyond that at rest, and the honest
-calls' times. Exits with 1 where an honest call failed or the memory grew by more than `MEBIBYTES_MAX`.
+had before and on new ones; with --shared from an address of theirs, as behind one NAT. Reported are the most
+memory the master had beyond that at rest, and the honest calls' times. Exits with 1 where an honest call
+failed or the memory grew by more than `MEBIBYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -217,14 +218,27 @@ ATTACKS: dict[str, Callable[[Stranger], Awaitable[None]]] = {
 }
 
 
-async def attack(kind: str, host: str, port: int, connections: int, addresses: int) -> None:
-    """Keeps so many hostile connections open until it is cancelled, from so many addresses of 127.0.0.0/8."""
+@dataclass(frozen=True)
+class Attackers:
+    """How many connections from how many addresses of 127.0.0.0/8. shared: 127.0.0.1 is one of them."""
 
-    begun = asyncio.Barrier(connections + 1)
+    connections: int
+    addresses: int
+    shared: bool = False
+
+    def address(self, number: int) -> str:
+        high, low = divmod(number % self.addresses, 200)
+        return f"127.{0 if self.shared else 1}.{high}.{low + 1}"
+
+
+async def attack(kind: str, host: str, port: int, attackers: Attackers) -> None:
+    """Keeps so many hostile connections open until it is cancelled."""
+
+    begun = asyncio.Barrier(attackers.connections + 1)
 
     async def again_and_again(number: int) -> None:
         first = True
-        source = f"127.0.{number % addresses // 200}.{number % addresses % 200 + 1}"
+        source = attackers.address(number)
         while True:
             with contextlib.suppress(OSError, EOFError):
                 reader, writer = await asyncio.open_connection(host, port, local_addr=(source, 0))
@@ -240,17 +254,18 @@ async def attack(kind: str, host: str, port: int, connections: int, addresses: i
             await asyncio.sleep(REOPEN_SECONDS)
 
     async with asyncio.TaskGroup() as group:
-        for number in range(connections):
+        for number in range(attackers.connections):
             group.create_task(again_and_again(number))
         await begun.wait()
         print("ready", flush=True)
 
 
 @contextlib.contextmanager
-def attacked(kind: str, address: str, connections: int, addresses: int) -> Iterator[None]:
+def attacked(kind: str, address: str, attackers: Attackers) -> Iterator[None]:
     """An attack from a process of its own, for as long as the block lasts."""
     command = [sys.executable, "-m", "integration.hostile", "--attack", kind, "--address", address]
-    command += ["--connections", str(connections), "--addresses", str(addresses)]
+    command += ["--connections", str(attackers.connections), "--addresses", str(attackers.addresses)]
+    command += ["--shared"] if attackers.shared else []
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
@@ -351,15 +366,13 @@ class Memory:
         return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
-def measure(
-    kind: str, master: EmbeddedMaster, job: str, connections: int, seconds: float, addresses: int
-) -> Outcome:
+def measure(kind: str, master: EmbeddedMaster, job: str, seconds: float, attackers: Attackers) -> Outcome:
     """One attack on a master that serves `job`."""
     memory = Memory(master.pid)
     with Honest(master.address, job) as honest:
         rest = memory.mebibytes()
         memory.begin()
-        with attacked(kind, master.address, connections, addresses):
+        with attacked(kind, master.address, attackers):
             time.sleep(seconds)
         most = memory.mebibytes("VmHWM")
     time.sleep(0.5)
@@ -397,19 +410,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--connections", type=int, default=1000)
     parser.add_argument("--addresses", type=int, default=16, help="of which the connections come")
+    parser.add_argument("--shared", action="store_true", help="the honest caller comes from one of them, too")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each attack")
     parser.add_argument("--only", choices=ATTACKS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--attack", choices=ATTACKS, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    attackers = Attackers(options.connections, options.addresses, options.shared)
     if options.attack:
         host, _, port = options.address.rpartition(":")
-        asyncio.run(attack(options.attack, host, int(port), options.connections, options.addresses))
+        asyncio.run(attack(options.attack, host, int(port), attackers))
     bad = False
     for kind in [options.only] if options.only else ATTACKS:
         with tempfile.TemporaryDirectory() as folder, guarded(Path(folder)) as master:
-            outcome = measure(kind, master, "mine", options.connections, options.seconds, options.addresses)
+            outcome = measure(kind, master, "mine", options.seconds, attackers)
         bad |= bool(outcome.failures) or outcome.most_mebibytes > MEBIBYTES_MAX
         if options.json:
             print(json.dumps(asdict(outcome)), flush=True)

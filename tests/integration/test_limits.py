@@ -337,3 +337,25 @@ async def test_a_worker_that_finds_no_room_waits_for_it(tmp_path: Path) -> None:
         assert await asyncio.to_thread(welcome.wait, 30)
         session.close()
     assert errors == []
+
+
+async def test_calls_that_wait_for_a_busy_master_are_all_answered(tmp_path: Path) -> None:
+    """As when thousands of workers come back at once; gRPC would drop some of more than a thousand."""
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    request = job_pb2.JobServiceGetRequest(name="j")
+    async with api(tmp_path) as at:
+        channels = [grpc.insecure_channel(at.master.address, options=own) for _ in range(25)]
+        try:
+            await asyncio.gather(
+                *(asyncio.to_thread(grpc.channel_ready_future(channel).result, 30) for channel in channels)
+            )
+            calls = [
+                job_pb2_grpc.JobServiceStub(channel).Get.future(request, timeout=120)
+                for channel in channels  # begun while the master's loop stands still: here
+                for _ in range(100)
+            ]
+            answers = await asyncio.to_thread(lambda: [call.exception() for call in calls])
+            assert answers == [None] * len(calls)
+        finally:
+            for channel in channels:
+                channel.close()

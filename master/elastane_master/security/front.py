@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import os
 import random
 import secrets
@@ -125,8 +126,7 @@ class Front:
         loop = asyncio.get_running_loop()
         if self._strangers.asked(caller.number, loop.time()):
             loop.call_later(ANSWER_SECONDS, self._end_stranger, caller.number)
-        else:
-            caller.answered()
+        caller.answered()
 
     def answered(self, peer: str) -> None:
         """A call of `peer` that needs no token is being answered."""
@@ -154,7 +154,7 @@ class Front:
             self._end(surplus)
         if caller.number not in self._connections:
             return
-        if self._waiting or self._strangers.take_turns(now):
+        if self._strangers.take_turns(address, now):
             self.wait(caller)
         else:
             caller.hand_on()
@@ -255,7 +255,7 @@ class _Caller(asyncio.BufferedProtocol):
         address = str(peer[0]).removeprefix("::ffff:")
         self.origin = f"ipv6:[{address}]:{peer[1]}" if ":" in address else f"ipv4:{address}:{peer[1]}"
         self._server = _Server(self, self._front.buffer)
-        self._front.arrived(self, address)
+        self._front.arrived(self, network(address))
 
     def hand_on(self) -> None:
         """Connects it to gRPC."""
@@ -429,6 +429,15 @@ class _Server(asyncio.BufferedProtocol):
         caller, self._caller, self._transport = self._caller, None, None
         if caller is not None:
             caller.finish()
+
+
+def network(address: str) -> str:
+    """What counts as one address: of IPv6 the 64 bits that a host may fill as it likes are left out."""
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
 
 
 def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:

@@ -7,9 +7,10 @@ and be one of `per_address_max` of its address and `strangers_max` of all. Of to
 were refused something, then whom the dice choose: not the oldest, who are next to be heard where thousands
 of workers come at once, nor the newest, since then whoever stands there first keeps everybody else out.
 
-Where many are refused, or say more than they may, new connections take turns, `turns_per_second`: what gRPC
-keeps of a connection that was ended outlives it by a moment, and it is their number that fills the memory.
-Workers that come back by the thousand have tokens, and so cause no turns.
+Where many are refused, or say more than they may, new connections of the addresses they come from take turns,
+`turns_per_second`: what gRPC keeps of a connection that was ended outlives it by a moment, and it is their
+number that fills the memory. Who shares no address with them waits for nobody, unless they come from more
+addresses than are remembered. Workers that come back by the thousand have tokens, and so cause no turns.
 """
 
 from __future__ import annotations
@@ -25,20 +26,24 @@ class StrangerLimits:
     """What strangers may take up; every number is a maximum.
 
     bytes_max: a handshake and the headers of a call are less, and its request can wait for the gate.
+    calls_max: a caller's next ones wait until the gate has seen the first one's token.
     turns_per_second: while more than `refused_max` have been refused, of whom so many a second are forgotten.
+    refused_address_seconds: so long after its last refusal an address takes turns.
     """
 
     seconds: float = 20.0
-    calls_max: int = 3
+    calls_max: int = 1
     refusals_max: int = 5
     bytes_max: int = 16 * 1024
     unheard_seconds: float = 0.5
     silent_seconds: float = 5.0
     per_address_max: int = 64
     strangers_max: int = 1024
-    turns_per_second: float = 400.0
+    turns_per_second: float = 200.0
     refused_max: int = 16
     refused_per_second: float = 10.0
+    refused_address_seconds: float = 10.0
+    refused_addresses_max: int = 4096
 
 
 @dataclass(slots=True)
@@ -61,13 +66,19 @@ class Strangers:
         self._of_address: Counter[str] = Counter()
         self._refused = 0.0
         self._refused_at = float("-inf")
+        #: When something of each was last refused; the oldest first.
+        self._refused_addresses: dict[str, float] = {}
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._strangers
 
-    def take_turns(self, now: float) -> bool:
-        """Whether new connections are handed on one after the other, and not as they come."""
-        return self._recently_refused(now) > self._limits.refused_max
+    def take_turns(self, address: str, now: float) -> bool:
+        """Whether new connections of `address` are handed on one after the other, and not as they come."""
+        if self._recently_refused(now) <= self._limits.refused_max:
+            return False
+        self._forget_addresses(now)
+        many = len(self._refused_addresses) >= self._limits.refused_addresses_max
+        return many or address in self._refused_addresses
 
     def arrived(self, connection: int, address: str, now: float) -> int | None:
         """A connection is made; which one is to be ended for it, if any: it may be this one."""
@@ -84,6 +95,7 @@ class Strangers:
         one = self._strangers.get(connection)
         if one is not None and one.refused:
             self._refused, self._refused_at = max(0.0, self._recently_refused(now) - 1), now
+            self._refused_addresses.pop(one.address, None)
         self.gone(connection)
 
     def gone(self, connection: int) -> None:
@@ -153,6 +165,15 @@ class Strangers:
         if not one.refused:
             one.refused = True
             self._refused, self._refused_at = self._recently_refused(now) + 1, now
+        self._refused_addresses.pop(one.address, None)
+        if len(self._refused_addresses) < self._limits.refused_addresses_max:
+            self._refused_addresses[one.address] = now
+
+    def _forget_addresses(self, now: float) -> None:
+        """Forgets those who were refused nothing for long."""
+        since = now - self._limits.refused_address_seconds
+        while self._refused_addresses and (oldest := next(iter(self._refused_addresses.items())))[1] < since:
+            del self._refused_addresses[oldest[0]]
 
     def _recently_refused(self, now: float) -> float:
         return max(0.0, self._refused - (now - self._refused_at) * self._limits.refused_per_second)

@@ -13,7 +13,7 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import structlog
@@ -55,6 +55,7 @@ _COMPRESSION_REFUSED = (
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.enable_per_message_decompression", 0),
 )
+PENDING_CALLS_MAX: Final = 100_000
 _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
@@ -254,6 +255,10 @@ class Master:
                 ("grpc.so_reuseport", 0),
                 *_COMPRESSION_REFUSED,
                 ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
+                # Of more calls than these that nobody has read yet, gRPC drops some by dice, as CANCELLED:
+                # thousands of workers that come back at once are as many.
+                ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
+                ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
                 # Of a flood of calls that are taken back at once, gRPC takes the fewer at a time.
                 ("grpc.http.overload_protection", 1),
                 ("grpc.http2.max_deallocating_streams", 50),

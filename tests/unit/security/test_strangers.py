@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from elastane_master.security.strangers import StrangerLimits, Strangers
 
@@ -68,24 +69,32 @@ def test_those_who_were_refused_or_are_not_heard_any_more_go_first() -> None:
     assert door.arrived(4, HERE, 1.0) == 3
 
 
-def test_while_many_are_refused_new_ones_take_turns() -> None:
+def test_while_many_are_refused_new_ones_of_their_addresses_take_turns() -> None:
     door = strangers(1, 2, 3)
     for connection in (1, 1, 2):  # each counts once
         door.asked(connection, 0.0)
-    assert not door.take_turns(0.0)
+    assert not door.take_turns(HERE, 0.0)
     door.sent(3, 100, 0.0)
-    assert door.take_turns(0.0) and not door.take_turns(1.0)
+    assert door.take_turns(HERE, 0.0) and not door.take_turns("10.0.0.2", 0.0)
+    assert not door.take_turns(HERE, 1.0)
     door.let_in(3, 0.0)  # it was in haste
-    assert not door.take_turns(0.0)
+    assert not door.take_turns(HERE, 0.0)
 
 
-def test_who_is_not_heard_is_given_up_once_and_ended_later_unless_it_was_refused() -> None:
-    door = strangers(1, 2, 3)
-    door.sent(1, 100, 5.0)
-    door.sent(2, 99, 5.0)
-    door.asked(3, 5.0)
-    door.sent(3, 100, 5.0)
-    assert door.unheard(6.0) == {}
-    assert door.unheard(6.1) == {1: False, 3: True}
-    assert door.unheard(7.0) == {}
-    assert door.overdue(8.0) == [] and door.overdue(9.0) == [1, 3]
+def test_an_address_is_forgotten_some_time_after_its_last_refusal() -> None:
+    door = Strangers(replace(LIMITS, refused_per_second=0.0, refused_address_seconds=5.0), random.Random(0))
+    for number in range(4):
+        door.arrived(number, f"10.0.0.{number}", 0.0)
+        door.asked(number, float(number))
+    door.asked(0, 4.0)  # it counts once, and is remembered the longer
+    assert [door.take_turns(f"10.0.0.{number}", 8.0) for number in range(4)] == [True, False, False, True]
+
+
+def test_where_the_addresses_are_too_many_to_remember_all_take_turns() -> None:
+    limits = replace(LIMITS, refused_per_second=0.0, refused_address_seconds=5.0, refused_addresses_max=3)
+    door = Strangers(limits, random.Random(0))
+    for number in range(5):
+        assert not door.take_turns("10.1.0.1", 0.0) or number > 2
+        door.arrived(number, f"10.0.0.{number}", 0.0)
+        door.asked(number, 0.0)
+    assert door.take_turns("10.1.0.1", 5.0) and not door.take_turns("10.1.0.1", 5.1)

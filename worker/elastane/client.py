@@ -67,8 +67,10 @@ STANDBY_SECONDS_MAX = 0.5
 #: A job that was there and is not found is asked for again after so long: a leader's lease, by default.
 NOT_FOUND_SECONDS = 3.0
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
+#: CANCELLED comes of a server that ends, or of its gRPC under load: this client cancels only to close.
 _TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
     grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 

@@ -43,6 +43,7 @@ def test_retryable_errors_are_retried_with_the_same_request_id() -> None:
     master = FakeMaster()
     master.fail_next = [
         lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "starting"),
+        lambda context: context.abort(grpc.StatusCode.CANCELLED, "ending"),
         lambda context: refuse(
             context,
             errors_pb2.ERROR_REASON_STORE_UNAVAILABLE,
@@ -58,8 +59,8 @@ def test_retryable_errors_are_retried_with_the_same_request_id() -> None:
     ):
         job = client.scale_job("train", 2, 3)
     assert (job.settings.workers_min, job.settings.workers_max) == (2, 3)
-    assert len(master.requests) == 3 and len({request.request_id for request in master.requests}) == 1
-    assert waits == ["starting", "no store"]
+    assert len(master.requests) == 4 and len({request.request_id for request in master.requests}) == 1
+    assert waits == ["starting", "ending", "no store"]
 
 
 def test_an_error_without_details_is_not_retried() -> None:

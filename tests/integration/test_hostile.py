@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from elastane_master.security import gate
 from elastane_master.security.front import ANSWER_SECONDS, Front
 from elastane_master.security.strangers import StrangerLimits
 from elastane_master.servers.app import Master
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration import hostile
-from integration.hostile import CHECK, DATA, END_HEADERS, HEADERS, PREFACE, SETTINGS, Stranger, frame, request
+from integration.hostile import (
+    CHECK,
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    Stranger,
+    frame,
+    request,
+)
 from integration.security_support import entry, token_of
 from integration.test_master_security import guarded_master
 
@@ -181,6 +196,33 @@ async def test_who_shows_a_token_after_the_last_refusal_stays(master: Master) ->
         with pytest.raises(TimeoutError):  # it is not ended while nothing changes
             async with asyncio.timeout(4 * ANSWER_SECONDS):
                 await watch.read()
+
+
+async def test_calls_that_are_taken_back_are_not_answered(
+    master: Master, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered: list[Exception] = []
+
+    async def refuse(context: Any, error: Exception) -> None:
+        answered.append(error)
+
+    monkeypatch.setattr(gate, "refuse", refuse)
+    monkeypatch.setattr(gate, "REFUSAL_SECONDS", 1.0)
+    cancel = struct.pack(">I", 8)
+    for _ in range(10):
+        one = await stranger(master)
+        await one.send(frame(HEADERS, END_HEADERS, 1, request(hostile.LIST)), frame(RST_STREAM, 0, 1, cancel))
+        await one.send(frame(PING, 0, 0, bytes(8)))
+        async for kind, _, _ in one.frames():
+            if kind == PING:
+                break
+        one.writer.transport.abort()
+    async with asyncio.timeout(WAIT_SECONDS):  # of one that waits
+        one = await stranger(master)
+        await one.send(frame(HEADERS, END_HEADERS, 1, request(hostile.LIST)))
+        while not answered:
+            await asyncio.sleep(0.02)
+    assert len(answered) == 1
 
 
 async def test_who_was_given_up_while_the_master_was_busy_is_heard_on_a_new_connection(

@@ -52,6 +52,10 @@ FIRST_MESSAGE_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """How often the file of tokens is looked at: a file gives no event."""
 
+REFUSAL_SECONDS = 0.02
+"""So long a stranger waits for its refusal. Who takes calls back at once is not answered by then: gRPC 1.85
+never frees half a kilobyte of an answer that fails (`execute_batch` in its Cython code)."""
+
 REFUSALS_LOGGED_SECONDS = 1.0
 """Refusals are logged at most so often, with the number of those in between: anybody can cause them."""
 
@@ -355,6 +359,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """A handler that refuses. As one of streams, whose messages nobody waits for. known: the token is."""
 
         async def behaviour(_: Any, context: Context) -> None:
+            if not known:
+                await asyncio.sleep(REFUSAL_SECONDS)
             self._seen(context, known=known)
             await refuse(context, error)
 
@@ -364,6 +370,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         """A handler that says, as gRPC would, that there is no such rpc, and tells the front of the call."""
 
         async def behaviour(_: Any, context: Context) -> None:
+            if not known:
+                await asyncio.sleep(REFUSAL_SECONDS)
             self._seen(context, known=known)
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
 

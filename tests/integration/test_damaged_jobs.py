@@ -13,6 +13,7 @@ import aiohttp
 import grpc
 import pytest
 from click.testing import Result
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from typer.testing import CliRunner
 
 from elastane.cli.main import build_app
@@ -189,6 +190,21 @@ async def test_a_key_that_is_put_back_is_all_that_it_takes(store: Store, tmp_pat
         assert repaired.exit_code == 0 and "j: served; now waiting" in repaired.stdout
         await work(channel, "j", SIZE - DONE)
         assert await audit(channel, "j") == Counter(range(SIZE))
+
+
+async def test_a_held_job_does_not_make_its_master_unready(store: Store, tmp_path: Path) -> None:
+    """It would take every other job out of service: an alert is for it, and not a probe."""
+    await killed_after_some_work(store)
+    await store.redis.delete(KEYS.history)
+    http = {"http": "127.0.0.1:0", "http_port_file": tmp_path / "http"}
+    async with serving(store, **http) as (_, channel), aiohttp.ClientSession() as browser:
+        address = (tmp_path / "http").read_text().strip()
+        async with browser.get(f"http://{address}/readyz") as answer:
+            assert (answer.status, await answer.text()) == (200, "ok\n")
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        async with browser.get(f"http://{address}/metrics") as answer:
+            assert 'elastane_master_jobs{phase="damaged"} 1.0' in await answer.text()
 
 
 @pytest.mark.parametrize("part", ["fence", "log", "snapshot", "history", "events"])

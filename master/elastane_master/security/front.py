@@ -265,7 +265,11 @@ class _Caller(asyncio.BufferedProtocol):
     async def _connect(self, server: _Server) -> None:
         try:
             inner = self._front.connect(self)
-            await asyncio.get_running_loop().create_unix_connection(lambda: server, sock=inner)
+            try:
+                await asyncio.get_running_loop().create_unix_connection(lambda: server, sock=inner)
+            except BaseException:
+                inner.close()
+                raise
         except BlockingIOError:  # gRPC has not taken those before it yet
             self._front.wait(self)
             return

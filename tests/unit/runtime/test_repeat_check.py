@@ -13,6 +13,7 @@ from elastane.collective.gradient_digest import GradientDigest
 from elastane.context import EstContext
 from elastane.data import BatchSource
 from elastane.rng import Generators
+from elastane.runtime import repeat_check
 from elastane.runtime.repeat_check import RepeatCheck, TurnRepeatError
 from elastane.runtime.turn import Turn
 from unit.data.loader_runs import initial_contexts
@@ -97,6 +98,36 @@ def test_two_steps_are_run_twice_and_leave_the_batches_and_states_of_steps_run_o
     assert {rank: context.parts for rank, context in plain.contexts.items()} == {
         rank: context.parts for rank, context in checked.contexts.items()
     }
+
+
+def test_a_long_run_is_looked_at_again_after_each_doubling_of_its_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeat_check, "LATER_STEPS", 4)
+    run = Run(drawn, counts=False, enabled=True)
+    for epoch in range(7):
+        run.epoch(5 * epoch, 5)
+    assert run.twice == [2, 3, 5, 7, 15, 31]
+    plain = Run(drawn, counts=False, enabled=False)
+    for epoch in range(7):
+        plain.epoch(5 * epoch, 5)
+    assert plain.twice == []
+    assert {rank: context.parts for rank, context in plain.contexts.items()} == {
+        rank: context.parts for rank, context in run.contexts.items()
+    }
+
+
+def test_what_first_changes_late_is_refused_then() -> None:
+    calls: list[int] = []
+
+    def warmed_up(batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return batch / max(1, len(calls) - 150)
+
+    run = Run(warmed_up, counts=False, enabled=True)
+    with pytest.raises(TurnRepeatError, match=r"EST 0 in step 63 was run twice"):
+        for epoch in range(20):
+            run.epoch(5 * epoch, 5)
 
 
 def test_a_turn_that_the_sentinel_checks_is_left_to_it() -> None:

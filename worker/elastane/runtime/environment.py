@@ -65,7 +65,9 @@ class WorkerEnvironment(BaseSettings):
         default=32, ge=0, description="workers compare all their state within so many steps; 0: never"
     )
     repeat_check: bool = Field(
-        default=True, description="run one turn twice in each of the first two epochs, and compare gradients"
+        default=True,
+        description="run one turn twice in the first two epochs and after 64, 128, 256 ... steps, and compare"
+        " its gradients",
     )
     steps_max: int = Field(default=0, ge=0, description="global steps to train at most; 0: all")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

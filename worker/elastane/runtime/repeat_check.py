@@ -1,16 +1,18 @@
-"""Runs one turn of the script twice, early in the worker's first two loops, and compares the gradients.
+"""Runs one turn of the script twice, now and then, and compares the gradients.
 
 A turn may be run again: when the ring changes, in a worker that joins, for the sentinel. From the same
 context it must then give the same gradients. What the source shows to be carried from turn to turn is refused
 at its line (`loop_carried`); a counter in a hook, a wrapped function, a library or code without source is not
 seen there. So the worker's first EST has its turn twice in one step: first as a guest, of which nothing
 counts, then as itself, with the same mini-batches and the same generators. Without data workers its first
-mini-batch is made twice as well.
+mini-batch is made twice as well. So it is early in each of the worker's first two loops, and for what begins
+later after 64 steps, 128, 256 and so on: a worker that trains for weeks does it twenty times.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,6 +32,8 @@ from elastane.state.digests import same_bits
 LOOPS: Final = 2
 """The code of the second epoch may be other code: `if epoch > 0`."""
 STEPS_BEFORE: Final = 2
+LATER_STEPS: Final = 64
+"""Of the worker, after which a turn is run twice again, and after each doubling of them."""
 
 
 class TurnRepeatError(StepError):
@@ -56,6 +60,7 @@ class RepeatCheck:
     ) -> None:
         self._source, self._generators, self._registry = source, generators, registry
         self._loops = LOOPS if enabled else 0
+        self._next_steps: float = LATER_STEPS if enabled else math.inf
         self._due, self._steps = False, 0
         self._guest: Turn | None = None
         self._kept: list[_Batch] = []
@@ -75,7 +80,8 @@ class RepeatCheck:
         self._guest, self._kept, self._place = None, [], None
         self._steps += 1
         own = turns[0]
-        if not self._due or self._steps <= STEPS_BEFORE or own.guest is not None or own.digest is not None:
+        due = (self._due and self._steps > STEPS_BEFORE) or self._steps >= self._next_steps
+        if not due or own.guest is not None or own.digest is not None:
             return turns
         own.repeated, own.digest = True, GradientDigest()
         self._guest = Turn(step, own.rank, 0, ends=False, batches=own.batches, guest=contexts[own.rank])
@@ -126,7 +132,10 @@ class RepeatCheck:
                 " generator of the script's own; `elastane verify` shows where runs part",
                 virtual_rank=turn.rank,
             )
-        self._loops, self._due = self._loops - 1, False
+        if self._due:
+            self._loops, self._due = self._loops - 1, False
+        while self._steps >= self._next_steps:
+            self._next_steps *= 2
 
     def _states(self) -> Parts:
         return self._generators.capture() | self._registry.capture()

@@ -99,6 +99,24 @@ def test_a_step_that_is_reported_early_is_summed_when_it_is_confirmed(make, monk
     assert torch.equal(module.bias.grad, torch.full((2,), 2.0))
 
 
+def test_which_gradients_there_were_when_a_step_began_is_told_all_through_it(make):
+    """Workers that compare their states are asked within a step, at whichever line of it they are."""
+    module = nn.Linear(4, 2)
+    reducer, told = make(module), []
+
+    def cleared():
+        module.zero_grad()
+        told.append(reducer.gradients.state_dict())
+
+    for _ in range(2):
+        _step(reducer, module, zero=cleared)
+        told.append(reducer.gradients.state_dict())
+        reducer.end_step()
+    assert [state["defined"] for state in told] == [[]] * 4 + [[0, 1]] * 4
+    module.zero_grad()  # between two steps it is the script's
+    assert reducer.gradients.state_dict() == {"defined": []}
+
+
 def test_a_step_that_is_not_confirmed_is_not_summed(make):
     module = nn.Linear(4, 2)
     reducer = make(module, on_first_gradient=lambda: True, on_last_backward=lambda: reducer.give_up("a draw"))

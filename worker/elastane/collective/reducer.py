@@ -245,6 +245,7 @@ class Reducer:
     def end_step(self) -> None:
         """The step is applied: until the next turn begins, gradients are the script's own."""
         self._turn = None
+        self.gradients.end_step()
 
     def keep_buffers(self, buffers: Sequence[Tensor]) -> None:
         """Take down EST 0's buffers as its turn leaves them, for `broadcast_buffers`; by its host."""

@@ -22,12 +22,13 @@ class ScriptGradients:
         #: Parameters that have a p.grad at the start of the step; `_restored`: they must be given one.
         self._defined: set[int] = set()
         self._restored = False
+        self._in_step = False
         #: Versions of the sums at the start of the step.
         self._start_versions: list[int] = []
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Which parameters have a gradient now, between two steps."""
-        if self._restored:
+        """Which parameters have a gradient between two steps; within one, when it began."""
+        if self._restored or self._in_step:
             return {"defined": sorted(self._defined)}
         return {"defined": [index for index, param in enumerate(self._params) if param.grad is not None]}
 
@@ -37,7 +38,11 @@ class ScriptGradients:
 
     def lose_step(self) -> None:
         """The step in flight is thrown away: the next begins with the gradients that it began with."""
-        self._restored = True
+        self._restored, self._in_step = True, False
+
+    def end_step(self) -> None:
+        """The step is applied."""
+        self._in_step = False
 
     def release(self) -> None:
         """Before memory is exchanged: gradients that will be given anew must not hold the old."""
@@ -55,6 +60,7 @@ class ScriptGradients:
         else:
             self._defined = {index for index, param in enumerate(self._params) if param.grad is not None}
         self._start_versions = slots.sum_versions
+        self._in_step = True
 
     def begin_est(self, slots: Slots) -> None:
         """Another EST's turn begins: what the one before left is not what this one would find.

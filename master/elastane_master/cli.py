@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import os
 import signal
@@ -259,8 +261,22 @@ _YOUNG_OBJECTS_MAX = 20_000
 """Allocated between two looks for cycles. A message makes dozens, nearly all of them freed without a look."""
 
 
+_M_ARENA_MAX = -8  # of <malloc.h>
+
+
+def _keep_one_heap() -> None:
+    """Has glibc use one heap for all threads, where there is glibc.
+
+    With one for each of gRPC's threads, what connections leave free in one heap is of no use to the others:
+    1,000 hostile connections took 15 MiB more. Calls take as long as before.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Runs the coroutine on uvloop where there is one: it takes a third of the cost off every call."""
+    _keep_one_heap()
     gc.freeze()  # what was imported stays: a look need not pass it
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 20, 20)
     try:

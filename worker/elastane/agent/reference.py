@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import DEFAULT_LEVEL, level_from_text, process_environment
 from elastane.errors import ElastaneError
+from elastane.ports import unused_port
 
 PORT_ATTEMPTS = 3
 PORT_TAKEN = "EADDRINUSE"
@@ -72,8 +72,7 @@ def _run(
     """One attempt of `run_stock_ddp`."""
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = unused_port()
     lines: list[str] = []
     ended: queue.SimpleQueue[tuple[str, ExitStatus]] = queue.SimpleQueue()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from elastane.agent.process import ChildProcess
 from elastane.errors import ElastaneError
+from elastane.ports import unused_port
 
 _LOOK_SECONDS = 0.01
 _START_SECONDS = 60.0
@@ -43,8 +44,7 @@ class StoreServer:
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
         self.log = log
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = unused_port()
         self._process: ChildProcess | None = None
 
     @property

@@ -26,6 +26,7 @@ from elastane.hosts.discovery import SCRIPT_TIMEOUT_SECONDS, Discovery
 from elastane.hosts.remote import is_local, remote_command
 from elastane.launch.plan import Process, environment, processes, tf_config
 from elastane.launch.policy import Action, LaunchPolicy, StartRound
+from elastane.ports import unused_port
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -191,8 +192,7 @@ class Launcher:
         if all(is_local(process.slot.host) for process in everybody):
             leader = "127.0.0.1"
             if not self._settings.port:
-                with socket.create_server((leader, 0)) as probe:
-                    return leader, int(probe.getsockname()[1])
+                return leader, unused_port()
         elif is_local(leader):
             leader = socket.gethostname()  # "localhost" would be another machine elsewhere
         return leader, (self._settings.port or 29500) + number % 100

@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shlex
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ from typing import Any, Final
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.determinism import Level, process_environment
 from elastane.errors import ElastaneError
+from elastane.ports import unused_port
 from elastane.verify.hook import elastane_reference as hook
 from elastane.verify.original import read_events
 from elastane.verify.results import Taken
@@ -200,7 +199,7 @@ def reference_environment(
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), inherited.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
         # Where the command names none: two proofs on one machine would both use torchrun's 29500.
-        "PET_MASTER_PORT": inherited.get("PET_MASTER_PORT", str(_free_port())),
+        "PET_MASTER_PORT": inherited.get("PET_MASTER_PORT", str(unused_port())),
         **hook_variables(reports, determinism=determinism, threads=threads, traced=traced),
     }
 
@@ -297,21 +296,6 @@ def _aborted_at_exit(lines: Sequence[str]) -> bool:
 def _search_path(environment: Mapping[str, str]) -> str:
     """PATH with this Python's own folder first, where its torchrun is."""
     return os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-
-
-def _free_port() -> int:
-    """A port that nobody listens at, nor is given between now and torchrun's bind, seconds later.
-
-    Whoever binds port 0 or connects is given one of the ephemeral ports, so it is one below them.
-    """
-    low = 32_768
-    with contextlib.suppress(OSError):
-        low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.SystemRandom().sample(range(min(10_000, low - 1000), low), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _kill_bearers(reports: Path) -> None:

@@ -22,6 +22,13 @@ from elastane_master.store.log import JobLog, LogListener, LogOptions
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[2]
+#: How a call ends that gRPC itself ended: the connection was lost, or the master was too busy to begin it.
+#: Such a call is asked again with its request id, as the head of errors.proto says.
+ASKED_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
 SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "master")]
 
 

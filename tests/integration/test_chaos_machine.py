@@ -219,6 +219,8 @@ def test_store_server_keeps_what_it_has_but_for_what_is_cut(tmp_path: Path) -> N
         with Redis.from_url(store.url) as client:
             client.set("first", "1")
             client.set("second", "2")
+            # In the file, and not only with the server: where the disk stalls, replies come before the write.
+            assert client.waitaof(num_local=1, num_replicas=0, timeout=30_000)[0] == 1
         assert not store.writes_fail
         store.kill()
         store.cut(3)

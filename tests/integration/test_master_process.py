@@ -19,7 +19,7 @@ from elastane.agent.first_checks import is_full
 from elastane.agent.master_process import EmbeddedMaster, MasterStartError
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import SOURCES, MasterProcess, master_process, private_store
+from integration.master_support import ASKED_AGAIN, SOURCES, MasterProcess, master_process, private_store
 
 PYTHON_PATH = {"PYTHONPATH": os.pathsep.join(SOURCES)}
 
@@ -96,7 +96,7 @@ class Leaser:
             try:
                 return await stub.LeaseTasks(request, wait_for_ready=True, timeout=30)
             except grpc.aio.AioRpcError as error:
-                if error.code() != grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in ASKED_AGAIN:
                     raise
                 await asyncio.sleep(0.02)
 

@@ -18,7 +18,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from elastane.client import MasterClient
 from elastane_master.store.connection import Store
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
-from integration.master_support import MasterProcess, Worker, master_process, private_store, reason_of
+from integration.master_support import (
+    ASKED_AGAIN,
+    MasterProcess,
+    Worker,
+    master_process,
+    private_store,
+    reason_of,
+)
 from integration.test_master_process import Leaser, create, progress_and_history, run_cli
 
 LEASE_SECONDS = 1.0
@@ -357,7 +364,7 @@ class FollowingLeaser(Leaser):
             try:
                 return await self.stubs[self.at % 2].LeaseTasks(request, timeout=10)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if error.code() not in ASKED_AGAIN:
                     raise
                 self.at += 1
                 await asyncio.sleep(0.02)

@@ -171,12 +171,15 @@ def trained(cluster: LocalCluster) -> dict[str, object]:
 @pytest.mark.parametrize("recovery", ["ELASTIC", "FIXED"])
 def test_the_bits_are_the_same_with_either_recovery(tmp_path: Path, recovery: str) -> None:
     """One of two workers is killed: the other one goes on at once, or waits for a successor."""
-    settings = job_pb2.JobSettings(ests=4, workers_min=1, workers_max=2, spot_price_micros=360_000_000)
+    # Both workers are in the first ring: one alone could train to the end before the other is there.
+    settings = job_pb2.JobSettings(ests=4, workers_min=2, workers_max=2, spot_price_micros=360_000_000)
     settings.recovery = getattr(job_pb2, f"RECOVERY_POLICY_{recovery}")
     settings.on_demand_price_micros = 720_000_000  # 0.2 a second
-    with local_cluster(tmp_path, settings, [*CONFIG.arguments, "--busy-seconds", "0.01"]) as cluster:
+    with local_cluster(tmp_path, settings, [*CONFIG.arguments, "--busy-seconds", "0.03"]) as cluster:
         for _ in range(2):
             cluster.add_worker()
+        cluster.wait_for(lambda job: job.generation > 0, what="the first ring")
+        cluster.client.scale_job(cluster.job, 1, 2)
         cluster.wait_for(lambda job: job.step >= 3 and sum(w.ests.end > 0 for w in job.workers) == 2)
         cluster.workers["w1"].kill_group()
         if recovery == "FIXED":

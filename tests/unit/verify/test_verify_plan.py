@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from elastane.verify.plan import HAND_OVER, STEP_POINTS, ChurnPlan, PlanError, make_plan, parse_paths
@@ -45,12 +45,16 @@ def replayed(plan: ChurnPlan) -> list[int]:
     steps=st.integers(3, 40),
     kills=st.integers(0, 4),
 )
+# A draw of which no path fits, though there is one that does.
+@example(seed=378, ests=8, steps=11, kills=4)
 @settings(max_examples=400, deadline=None)
 def test_random_plans_can_be_carried_out(seed: int, ests: int, steps: int, kills: int) -> None:
     try:
         plan = make_plan(str(seed), ests=ests, steps=steps, kills=kills)
     except PlanError as error:
-        assert "do not fit" in str(error) and 2 * kills + 1 > steps - 2
+        assert "do not fit" in str(error)
+        least = kills + 1 if kills > 1 else 1
+        assert least > (steps - 2 if steps > 5 else steps - 1)
         return
     sizes = replayed(plan)
     assert len(plan.deaths) == kills == len(plan.doomed)

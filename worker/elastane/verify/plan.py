@@ -143,6 +143,8 @@ def make_plan(
             changes = _changes(rng, drawn, ests, kills)
             if _room(changes) <= len(free):
                 break
+        else:
+            drawn, changes = _shortest(kills)
     if _room(changes) > len(free):
         raise PlanError(
             f"{len(changes)} changes do not fit into {steps} steps",
@@ -198,6 +200,12 @@ def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> 
             forms.append([_Change("donor dies")])
         changes[place:place] = rng.choice(forms)
     return changes
+
+
+def _shortest(kills: int) -> tuple[tuple[int, ...], list[_Change]]:
+    """A path and its changes that take up as few steps as any: `kills` + 1, or one for no kill or one."""
+    first = _Change("kill" if kills else "leave")
+    return (2, 1), [first, *[_Change("receiver dies")] * (kills - 1)]
 
 
 def _distances(changes: Sequence[_Change]) -> list[int]:

@@ -1,5 +1,6 @@
 # make demo    elastic training under fire beside stock DDP, compared bit for bit
-# make test    all tests            make check   format, lint, types, layers, protos
+# make test    every promise once   make check   format, lint, types, layers, protos
+# make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
 # make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
@@ -38,7 +39,7 @@ FUZZ_SECONDS ?= 60
 RESULTS      ?= .elastane/fuzz-parity.jsonl
 SIM          := PYTHONPATH=tests $(BIN)/python -m sim
 
-.PHONY: demo test gallery test-kube test-images test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants fuzz \
+.PHONY: demo test test-slow test-all gallery test-kube test-images test-browser screenshots newcomer chaos controls fuzz-parity sim sim-mutants fuzz \
     fuzz-stored soak hostile check format proto proto-check docs docs-pages bench bench-check lock \
     audit-hashes audit-deps clean
 
@@ -47,8 +48,16 @@ demo: $(VENV)/.installed
 
 # JOBS files of tests at once; most wait for processes of their own more than they work. In their order, as the
 # files of few long tests come first then, and none of them is waited for at the end.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.installed
+	$(PYTEST) -m slow
+
+test-all: $(VENV)/.installed
+	$(PYTEST)
 
 # An unset variable is an error here, and not a page of skipped tests that looks like success.
 test-kube: $(VENV)/.installed

@@ -14,6 +14,7 @@ from elastane.agent.cluster import LocalCluster, local_cluster
 from elastane.client import RequestRefusedError
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED
 from elastane_proto.v1 import job_pb2, shard_pb2
+from slow import slow
 
 CONFIG = Config(2, "sgd", epochs=2)
 
@@ -65,8 +66,11 @@ def start_one(cluster: LocalCluster) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
-    [(["--width", "8"], "parameter"), (["--size", "100"], "dataset"), (["--batch-size", "4"], "batch")],
-    ids=["model", "dataset", "batch"],
+    [
+        pytest.param(["--width", "8"], "parameter", id="model"),
+        pytest.param(["--size", "100"], "dataset", id="dataset", marks=slow),
+        pytest.param(["--batch-size", "4"], "batch", id="batch", marks=slow),
+    ],
 )
 def test_worker_with_another_script_is_refused(tmp_path: Path, arguments: list[str], named: str) -> None:
     script = [*CONFIG.arguments, "--busy-seconds", "0.3"]

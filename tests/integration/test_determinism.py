@@ -28,6 +28,7 @@ from elastane.demo.compare import compare_runs, leader_report
 from elastane.determinism import Level, process_environment
 from elastane.errors import EXIT_REFUSED
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_levels.py"
 SOURCES = Path(__file__).parents[2]
@@ -102,6 +103,7 @@ def test_the_instruction_set_decides_the_bits() -> None:
     assert weights(reference(Level.D1, older=True)) != weights(reference(Level.D1))
 
 
+@slow
 def test_at_d0_unlike_workers_train_together_and_their_mixture_decides(tmp_path: Path) -> None:
     with local_cluster(tmp_path, settings(Level.D0), [str(SCRIPT)]) as cluster:
         cluster.add_worker()

@@ -17,6 +17,7 @@ from elastane.errors import reason_of
 from elastane.verify.run import REPEAT_CHECK_VARIABLE, Verdict, VerifyResult, run_verify
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
+from slow import slow, slow_except
 
 GALLERY = Path(__file__).parent / "gallery"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -67,6 +68,21 @@ EXACT = {
     "stream without state": "streams.py --data-workers 2",
     "once a step": "turns.py",
 }
+#: Those that `make test` shows: one of each kind.
+QUICK = (
+    "convolution, data workers",
+    "find_unused_parameters",
+    "fp16 autocast, GradScaler",
+    "accumulation, bucket view, data workers",
+    "moving averages",
+    "early stopping, carried values",
+    "registered",
+    "DistributedSampler, init function",
+    "stream, iterator's state",
+    "validation",
+    "validation, each rank",
+    "once a step",
+)
 #: Case of refused.py -> words that say what is wrong and what to do.
 REFUSED = {
     "sparse": ("sparse gradient", "sparse=False"),
@@ -153,7 +169,7 @@ def verify(
     )
 
 
-@pytest.mark.parametrize("item", EXACT)
+@pytest.mark.parametrize("item", slow_except(EXACT, *QUICK))
 def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, item: str) -> None:
     result = verify(servers, tmp_path, EXACT[item], runs=RUNS)
     assert result.verdict is Verdict.EQUAL, result.as_json()
@@ -164,8 +180,10 @@ def test_gallery_item_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: 
 
 @pytest.mark.parametrize(
     "command",
-    [f"{EXAMPLES}/digits_cnn.py --epochs 1", f"{EXAMPLES}/char_gpt.py"],
-    ids=["digits_cnn", "char_gpt"],
+    [
+        pytest.param(f"{EXAMPLES}/digits_cnn.py --epochs 1", id="digits_cnn"),
+        pytest.param(f"{EXAMPLES}/char_gpt.py", id="char_gpt", marks=slow),
+    ],
 )
 def test_example_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, command: str) -> None:
     result = verify(servers, tmp_path, command, runs=RUNS, steps=12)

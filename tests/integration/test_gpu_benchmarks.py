@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slow import slow
+
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 DRY = ["--device", "cpu", "--models", "tiny", "--picture-size", "16", "--batch-size", "4"]
 DRY += ["--steps", "6", "--data-workers", "1"]
@@ -28,6 +30,7 @@ def test_without_a_gpu_the_reason_is_said():
     assert "--device cpu" in ended.stderr
 
 
+@slow
 def test_time_sliced_workers_have_the_bits_of_stock_ddp(tmp_path: Path):
     ended = _run("parity.py", *DRY, "--ests", "2", "--json", str(tmp_path / "found"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -37,6 +40,7 @@ def test_time_sliced_workers_have_the_bits_of_stock_ddp(tmp_path: Path):
     assert {"weights", "optimizer", "buffers", "losses"} <= case["sha256"].keys()
 
 
+@slow
 def test_memory_of_both_sides_is_measured(tmp_path: Path):
     ended = _run("memory.py", *DRY, "--counts", "2", "--json", str(tmp_path / "found"))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -47,6 +51,7 @@ def test_memory_of_both_sides_is_measured(tmp_path: Path):
     assert 0 < case["elastic"]["device_bytes"] < case["stock"]["device_bytes"]
 
 
+@slow
 def test_the_switch_is_timed(tmp_path: Path):
     arguments = ["--counts", "2", "--repeats", "1", "--json", str(tmp_path / "found")]
     ended = _run("context_switch.py", *DRY, *arguments)

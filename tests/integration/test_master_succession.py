@@ -27,6 +27,7 @@ from integration.master_support import (
     reason_of,
 )
 from integration.test_master_process import Leaser, create, progress_and_history, run_cli
+from slow import slow_except
 
 LEASE_SECONDS = 1.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -314,7 +315,7 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
     writer.close()
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("how", slow_except(["SIGTERM", "SIGKILL"], "SIGKILL"))
 async def test_leasers_lose_nothing_over_many_successions(store: Store, tmp_path: Path, how: str) -> None:
     """Two masters, killed or told to stop in turn while tasks are leased: each task done exactly once."""
     size, changes = 900, 3

@@ -22,6 +22,7 @@ from elastane.demo.compare import compare_runs
 from elastane_master.store.embedded import EmbeddedStore
 from elastane_proto.v1 import job_pb2, shard_pb2
 from integration.forkserver import ForkServers
+from slow import slow_except
 
 CONFIG = Config(2, epochs=8)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
@@ -74,7 +75,7 @@ def stall(history: list[shard_pb2.AuditEntry]) -> tuple[float, float]:
     return gaps[-1], gaps[len(gaps) // 2]
 
 
-@pytest.mark.parametrize("fault", ["upgrade", "SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("fault", slow_except(["upgrade", "SIGKILL", "SIGSTOP"], "SIGKILL"))
 def test_training_goes_on_under_the_next_leader(tmp_path: Path, servers: ForkServers, fault: str) -> None:
     with two_masters(tmp_path, servers, busy_seconds=0.03) as cluster:
         started = cluster.wait_for_step(STARTED)

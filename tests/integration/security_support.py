@@ -22,7 +22,7 @@ ABSENT = "mine-absent"
 
 _LOOK, _DATA = {"reader", "operator"}, {"worker", "operator"}
 _ALL = {"worker", "reader", "operator"}
-#: Written down apart from the product's table, from what the README promises.
+#: Written down apart from the product's table, from what docs/security.md promises.
 ALLOWED: dict[str, set[str]] = {
     "JobService.Create": {"operator"},
     "JobService.Get": _ALL,

@@ -25,6 +25,7 @@ from elastane.verify.run import Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers
 
 SCRIPTS = Path(__file__).parent / "scripts"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 ORIGINAL = f"torchrun --nproc-per-node 2 {SCRIPTS / 'original_ddp.py'}"
 ALONE = (
     "env MASTER_ADDR=127.0.0.1 MASTER_PORT=0 RANK=0 WORLD_SIZE=1 "
@@ -40,10 +41,10 @@ def prove(servers: ForkServers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (folder / "data" / "seed.txt").write_text("3")
     monkeypatch.chdir(folder)
 
-    def run(original: str, *script: str, **options: object) -> VerifyResult:
+    def run(original: str, *script: str, converted: str = CONVERTED, **options: object) -> VerifyResult:
         command = parse_reference(original)
         settings = {"seed": 5, "timeout_seconds": 120.0, "launch": servers.launch, **options}
-        return run_verify(tmp_path / "proof", [CONVERTED, *script], original=command, **settings)
+        return run_verify(tmp_path / "proof", [converted, *script], original=command, **settings)
 
     return run
 
@@ -60,6 +61,17 @@ def test_the_converted_script_has_the_bits_of_the_untouched_one(prove, tmp_path:
     assert [path.name for path in (tmp_path / "project").iterdir()] == ["data"]
     found = {path.parent.parent.name for path in (tmp_path / "proof").glob("*/work/snapshot.pt")}
     assert found == {"reference", "run-1"}
+
+
+def test_the_two_scripts_of_the_readme_have_the_same_bits(prove) -> None:
+    result = prove(
+        f"torchrun --nproc-per-node 2 {EXAMPLES / 'minimal_ddp.py'}",
+        converted=str(EXAMPLES / "minimal.py"),
+        runs=1,
+        kills=1,
+    )
+    assert result.equal, result.as_json()
+    assert (result.ests, result.steps) == (2, 160)
 
 
 def test_another_seed_is_a_fault_of_the_conversion(prove) -> None:

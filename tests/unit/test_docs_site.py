@@ -123,5 +123,7 @@ def test_links_lead_to_the_pages_as_they_lie_in_the_site() -> None:
     assert made == (
         "[a](../explanation/security-model.md#x) `b` `c` [d](../errors.md) [e](https://pytorch.org)"
     )
+    picture = relinked("![a](docs/pictures/step.svg)", ROOT / "README.md", "readme.md")
+    assert picture == "![a](pictures/step.svg)"
     fenced = "```sh\n[a](../../SECURITY.md)\n```\n"
     assert relinked(fenced, DOCS / "howto" / "page.md", "howto/page.md") == fenced

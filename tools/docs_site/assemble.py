@@ -1,7 +1,7 @@
 """The sources of the site: docs/ as it is, pages from the root of the repository, the generated reference.
 
-Links are written so that they work in the repository. Those that lead out of docs/ are led to the copy here,
-or, where they name a source file, become its name.
+Links and pictures are written so that they work in the repository. Links out of docs/ lead to the copy here;
+where they name a source file, they become its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from docs_site import cli_reference, proto_reference, python_reference, settings
 from docs_site.navigation import FROM_ROOT, GROUPS, MORE, REFERENCE
 from docs_site.paths import DOCS, ROOT
 
-_LINK: Final = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
+_LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def assemble(folder: Path) -> None:
@@ -44,7 +44,7 @@ def relinked(text: str, origin: Path, page: str) -> str:
     """`text` with links that work in the site. origin: the file it comes from; page: where it lies here."""
 
     def replace(found: re.Match[str]) -> str:
-        words, target = found.groups()
+        mark, words, target = found.groups()
         path, _, anchor = target.partition("#")
         if not path or "://" in target or target.startswith("mailto:"):
             return found[0]
@@ -58,10 +58,12 @@ def relinked(text: str, origin: Path, page: str) -> str:
             here = FROM_ROOT[name]
         elif file.is_relative_to(DOCS):
             here = file.relative_to(DOCS).as_posix()
+        elif mark:
+            return found[0]  # a picture from elsewhere: Sphinx will say so
         else:
             return words if "`" in words else f"`{words}`"
         there = Path(os.path.relpath(here, Path(page).parent)).as_posix()
-        return f"[{words}]({there}{'#' if anchor else ''}{anchor})"
+        return f"{mark}[{words}]({there}{'#' if anchor else ''}{anchor})"
 
     # What stands between fences is no prose.
     pieces = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)

@@ -27,6 +27,7 @@ GROUPS: Final = (
     Group(
         "How to",
         (
+            "howto/running",
             "howto/verify",
             "howto/converting",
             "howto/checkpoints",
@@ -59,8 +60,10 @@ GROUPS: Final = (
             "limits",
             "metrics",
             "exit-codes",
+            "promises",
             "exactness",
             "benchmarks",
+            "glossary",
             "testing-kubernetes",
             "changelog",
         ),

@@ -614,8 +614,8 @@ def test_nothing_is_wrong_in_scripts_that_are_exact(path: Path) -> None:
     assert not is_fault(examine_script([str(path)]))
 
 
-def test_nothing_is_said_of_the_readme() -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+def test_nothing_is_said_of_the_example_of_the_docs() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/howto/running.md").read_text(), re.S)
     assert examine_source("import elastane\n" + example) == []
 
 

@@ -18,6 +18,7 @@ from elastane.errors import ElastaneError, StepError
 from elastane.logs import configure_logs, say_where
 from elastane.registry import Registry
 from elastane.rng import Generators, seed_all
+from elastane.runtime import forks
 from elastane.runtime.carried import Carried, CarriedValues
 from elastane.runtime.environment import WorkerEnvironment, read_environment
 from elastane.runtime.schedules import Lengths, schedule_warnings
@@ -221,6 +222,7 @@ def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
             say_where(lambda: {"job": environment.job, "worker": environment.worker_id})
             from elastane.collective import warming
 
+            forks.keep_parents_objects()
             warming.begin()
             from elastane.runtime import distributed_calls as guard
             from elastane.runtime import exits, launcher_variables

@@ -123,10 +123,10 @@ def _in_order(logger: Any, method: str, event: Line) -> Line:
 
 
 class CurrentStderr:
-    """What `sys.stderr` is at each line, and not what it was when logs were set up.
+    """A stream that writes to the `sys.stderr` of the moment, not to the one at the time of configuration.
 
-    Whoever puts another stream in its place for a while (a test that captures, `redirect_stderr`) gets the
-    lines meanwhile, and may close that stream afterwards. In a process without stderr lines are lost.
+    Code that replaces `sys.stderr` for a while (a capturing test, `redirect_stderr`) receives the lines
+    meanwhile and may close its stream afterwards. In a process without stderr, lines are dropped.
     """
 
     def write(self, text: str) -> int:

@@ -43,7 +43,7 @@ def protocol_of(text: str) -> int | None:
 
 
 def client_fault(text: str) -> tuple[str, str]:
-    """Return why a master must refuse a worker or client of version `text`, and a hint; empty if it need not."""
+    """Return why a master must refuse a peer of version `text`, and a hint; both empty if it need not."""
     theirs = protocol_of(text)
     if theirs is None:
         return f"{text[:40]!r} is no version of the protocol", "use the client of the master's release"

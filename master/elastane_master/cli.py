@@ -1,4 +1,4 @@
-"""`python -m elastane_master`: starts a master and keeps it until it is told to stop."""
+"""`python -m elastane_master`: starts a master and runs it until it is stopped."""
 
 from __future__ import annotations
 
@@ -220,9 +220,9 @@ def main(
 
 
 async def serve(settings: MasterSettings) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends the process at once.
+    """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises CannotListen, and StoreError when the store is missing or another master took over.
+    Raises CannotListen, and StoreError if the store cannot be used or another master took over.
     """
     from elastane_master.servers.app import Master  # grpc is only needed from here on
 
@@ -246,7 +246,7 @@ async def serve(settings: MasterSettings) -> None:
             await cancel(starting)
             return
         await starting
-        # Renewed certificates and tokens are noticed anyway, a second later.
+        # A shortcut: renewed certificates and tokens are noticed without it, a second later.
         loop.add_signal_handler(signal.SIGHUP, master.refresh_security)
         failed = asyncio.create_task(master.failed())
         await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,17 +265,17 @@ _M_ARENA_MAX = -8  # of <malloc.h>
 
 
 def _keep_one_heap() -> None:
-    """Has glibc use one heap for all threads, where there is glibc.
+    """Make glibc, if present, use one heap for all threads.
 
-    With one for each of gRPC's threads, what connections leave free in one heap is of no use to the others:
-    1,000 hostile connections took 15 MiB more. Calls take as long as before.
+    With one heap per gRPC thread, memory freed by connections in one heap is unusable for the others: 1,000
+    hostile connections took 15 MiB more. Calls take as long as before.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs the coroutine on uvloop where there is one: it takes a third of the cost off every call."""
+    """Run the coroutine on uvloop if installed, which makes every call a third cheaper."""
     _keep_one_heap()
     gc.freeze()  # what was imported stays: a look need not pass it
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 20, 20)
@@ -288,7 +288,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def configure_logging(settings: MasterSettings) -> None:
-    """Log lines go to stderr, for people or as JSON; what libraries say too."""
+    """Log to stderr, as text or JSON, including messages of libraries."""
     log_lines.configure(
         settings.log_level,
         settings.log_format,
@@ -298,7 +298,7 @@ def configure_logging(settings: MasterSettings) -> None:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without what was left away: variables and defaults stand in."""
+    """Drop options that were not given, so that variables and defaults apply."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -164,6 +164,7 @@ class JobHost(LogListener):
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
         """Start serving, with `event` and `note` as the first entries; resolves when all is durable."""
         self.log.start(self.snapshot, self)
+        # Replaces the records that were just replayed, so that the next takeover need not replay them.
         self.log.snapshot_soon()
         if event is not None:
             self._decide(event)

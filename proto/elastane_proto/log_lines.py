@@ -170,6 +170,7 @@ def configure(
         else (structlog.dev.ConsoleRenderer(colors=stream.isatty()),)
     )
     structlog.configure(
+        # The limit comes first, so that dropped lines cost no formatting.
         processors=[LogLimit(lines_per_second), *common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(stream),

@@ -106,6 +106,7 @@ class DynamicQueue:
         first_rng = dict(rng) if rng else {}
         tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
         for left in range(max_tasks, 0, -1):
+            # Only tasks at the cursor form a run: re-queued ones have attempts and errors of their own.
             if runs and not tasks.requeued:
                 run = tasks.take_run(worker, deadline, first_rng, left, num_tasks)
                 if run:
@@ -156,6 +157,7 @@ class DynamicQueue:
                 self._end_leases([index], error, counts=True)
                 return Outcome.ACCEPTED
         else:
+            # The work of an ended lease is still valid, so a late "done" saves its repetition.
             waiting = self._tasks.requeued.get(index)
             if waiting is None or error or attempt > waiting.attempt:
                 return Outcome.STALE
@@ -240,6 +242,7 @@ class DynamicQueue:
             return QueueStatus.HAS_TODO
         if self.complete:
             return QueueStatus.COMPLETE
+        # A lease whose next error is its last ends as FAILED: it would give this worker nothing to do.
         last = self._settings.max_attempts - 1
         comes_back = any(len(tasks.doing[index].errors) < last for index in self._overdue(now))
         return QueueStatus.HAS_TODO if comes_back else QueueStatus.WAIT

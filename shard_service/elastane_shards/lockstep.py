@@ -109,6 +109,7 @@ class LockstepQueue:
                 f"step {step} needs a holder for each of {state.settings.ests} ESTs", ranks=sorted(holders)
             )
         self._time_newest(now)
+        # Drop the pauses of workers that left the ring: nobody would end them.
         if state.paused:
             present = set(holders.values())
             state.paused = [worker for worker in state.paused if worker in present]
@@ -118,6 +119,7 @@ class LockstepQueue:
             rank: StepLease(holders[rank], None if holders[rank] in state.paused else deadline)
             for rank in sorted(holders)
         }
+        # A step that begins during a pause is not timed: the pause would count in the median.
         state.in_flight.append(StepInFlight(step, attempt, now, not state.paused, leases))
         state.rate.begin(now)
         state.now = now
@@ -156,6 +158,7 @@ class LockstepQueue:
         state = self._state
         if not state.in_flight or not state.in_flight[0].all_reported:
             raise IllegalTransition(f"step {state.committed} is not reported in full", step=state.committed)
+        # Otherwise the begin of the newer step has already ended this one's duration.
         if len(state.in_flight) == 1:
             self._time_newest(state.now if now is None else now)
         done = state.in_flight.pop(0)

@@ -24,6 +24,7 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
     leaving: pods are being released, so their ends are not failures.
     """
     fatal: End | None = None
+    # Released pods vanish as planned, which is no preemption.
     if not leaving:
         _count_vanished(turn)
     _forget_gone(turn)
@@ -33,6 +34,7 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
         end = judge(pod, turn.spec.exit_codes)
         if end is None:
             continue
+        # A permanent failure fails the job even while its workers leave.
         if leaving and end.outcome != "permanent":
             turn.set(ended=(*turn.status.ended, Ended(pod.uid, pod.index, "released")))
             continue

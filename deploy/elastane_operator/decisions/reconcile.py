@@ -42,8 +42,10 @@ def reconcile(
     if status.finished:
         life.after_end(turn)
     else:
+        # Pods that end because the master released them must not count as failures.
         leaving = spec.suspend or (turn.job is not None and (turn.job.phase == "suspended" or turn.job.over))
         fatal = count_ends(turn, leaving=leaving)
+        # The master's verdict takes precedence: it knows why its workers ended.
         if turn.job is not None and turn.job.over:
             life.finish_as_master(turn, turn.job)
         elif fatal is not None:

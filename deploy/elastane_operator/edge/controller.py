@@ -106,6 +106,7 @@ class Controller:
 
     async def _serve(self, key: Key, desk: _Desk) -> None:
         while True:
+            # Cleared before the look, so that an event during it triggers another one.
             desk.wake.clear()
             try:
                 async with self._looks:
@@ -230,6 +231,7 @@ class Controller:
         desk: _Desk,
     ) -> float | None:
         """Write the status, then carry the actions out in order until one fails. Raises KubeError."""
+        # The status first: it records pod ends that the actions may erase (see `reconcile`).
         version = await self._write_status(identity, body, decision)
         now = datetime.now(UTC)
         for note in decision.notes:
@@ -335,6 +337,7 @@ class Controller:
         except KubeError as error:
             if not error.conflict:
                 raise
+            # An earlier attempt may have created it although its answer was lost.
             there = await self._kube.get(kind, identity.namespace, name)
             if not _is_of(there, identity):
                 raise KubeError(422, NAME_TAKEN, f"{kind} {name} is there and not of this job") from None
@@ -348,6 +351,7 @@ class Controller:
                 "ElasticJob", identity.namespace, identity.name, {"metadata": metadata}
             )
         except KubeError as error:
+            # Already deleted: there is no finalizer left to remove.
             if error.not_found and identity.deleted is not None:
                 return version
             raise

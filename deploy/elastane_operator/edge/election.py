@@ -63,6 +63,7 @@ class Election:
             await asyncio.sleep(self._lease_seconds / 5)
             if await self._try():
                 continue
+            # Stop well before a candidate may take the Lease, so that two operators rarely work at once.
             if self._monotonic() - self._renewed_at > self._lease_seconds * 2 / 3 or self._is_other():
                 self.leads = False
                 _log.error("leads_no_more", identity=self._identity, lease=f"{self._namespace}/{self._name}")
@@ -93,6 +94,7 @@ class Election:
         return False
 
     async def _try_once(self) -> bool:
+        # Taken before the request, because the Lease may be renewed at any time after it.
         started = self._monotonic()
         try:
             there = await self._kube.get("Lease", self._namespace, self._name)

@@ -71,6 +71,7 @@ def _with_holder(
     holders = [candidate for candidate in ordered if candidate.step >= 0]
     if not holders:
         return chosen
+    # Prefer a holder that stays: a draining one needs one more ring change to leave.
     donor = min(holders, key=lambda holder: (holder.draining, -holder.step))
     if not donor.draining:
         return [*chosen[:-1], donor]

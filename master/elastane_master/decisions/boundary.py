@@ -49,6 +49,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     if member is None:
         return
     if event.step <= steps.prepared:
+        # The Prepared may have been lost with an old stream: send it again.
         if event.step == steps.prepared and steps.prepared >= state.ring.resume_step:
             turn.send(event.worker, ring.prepared_message(state, event.worker))
         return
@@ -68,6 +69,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     steps.report(event.worker, contexts, event.tasks, event.epoch, digests)
     turn.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(turn)
+    # A member whose script ended cannot take part in this step's all-reduce.
     ended = [worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step]
     if ended:
         ring.reform(turn, f"the script of {ended[0]} ended before step {event.step}, the others go on")

@@ -184,6 +184,7 @@ def loaded(turn: Turn, checkpoint: str, step: int, rejected: tuple[str, ...]) ->
     for what in rejected:
         turn.note("checkpoint_rejected", what)
     book.rejected = (*book.rejected, *rejected)[-LISTED_MAX:]
+    # Later checkpoints belong to the history that this load abandons.
     book.saved = tuple(saved for saved in book.saved if checkpoint and saved.step <= step)
     book.saved_step = step if checkpoint else -1
 

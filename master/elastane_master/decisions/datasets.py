@@ -194,6 +194,7 @@ def lease(turn: Turn, event: TasksRequested) -> None:
     last = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
     known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
+    # Reports of a repeated request must not count twice; only an empty lease is tried again.
     if known is not None:
         if known.result.tasks or known.result.complete or not event.max_tasks:
             turn.result = known.result
@@ -313,6 +314,7 @@ def _lease(
     tasks: tuple[TaskLease, ...] = ()
     if event.max_tasks and status is QueueStatus.HAS_TODO:
         turn.touch()
+        # Overdue tasks are leased before new ones, without waiting for the next Tick.
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= turn.now:
             _note_returned(turn, event.dataset, queue.expire(turn.now), timed_out=True)

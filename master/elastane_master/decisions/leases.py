@@ -152,6 +152,7 @@ def _running(turn: Turn) -> None:
         return
     if state.steps.current == ring_state.resume_step and not state.steps.reports:
         blamed = [min(blamed, key=lambda item: item[0].trainer_at or 0.0)]
+        # The others could not proceed without it, so their time starts anew.
         ring_state.stalled_since = None
         for record in state.active_members():
             record.trainer_at = turn.now if record.trainer_at is not None else None

@@ -70,6 +70,7 @@ def require_equal(job: Signature, worker: Signature, name: str, level: Determini
         expected, found = job.environment.get(key, "(absent)"), worker.environment.get(key, "(absent)")
         if expected == found or (level == "d0" and key in _HARDWARE):
             continue
+        # The job was created before workers reported this fact.
         if expected == "(absent)" and _is_older(job, worker):
             continue
         raise _mismatch(name, f"environment {key}", expected, found, _hint(key, level))

@@ -150,6 +150,7 @@ class StepBook(msgspec.Struct, dict=True):
         before = self.reports.get(worker)
         known = self.reported_ranks() - (len(before.contexts) if before else 0)
         self.reports[worker] = Report(contexts, tasks, epoch, *digests)
+        # Cached, because counting all reports at each of N messages would cost N^2 per step.
         self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 
     def reported_ranks(self) -> int:

@@ -77,6 +77,7 @@ def decide(state: Succession, now: float, event: LeaseEvent) -> tuple[Succession
     change = msgspec.structs.replace
     match event:
         case Held(token, asked_at):
+            # Leading again this early would interrupt the takeover by the master that fenced us.
             if now < state.not_before:
                 return state, ""
             held = change(state, token=token, leader=None, renewed_at=asked_at, role="leading")

@@ -1,8 +1,8 @@
 """Routes of the HTTP port: translation of requests and refusals. The gate decides on access.
 
 /         the dashboard, and all below /jobs (elastane_master.dashboard)
-/metrics  Prometheus' text format, or OpenMetrics if requested; needs a reader's right /healthz  200 while the
-process serves its event loop
+/metrics  Prometheus' text format, or OpenMetrics if requested; needs a reader's right
+/healthz  200 while the process serves its event loop
 /readyz   200 while requests are served, else 503 with the reason
 """
 

@@ -84,6 +84,7 @@ class Pipeline(Generic[Request, Answer]):
                     answer = await begun
             except asyncio.CancelledError:
                 task = asyncio.current_task()
+                # `end` cancels only what is awaited; a cancellation of this iteration itself must propagate.
                 if self._ended is None or (task is not None and task.cancelling()):
                     raise
                 break

@@ -82,6 +82,7 @@ class KeptGroups:
         events: list[NumberedEvent] = []
         for write in self._writes:
             if write.commit > commit:
+                # Of a write that the store has in part, only the later commits are missing.
                 commits = _commits.decode(write.history)
                 history += commits[max(0, commit - (write.commit - write.count)) :]
             events += [one for one in write.events if one[0] > event]

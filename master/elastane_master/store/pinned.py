@@ -125,6 +125,7 @@ class PinnedScript:
             try:
                 return await self._call(connection, words)
             except ConnectionLost:
+                # The server may have closed a connection while it was idle: try once more on a new one.
                 if not was_open:
                     raise
             connection, _ = await self._connections.take()
@@ -137,6 +138,7 @@ class PinnedScript:
             except NoScriptError:  # the store is new, or was started again
                 await _ask(connection, [("SCRIPT", "LOAD", self._text)])
                 answers = await self._ask(connection, calls)
+            # WAIT covers only writes of its own connection, so it must follow on the same one.
             if self._replicas:
                 (had,) = await _ask(connection, [("WAIT", self._replicas, round(REPLICAS_SECONDS * 1000))])
                 if int(had) < self._replicas:

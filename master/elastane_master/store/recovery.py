@@ -71,6 +71,7 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
         await reader.ends(keys.history),
         await reader.ends(keys.events),
     )
+    # Read after everything else: a newer master may have changed the data in between.
     holder = int(cast("bytes | None", await redis.hget(keys.fence, "token")) or 0)
     if holder > token:
         raise Fenced("another master took the job over while it was read", token=token, holder=holder)
@@ -82,9 +83,11 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
 
 def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:
     newest = keys.commits_in(found.history.newest) or 0
+    # Commits beyond the usable state are removed by the first write, so they do not count.
     beyond = max(0, newest - whole.commits) if whole.damages and whole.commits is not None else 0
     kept = 0 if keys.history in whole.foreign else max(0, found.history.length - beyond)
     return Recovered(
+        # A lost fence counts tokens from 0 again: stay above those of masters that wrote before.
         max(token, whole.token + 1) if whole.damages else token,
         whole.sequence,
         whole.snapshot,

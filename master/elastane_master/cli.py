@@ -277,7 +277,7 @@ def _keep_one_heap() -> None:
 def run(main: Coroutine[Any, Any, None]) -> None:
     """Run the coroutine on uvloop if installed, which makes every call a third cheaper."""
     _keep_one_heap()
-    gc.freeze()  # what was imported stays: a look need not pass it
+    gc.freeze()  # imported objects live for ever: collections need not scan them
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 20, 20)
     try:
         import uvloop

@@ -170,7 +170,7 @@ class JobHost(LogListener):
             self._decide(event)
         if note is not None:
             self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
-        self._plan(self._plan_seconds)  # a new job may be waited for, and nobody come
+        self._plan(self._plan_seconds)  # a new job may be awaiting workers that never come
         return asyncio.shield(self.log.append(None))
 
     async def stop(self, refusal: Rejection) -> None:

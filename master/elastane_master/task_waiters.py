@@ -46,7 +46,7 @@ class TaskWaiters:
             return
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.check()  # this one was woken and will not ask: it is somebody else's turn
+                self.check()  # it was woken but will not ask, so wake another
             raise
         finally:
             waiting = self._waiting.get(dataset)

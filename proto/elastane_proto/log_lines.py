@@ -26,7 +26,7 @@ Form = Literal["console", "json"]
 Line = MutableMapping[str, Any]
 Processor = Callable[[Any, str, Line], Any]
 
-#: In this order at the front of a JSON line.
+#: Fields at the front of a JSON line, in this order.
 FIRST: Final = ("timestamp", "level", "event", "job", "worker", "generation", "step")
 
 KINDS_MAX: Final = 1000
@@ -34,13 +34,14 @@ KINDS_MAX: Final = 1000
 STARS: Final = "***"
 _HANDLER: Final = "elastane"
 _SECRET_NAMES: Final = re.compile(r"(?i)token|secret|passw|authorization|credential|api_?key|private_?key")
-#: Numbers and names of tokens are no tokens: the fencing token of a log, the name of a caller's token.
+#: Fields that count or name tokens and contain none: the fencing token of a log, the name of a caller's
+#: token.
 _NO_SECRETS: Final = frozenset({"tokens", "token_name", "token_file", "fencing_token"})
 _IN_TEXT: Final = (
     (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/]+@", re.IGNORECASE), rf"\1:{STARS}@"),
     (re.compile(r"(?i)\b(bearer)\s+[a-z0-9._~+/=-]{8,}"), rf"\1 {STARS}"),
     (
-        # Of variables too: ELASTANE_TOKEN=, AWS_SECRET_ACCESS_KEY=, access_token=.
+        # Also matches variables: ELASTANE_TOKEN=, AWS_SECRET_ACCESS_KEY=, access_token=.
         re.compile(
             r"(?i)\b(?!fencing_)((?:\w*_)?(?:password|passwd|token|secret|secret_access_key|api_?key))=[^\s&,;'\"]+"
         ),

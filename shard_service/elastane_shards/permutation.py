@@ -5,7 +5,7 @@ six rounds of a cheap one give a permutation that needs no table in either direc
 to construct pseudorandom permutations", SIAM J. Comput. 1988). The network permutes a power of two; a result
 outside [0, size) is mapped again until it is inside, which keeps the map a bijection (cycle walking: Black
 and Rogaway, "Ciphers with arbitrary finite domains", 2002) and takes fewer than two passes on average,
-because the domain is smaller than 2 * size.
+because that power of two is smaller than 2 * size.
 
 The two parts may differ in width by one bit, so the rounds alternate: even rounds mix the low part into the
 high one, odd rounds the high part into the low one.

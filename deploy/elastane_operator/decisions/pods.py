@@ -24,19 +24,19 @@ LABEL_ROLE = "elastane.io/role"
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 
-#: Codes of SIGKILL and SIGTERM: whoever takes a node away sends these.
+#: Codes of SIGKILL and SIGTERM, which are sent when a node is taken away.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
-#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no
-#: fault of the job, so they are not in its budget.
+#: Codes of `elastane run` when no master answers or the master does not have the job (docs/exit-codes.md):
+#: not a failure of the job, so not counted in its budget.
 _NO_MASTER = {204: "no master answered", 206: "the master did not have the job"}
-#: `status.reason` of pods that were taken away, or that a node could not take in the first place.
+#: `status.reason` of pods that were taken away, or that a node rejected in the first place.
 _TAKEN = frozenset(
     {
         "Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "Preempted",
         "NodeAffinity", "NodeAffinityChanged", "UnexpectedAdmissionError", "TaintManagerEviction",
     }
 )  # fmt: skip
-#: Waiting for what no waiting can mend.
+#: Reasons for waiting that never resolve by themselves.
 _NEVER_STARTS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _REASON_CHARACTERS_MAX = 300
 

@@ -22,7 +22,7 @@ from elastane_operator import GROUP, PLURAL, VERSION
 
 MERGE_PATCH = "application/merge-patch+json"
 
-#: Where objects of a kind are.
+#: API path and plural name of each kind.
 _COLLECTIONS = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),

@@ -64,7 +64,7 @@ class SentinelBook(msgspec.Struct):
     check: Check | None = None
     hosted: dict[str, int] = {}
     clean: dict[str, int] = {}
-    #: Its name in stores is the one of before.
+    #: Stored under its former name, so that older snapshots can be read.
     faulty: dict[str, int] = msgspec.field(name="liars", default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     anew_generation: int = 0
@@ -131,7 +131,7 @@ def ring_goes(state: JobState) -> None:
     for steps in (book.clean, book.hosted):
         steps.update({worker: min(step, before) for worker, step in steps.items()})
     for member in ring.members:
-        book.clean.setdefault(member.worker, before)  # it cannot have spoiled what it took no part in
+        book.clean.setdefault(member.worker, before)  # it cannot have spoiled steps in which it took no part
     _forget_oldest(state)
     if book.check is not None and not (book.check.disputed and book.check.step == ring.resume_step):
         book.check = None

@@ -18,7 +18,7 @@ _NUMBERS = {
 }
 
 
-#: Facts of the machine a worker runs on, and what to do when two are unlike.
+#: Facts of a worker's machine, with advice if two differ.
 _PINNED = {
     "instruction_set": "",
     "onednn": "",

@@ -230,7 +230,7 @@ class JobState(msgspec.Struct):
 
     def awaited(self) -> list[WorkerRecord]:
         """Workers of the ring that may still return after the master's restart."""
-        if self.grace_until is None:  # asked at every Ready: nobody is looked at where nobody can be
+        if self.grace_until is None:  # called at every Ready: without a grace no worker can be awaited
             return []
         return [record for record in self.workers.values() if record.awaited and record.role == "ring"]
 

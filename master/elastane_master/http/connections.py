@@ -142,7 +142,7 @@ class Connection(web.RequestHandler):
     def end(self) -> None:
         """End the connection at once."""
         self._stop_waiting()
-        self._uncount()  # the next newcomer may come before the loop has told us that it is gone
+        self._uncount()  # another connection may arrive before the loop reports the loss of this one
         self._doorkeeper.measures.refused += 1
         transport = self.transport
         if transport is not None:

@@ -132,7 +132,7 @@ class Routes:
             )
         except asyncio.CancelledError:
             raise
-        except Exception:  # a fault of ours ends one request, and is told in the log only
+        except Exception:  # a bug ends one request and is reported only in the log
             logger.exception("a request could not be answered", path=request.path)
             return web.Response(text="500: the master's log says why\n", status=500)
 

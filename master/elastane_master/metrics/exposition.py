@@ -45,7 +45,7 @@ class _Scrape(Collector):
         yield from self._process.collect()
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing else is in the registry that could have the same names
+        return ()  # the registry has no other collector whose names could clash
 
 
 def render(samples: Samples, process: ProcessFigures, accept: str) -> tuple[bytes, str]:

@@ -58,7 +58,7 @@ class Front:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        #: By the name that gRPC has for each: nobody else can guess it.
+        #: Connections by their peer name in gRPC, which nobody can guess.
         self._peers: dict[str, _Caller] = {}
         self._waiting: dict[int, _Caller] = {}
         self._news = asyncio.Event()
@@ -206,7 +206,7 @@ class Front:
         return inner
 
     def _end_stranger(self, number: int) -> None:
-        if number in self._strangers:  # else it has shown a token since
+        if number in self._strangers:  # otherwise it has shown a token meanwhile
             self._end(number)
 
     def _end(self, number: int) -> None:
@@ -223,7 +223,7 @@ class Front:
             due = loop.time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             if loop.time() > due + LOOK_SECONDS:
-                continue  # the loop was busy: what the gate has to say of them waits, too
+                continue  # the loop was busy, so the gate's reports are late, too
             for number in self._strangers.overdue(loop.time()):
                 self._end(number)
             for number, refused in self._strangers.unheard(loop.time()).items():
@@ -455,7 +455,7 @@ def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socke
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
         bound.bind(address)
-        bound.listen(BACKLOG)  # as long as nobody listens, another process may bind the port, too
+        bound.listen(BACKLOG)  # without listen(), another process could bind the same port
     except OSError:
         bound.close()
         raise

@@ -107,7 +107,7 @@ class TokenFile:
             )
             return False
         if stamp_of((self.path,)) != stamp:
-            self._stamp = ()  # it is being written: half of it would cut off whoever is in the other half
+            self._stamp = ()  # half-written: loading it would cut off the callers in the other half
             return False
         self._table = table
         logger.info("tokens taken up", file=str(self.path), tokens=len(table))
@@ -178,7 +178,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
-        #: The port, where there are tokens: else everybody is let in, and nobody a stranger.
+        #: The port, if there are tokens; without them there are no strangers.
         self.front = Front() if tokens.path is not None else None
         self._logged_at = float("-inf")
         self._unlogged = 0

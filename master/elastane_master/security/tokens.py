@@ -82,7 +82,7 @@ class TokenTable:
 
     def __init__(self, entries: Iterable[tuple[bytes, Principal]], *, plain: bool = False) -> None:
         self._entries = tuple(entries)
-        #: Whether the file holds tokens themselves, and not their digests only.
+        #: True if the file contains tokens in clear text, not only their digests.
         self.plain = plain
 
     @classmethod

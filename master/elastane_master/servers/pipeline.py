@@ -95,7 +95,7 @@ class Pipeline(Generic[Request, Answer]):
         if self._ended is not None:
             raise self._ended
         assert self._reader is not None
-        await self._reader  # raises what reading the requests raised
+        await self._reader  # raises the error that reading the requests raised
 
     async def _read(self) -> None:
         try:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Final
 
 AGAIN_SECONDS: Final = 2.0
-"""Long enough for a task to clean up before it is asked once more."""
+"""Time for a task to clean up before it is cancelled again."""
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:

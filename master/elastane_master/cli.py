@@ -33,20 +33,20 @@ from elastane_master.store.errors import (
 from elastane_proto import log_lines
 
 EXIT_BAD_START = 2
-"""Bad settings, an address in use, no store: starting it again as it is would not help."""
+"""Bad settings, an address in use, no store: a restart without changes would fail again."""
 EXIT_FENCED = 3
-"""Another master leads, and --no-standby was given: do not start this one again."""
+"""Another master leads and --no-standby was given: do not restart this one."""
 EXIT_BROKEN = 1
-"""A fault of the master itself: start it again. Not 4, which everywhere says that a master is unreachable."""
+"""A bug in the master: restart it. Not 4, which means in all commands that a master is unreachable."""
 EXIT_UNFIT: dict[type[StoreError], int] = {
     StoreMayEvict: 5,
     StoreReadOnly: 6,
     StoreIsCluster: 7,
     StoreIsSentinel: 8,
 }
-"""The store answers, and is not one to keep jobs in: somebody has to change it, or name another."""
+"""The store answers but is unsuitable for jobs: reconfigure it or name another one."""
 BAD_SETTING = "ELA200"
-"""Code of an option or variable with a value that it cannot have (docs/errors.md)."""
+"""Error code for an option or variable with an invalid value (docs/errors.md)."""
 
 
 def _protection(text: str, flag: str = "") -> Any:
@@ -258,7 +258,10 @@ async def serve(settings: MasterSettings) -> None:
 
 
 _YOUNG_OBJECTS_MAX = 20_000
-"""Allocated between two looks for cycles. A message makes dozens, nearly all of them freed without a look."""
+"""Allocations between two collections of the youngest generation.
+
+A message allocates dozens of objects; nearly all of them are freed by reference counting.
+"""
 
 
 _M_ARENA_MAX = -8  # of <malloc.h>

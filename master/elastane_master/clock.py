@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 STEP_SECONDS_MAX = 1.0
-"""What a gap between two readings counts at most."""
+"""Largest amount by which one reading may advance the clock."""
 
 KEEP_SECONDS = 0.25
 

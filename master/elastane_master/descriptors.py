@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from elastane_master.errors import TooFewDescriptors
 
 OWN = 48
-"""Of the process: standard streams, loops, listening sockets, files, the lease's connections, takeovers and
-deletions of jobs, the private store's client. An idle master has 22."""
+"""Descriptors of the process itself, besides the other bounds.
+
+Standard streams, event loops, listening sockets, files, connections for the lease, takeovers and deletion of
+jobs, and the private store's client. An idle master uses 22.
+"""
 
 CALLERS_MIN = 32
-"""Workers and callers for whom there must be room."""
+"""Minimum number of workers and callers for which there must be room."""
 
 CALLERS_WANTED = 128
-"""Before the other bounds are lowered no further."""
+"""Number of workers and callers to which descriptors are assigned before the other bounds get more."""
 
 STORE_MIN, READS_MIN, HTTP_MIN = 4, 4, 8
 

@@ -51,23 +51,26 @@ from elastane_shards.tasks import QueueStatus
 logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
-"""Notes kept in memory for those who follow; older ones are read from the store."""
+"""Number of notes kept in memory for watchers; older ones are read from the store."""
 
 CONFIRM_SECONDS = 5.0
-"""How long a refusal waits for a store that does not answer."""
+"""Time a refusal waits for a store that does not answer."""
 
 PLAN_SECONDS = 0.005
-"""The next deadline is looked up at most so often: decisions come in thousands a second."""
+"""Minimum interval between checks for deadlines: there may be thousands of decisions per second."""
 
 PLAN_SECONDS_PER_SESSION = 40e-6
-"""Twenty times what the look costs for each worker: at most a twentieth of the time goes into it."""
+"""Minimum interval per session: 20 times the cost of its check, so checks take at most 5 % of the time."""
 
 SMALL_RECORD_BYTES = 1024
-"""An event since the last snapshot is kept as its record where that is small: it takes a fourth of what the
-object does. The contexts in a large one are the state's own, so that the object costs less."""
+"""Largest event since the last snapshot that is kept as its encoded record.
+
+That takes a fourth of the object's memory. A larger event shares its contexts with the state, so there the
+object is cheaper.
+"""
 
 BROKEN_SECONDS = 1.0
-"""After a Tick that could not be decided, the next is tried so much later."""
+"""Delay before the next attempt after a Tick that could not be decided."""
 
 
 _WITHOUT_TASKS = HALTED | {"failed", "cancelled"}

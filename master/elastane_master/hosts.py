@@ -46,11 +46,14 @@ logger = structlog.get_logger(__name__)
 TAKEN_OVER_AT_ONCE = 8
 
 CLOSE_SECONDS = 300.0
-"""A finished job that nobody asks for is closed after so long. Longer than a store can lose writes of
-(`LogOptions.kept_seconds`): once the job is closed nobody is left who would write them again."""
+"""Time after which a finished job that nobody requests is closed.
+
+Longer than the window of writes that a store can lose (`LogOptions.kept_seconds`): once the job is closed
+nobody is left to write them again.
+"""
 
 LOOK_SECONDS_MAX = 60.0
-"""How often it is looked for jobs to close or to delete, at least."""
+"""Longest interval between checks for jobs to close or delete."""
 
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
 

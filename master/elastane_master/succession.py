@@ -31,7 +31,7 @@ from elastane_master.store.lease import LeaderLease, LeaseUnanswered
 logger = structlog.get_logger(__name__)
 
 EXPIRED_SECONDS = 0.01
-"""After a lease is over, the store has dropped it."""
+"""Margin after the lease's expiry by which the store has certainly dropped it."""
 
 
 class Follower:

@@ -20,7 +20,7 @@ GROUPS: Final = {
     "ELA4": "Commands and agent",
     "ELA5": "Findings of elastane doctor",
 }
-"""The first digit of a code says where the error comes from."""
+"""Error groups by the first digit of the code, which says where the error comes from."""
 
 
 class Entry(NamedTuple):

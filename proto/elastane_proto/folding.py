@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 ROUTINE: Final = frozenset({"checkpoint_requested", "checkpoint_saved"})
-"""Kinds that say that all is well, again and again."""
+"""Kinds of events that only confirm normal operation and repeat often."""
 
 FOLDED_MIN: Final = 3
-"""Fewer that follow each other stand as they are: a checkpoint is asked for, and saved."""
+"""Shortest run that is folded. A single request and its save stay as two lines."""
 
 Event = TypeVar("Event")
 

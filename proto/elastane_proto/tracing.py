@@ -40,10 +40,10 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 CLOSE_SECONDS: Final = 1.0
-"""What the last spans have to get out. A worker whose node goes cannot wait for a receiver that is away."""
+"""Time limit for sending the last spans. A worker whose node is reclaimed cannot wait for a receiver."""
 
 Value = str | bool | int | float | Sequence[str]
-"""Of an attribute."""
+"""Value of a span attribute."""
 
 
 @dataclass(frozen=True)

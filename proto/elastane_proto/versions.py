@@ -11,14 +11,16 @@ newer ones; a worker or client accepts masters down to `MASTER_OLDEST`.
 from __future__ import annotations
 
 PROTOCOL = 2
-"""Version that this code speaks."""
+"""Version spoken by this code."""
 
 CLIENT_OLDEST = 1
-"""Oldest worker or client that this code, as a master, serves."""
+"""Oldest worker or client that this code serves as a master."""
 
 MASTER_OLDEST = 2
-"""Oldest master that this code, as a worker or client, works with: older ones do not ask what code between
-epochs drew."""
+"""Oldest master accepted by this code as a worker or client.
+
+Older ones do not request the random draws made between epochs.
+"""
 
 METADATA_KEY = "elastane-protocol"
 

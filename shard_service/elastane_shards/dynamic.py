@@ -33,7 +33,7 @@ from elastane_shards.tasks import (
 )
 
 ERROR_CHARS_MAX = 4000
-"""An error's text is cut here: it is kept in memory and in each snapshot."""
+"""Maximum length of a stored error text: it is kept in memory and in each snapshot."""
 
 
 class DynamicQueue:

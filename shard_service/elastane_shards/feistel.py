@@ -16,7 +16,7 @@ from elastane_shards.errors import InvalidRequest
 from elastane_shards.permutation import MULTIPLIER_1, MULTIPLIER_2, ROUNDS, FeistelKey, feistel_key
 
 BLOCK_POSITIONS = 65536
-"""Positions computed at a time: the temporaries of a block are about 1.5 MB."""
+"""Positions computed at a time. The temporaries of a block take about 1.5 MB."""
 
 Positions = NDArray[np.integer[Any]] | range
 

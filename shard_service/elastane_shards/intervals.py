@@ -16,7 +16,7 @@ from itertools import accumulate, chain, pairwise
 from elastane_shards.errors import InvalidRequest, InvariantViolated
 
 _BLOCK_BOUNDARIES = 512
-"""Boundaries in a block after a split; a block is split at twice as many. Even: a run stays whole."""
+"""Boundaries per block after a split. Blocks split at twice this length. Even, so that no run is cut."""
 
 
 class IntervalSet:

@@ -16,7 +16,7 @@ import msgspec
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource
 
 POSITION_MAX = 2**62
-"""Largest size: positions must fit signed 64 bit, also after a round-up to whole batches."""
+"""Largest size. Positions must fit in signed 64 bits, even after rounding up to whole batches."""
 
 
 class RangeSource(msgspec.Struct, frozen=True, tag="range"):

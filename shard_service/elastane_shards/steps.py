@@ -10,10 +10,10 @@ from elastane_shards.errors import InvalidSettings
 from elastane_shards.progress import RateWindow
 
 DURATIONS_KEPT = 32
-"""Step durations the median is taken of."""
+"""Number of recent step durations from which the median is taken."""
 
 STEPS_IN_FLIGHT_MAX = 2
-"""A step that waits for its commit, and the one after it."""
+"""Limit of steps in DOING: one that waits for its commit, and the next one."""
 
 
 class LockstepSettings(msgspec.Struct, frozen=True):

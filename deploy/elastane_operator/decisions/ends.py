@@ -13,7 +13,7 @@ from elastane_operator.decisions.status import Ended, Known
 from elastane_operator.decisions.turn import Turn
 
 LEFT_SECONDS = 10.0
-"""A worker whose script came to its end leaves a little before the master says that the job has succeeded."""
+"""Delay before a worker that exited normally is replaced: workers exit shortly before the job succeeds."""
 
 BACKOFF_SECONDS_MAX = 300.0
 

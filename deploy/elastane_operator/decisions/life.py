@@ -12,10 +12,10 @@ from elastane_operator.decisions.status import Phase
 from elastane_operator.decisions.turn import FINALIZER, Turn
 
 END_SECONDS = 30.0
-"""Workers of a job that succeeded end by themselves; so long they may take."""
+"""Time allowed for the workers of a succeeded job to exit by themselves."""
 
 CANCEL_SECONDS = 10.0
-"""So long a deletion waits for a master that cannot be asked to forget the job."""
+"""Time a deletion waits for a master that cannot be reached to forget the job."""
 
 _PHASES: dict[str, Phase] = {
     "succeeded": "Succeeded",

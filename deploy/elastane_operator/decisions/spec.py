@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 NAME_CHARACTERS_MAX = 50
-"""A pod's name, which is a host's name of at most 63, adds "-worker-" and an index."""
+"""Limit for names: a pod's name, a host name of at most 63 characters, adds "-worker-" and an index."""
 
 JOB_CHARACTERS_MAX = 63
 

@@ -26,7 +26,7 @@ Phase = Literal[
     "MaxWaitTimeExceeded",
 ]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded"})
-"""A job in one of these is never started again."""
+"""Final phases. A job in one of them is never started again."""
 
 REASONS_MAX = 10
 

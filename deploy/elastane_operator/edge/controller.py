@@ -52,10 +52,10 @@ Key = tuple[str, str]
 """Namespace and name of an ElasticJob."""
 
 AGAIN_SECONDS = 0.5
-"""After something was done: what came of it is seen soon, and a master is not asked without pause."""
+"""Delay before the next look after actions: their effects show soon, and the master is not polled nonstop."""
 
 REFUSED_SECONDS = 30.0
-"""What a master refused it is asked again after so long, or when the spec has changed."""
+"""A request refused by the master is repeated after this time, or when the spec has changed."""
 
 NAME_TAKEN = "NameTaken"
 _BACKOFF_SECONDS_MAX = 30.0

@@ -35,7 +35,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 IDLE_SECONDS_MAX = 900.0
-"""A channel that nobody used for so long is closed: masters of jobs' own come and go, certificates too."""
+"""An unused channel is closed after this time: per-job masters come and go, and certificates change."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 

@@ -16,7 +16,7 @@ from elastane_operator.decisions.spec import Identity, JobSpec, job_name
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 WORKER_CONTAINER = "worker"
 GRACE_SECONDS = 60
-"""Time for a worker to drain at the end of its step; a spot node's notice may give less."""
+"""Time for a worker to drain at the end of its step; a spot node's notice may be shorter."""
 
 _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"

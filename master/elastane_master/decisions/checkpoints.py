@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LISTED_MAX = 20
 RETRY_SECONDS = 5.0
-"""A checkpoint that must be saved before the ring ends is tried again after so long."""
+"""Delay before the next attempt at a checkpoint that must be saved before the ring ends."""
 
 
 class CheckpointInFlight(msgspec.Struct):

@@ -19,7 +19,7 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 
 FENCED_MAX = 1000
 ANY_STEP = -1
-"""Fences every claim of a worker."""
+"""Rejects every claim of a worker."""
 
 
 def believe_hello(state: JobState, event: WorkerJoined) -> bool:

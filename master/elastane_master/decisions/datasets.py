@@ -31,18 +31,21 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
-"""Workers of a dataset whose requests are remembered."""
+"""Limit of workers per dataset whose requests are remembered."""
 UNANSWERED_MAX = 63
-"""Requests of one worker that are remembered beside its last. One that says as many `unanswered` may be older
-than those decided on before it: a waiting one that is asked again, or one repeated after a break."""
+"""Limit of remembered requests per worker, besides its last.
+
+A request with this many `unanswered` may be older than those decided on before it: a waiting one that is
+retried, or one repeated after a disconnect.
+"""
 REMEMBERED_BYTES_MAX = 4 * 2**20
-"""Of one worker: what its remembered requests may take in all; its last one is always kept."""
+"""Limit for the size of a worker's remembered answers; its last one is always kept."""
 TASK_BYTES = 120
 OUTCOME_BYTES = 40
-"""What one takes in a snapshot, about, the states of random numbers not counted."""
+"""Approximate size in a snapshot, without RNG states."""
 NOTES_MAX = 20
 LOCKSTEP_DATASET = "train"
-"""The name under which the progress of the training itself is shown."""
+"""Name under which the progress of the training itself is shown."""
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, gc=False):

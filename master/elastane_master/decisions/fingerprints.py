@@ -22,9 +22,9 @@ from elastane_master.decisions.state import Drift, JobState
 from elastane_master.decisions.turn import Turn
 
 EXPLAIN_SECONDS = 10.0
-"""So long members are waited for to say what their state consists of."""
+"""Time members have to send the details of their state."""
 NAMED_MAX = 3
-"""So many of the things that differ are named."""
+"""Limit of differing entries named in the reason."""
 
 
 def hold_back(turn: Turn) -> bool:

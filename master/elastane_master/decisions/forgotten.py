@@ -26,9 +26,9 @@ from elastane_master.decisions.steps import Brought, PreparedStep
 from elastane_master.decisions.turn import Turn
 
 GENERATIONS_AHEAD_MAX = 1000
-"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
+"""A worker that knows a ring this much newer than the store's does not belong to this job."""
 STEPS_AHEAD_MAX = 100_000
-"""No store forgets so many steps."""
+"""Upper bound for lost steps; a larger difference cannot come from a store's data loss."""
 
 
 def notice(turn: Turn, event: WorkerJoined) -> None:

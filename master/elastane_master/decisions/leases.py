@@ -34,9 +34,9 @@ from elastane_master.decisions.turn import Turn
 
 READY_SECONDS_MIN = 10.0
 FIRST_STEP_FACTOR = 4.0
-"""The first step of a ring includes forming the group and handing over the state."""
+"""The first step of a ring includes forming the group and transferring the state."""
 FIRST_STEP_UNTIMED_FACTOR = 20.0
-"""The job's first step may also include compiling the model: so many times the least lease."""
+"""The job's first step may also include compiling the model: multiple of the minimum lease."""
 
 
 def tick(turn: Turn) -> None:

@@ -18,14 +18,17 @@ from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 
 FAILURES_MAX = 3
-"""So many times in a row the script may raise at one step before the job counts as failed."""
+"""Number of consecutive errors of the script at one step after which the job fails."""
 
 ESTS_MAX = 65_536
-"""Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
+"""Limit for ests.
+
+Every step holds a task and a context of each, so a mistyped number could fill the memory.
+"""
 
 
 SECONDS_MAX = 1e9
-"""Thirty years: what is longer is a mistake, and few programs can read it as a duration."""
+"""Thirty years: longer durations are mistakes, and many programs cannot represent them."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 

@@ -58,8 +58,11 @@ from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 
 VERSION = 3
-"""2: tasks leased as a run are one entry of a queue's snapshot. 3: a job has a cost, and may wait for so long
-only."""
+"""Version of the snapshot.
+
+Version 2: tasks leased as a run are one entry of a queue's snapshot. Version 3: cost, and a limit on the wait
+for workers.
+"""
 VERSIONS_READ = (1, 2, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -165,4 +168,4 @@ _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     DatasetCreated: datasets.create,
     DatasetExtended: datasets.extend,
 }
-"""Who decides on an event; operators' requests are not among them."""
+"""Handler of each event; operators' requests have a common one."""

@@ -10,7 +10,7 @@ CURE = (
     " job.carry(...); what only the leader changes belongs behind the training; if neither is so, look at the"
     " hardware"
 )
-"""What most differences between workers come from."""
+"""Advice on the usual causes of differences between workers."""
 
 
 def odd_ones_out(found: Mapping[str, Hashable]) -> list[str]:

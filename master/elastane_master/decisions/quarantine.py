@@ -18,13 +18,13 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 WINDOW_SECONDS = 600.0
-"""Deaths count for so long."""
+"""Time for which deaths count."""
 DEATHS_FREE = 2
 FIRST_SECONDS = 2.0
-"""The delay after the first death that is not free; each further one doubles it."""
+"""Delay after the first death that is not free; each further death doubles it."""
 SECONDS_MAX = 120.0
 WORKERS_MAX = 1000
-"""So many worker ids are remembered at most; those whose last death is oldest are forgotten."""
+"""Limit of remembered worker ids; those whose last death is oldest are forgotten."""
 
 
 def died(state: JobState, worker: str, now: float) -> None:

@@ -17,7 +17,7 @@ from elastane_shards.lockstep import LockstepQueue
 from elastane_shards.steps import LockstepSettings, LockstepState
 
 EPOCHS_UNKNOWN = 1 << 31
-"""Stands for the number of epochs while the script has not said it."""
+"""Number of epochs used while the script has not given it."""
 
 
 class StoredQueues(msgspec.Struct, array_like=True):

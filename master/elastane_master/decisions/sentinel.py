@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from elastane_master.decisions.state import JobState
 
 VOTERS_MAX = 3
-"""Where three workers have three results it is not one of them that is broken."""
+"""Three workers with three different results: no single worker can be blamed."""
 KEPT_MAX = 10_000
-"""So many worker ids are remembered, and more only while so many train."""
+"""Limit of remembered worker ids, exceeded only by current members."""
 
 
 class Check(msgspec.Struct):

@@ -34,9 +34,9 @@ from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 NOTICE_MARGIN_SECONDS = 1.0
-"""So much before the end of its notice, a tenth of it at most, a worker is not waited for any more."""
+"""Time before the end of its notice, at most a tenth of it, from which a worker is no longer awaited."""
 RESTART = "restart"
-"""Phase of a Done that ends a process which is to be started anew."""
+"""Phase in a Done that tells the process to restart."""
 ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000
 

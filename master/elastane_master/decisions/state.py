@@ -23,7 +23,7 @@ from elastane_master.decisions.steps import StepBook
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
 OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
-"""Phases in which no worker is wanted any more."""
+"""Final phases, in which no worker is wanted any more."""
 HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
 """Phases in which no worker is wanted until Resume."""
 

@@ -30,7 +30,7 @@ HEADERS: Final = {
     # Not no-referrer: browsers would hide, too, from which page a form comes.
     "Referrer-Policy": "same-origin",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 
 
 class Doorkeeper:

@@ -16,7 +16,7 @@ from elastane_master.http.routes import Access, Routes
 _WILDCARDS = frozenset({"::", "0.0.0.0"})
 
 IDLE_SECONDS = 15.0
-"""How long a connection may stand without a request being served, and an answer be left unread."""
+"""Longest time a connection may idle without a request, or leave an answer unread."""
 
 
 class HttpPort:

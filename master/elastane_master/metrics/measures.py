@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 CALL_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Bounds of buckets for what takes a call's time: one on loopback takes 0.3 ms, a store that syncs 10 ms."""
+"""Bucket bounds for call durations: a call on loopback takes 0.3 ms, a store that syncs 10 ms."""
 STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Of what takes a step's time."""
+"""Bucket bounds for step durations."""
 LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0)
-"""Of what takes a checkpoint's time."""
+"""Bucket bounds for checkpoint durations."""
 BATCH_RECORDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 

@@ -31,15 +31,15 @@ logger = structlog.get_logger(__name__)
 
 READ_BYTES: Final = 256 * 1024
 STRANGER_READ_BYTES: Final = 4 * 1024
-"""At once: no more of a stranger is read before it is counted."""
+"""Read size for strangers: at most this much is buffered before it is counted."""
 
 LOOK_SECONDS: Final = 0.25
 LOGGED_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 0.25
-"""So long the last refusal has to be sent, before the connection is ended."""
+"""Time for sending the last refusal before the connection is ended."""
 
 END_SECONDS: Final = 5.0
-"""So long a caller whose call gRPC has ended has to take the rest of the answer."""
+"""Time for a caller to receive the rest of an answer after gRPC has closed the connection."""
 
 BACKLOG: Final = 1024
 _PEER = "unix-abstract:"

@@ -47,17 +47,20 @@ logger = structlog.get_logger(__name__)
 HEADER = "authorization"
 SCHEME = "bearer "
 FIRST_MESSAGE_SECONDS = 10.0
-"""How long a stream may stand open without saying what it is."""
+"""Longest time a stream may be open without sending its first message."""
 
 LOOK_SECONDS = 1.0
-"""How often the file of tokens is looked at: a file gives no event."""
+"""Polling interval for the file of tokens: a file gives no event."""
 
 REFUSAL_SECONDS = 0.02
-"""So long a stranger waits for its refusal. Who takes calls back at once is not answered by then: gRPC 1.85
-never frees half a kilobyte of an answer that fails (`execute_batch` in its Cython code)."""
+"""Delay before a stranger's refusal.
+
+Callers that cancel at once are then never answered: gRPC 1.85 leaks half a kilobyte for each answer that
+fails (`execute_batch` in its Cython code).
+"""
 
 REFUSALS_LOGGED_SECONDS = 1.0
-"""Refusals are logged at most so often, with the number of those in between: anybody can cause them."""
+"""Minimum interval between logged refusals, which anybody can cause; the number in between is logged."""
 
 
 class Facts(Protocol):

@@ -102,9 +102,10 @@ HTTP_RULES: dict[str, Rule] = {
     "/jobs/{job}": Rule(_LOOK, "job"),
     "/jobs/{job}/live": Rule(_LOOK, "job"),
 }
-"""Routes of the HTTP port that need a right. What they list is left out for jobs that a token is not for.
+"""Routes of the HTTP port that need a right; lists omit jobs not covered by the token.
 
-Probes, assets and the form that asks for a token say nothing of jobs, and are open."""
+Probes, assets and the form for a token reveal nothing about jobs, and are open.
+"""
 
 
 def rule_of(rpc: str) -> Rule:

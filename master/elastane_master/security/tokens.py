@@ -28,7 +28,7 @@ import msgspec
 Role = Literal["worker", "operator", "reader"]
 
 TOKEN_CHARACTERS_MIN = 16
-"""A shorter token could be guessed; `elastane token` makes one of 43."""
+"""Minimum length, because shorter tokens could be guessed; `elastane token` creates 43 characters."""
 
 
 class BadTokenTable(ValueError):  # noqa: N818 - says what is wrong

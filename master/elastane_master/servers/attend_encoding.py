@@ -19,7 +19,7 @@ from elastane_proto.v1 import ring_pb2
 _LENGTH_DELIMITED = 2
 
 Traceparents = Callable[[int], str]
-"""Whose children the spans of workers are, by the generation that they are told of; empty: not traced."""
+"""Returns the parent of workers' spans for a generation; empty if it is not traced."""
 
 
 def untraced(generation: int) -> str:

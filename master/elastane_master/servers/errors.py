@@ -45,10 +45,10 @@ _CODES: dict[str, grpc.StatusCode] = {
 _RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
 
 ERROR_DOMAIN = "elastane"
-"""Of google.rpc.ErrorInfo: its reasons are those of our ErrorReason."""
+"""Domain in google.rpc.ErrorInfo; its reasons are those of our ErrorReason."""
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
-"""What a servicer may raise to refuse a call."""
+"""Exceptions that a servicer may raise to refuse a call."""
 
 
 def as_rejection(error: Exception) -> Rejection:

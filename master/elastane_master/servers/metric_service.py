@@ -25,11 +25,11 @@ from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import metric_pb2
 
 TASKS_AT_ONCE = 20_000
-"""Read from the store in one go; then others have their turn."""
+"""Tasks read from the store at a time, before other work gets its turn."""
 
 COMMITS_AT_ONCE = 500
 JOBS_KEPT = 16
-"""Jobs whose curves are kept between questions: those asked for last."""
+"""Number of jobs whose curves stay in memory, by most recent use."""
 
 WATCH_SECONDS = 1.0
 WATCH_SECONDS_MIN = 0.05

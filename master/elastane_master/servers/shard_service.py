@@ -32,7 +32,7 @@ PAGE_SIZE_MAX = 1000
 WATCH_SECONDS = 0.5
 WATCH_SECONDS_MIN = 0.05
 REQUESTS_IN_FLIGHT = 64
-"""Of one stream: a client that sends more waits until the first are answered."""
+"""Limit of unanswered requests per stream; further ones wait."""
 
 
 class ShardServicer:

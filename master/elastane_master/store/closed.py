@@ -26,10 +26,10 @@ from elastane_master.store.keys import JobKeys
 from elastane_master.store.pinned import Word
 
 TOMBSTONE_SECONDS = 86_400
-"""How long the fence of a deleted job stays."""
+"""Time the fence of a deleted job is kept."""
 
 JOBS_AT_ONCE = 500
-"""Asked for in one go: a few hundred kilobytes of answers."""
+"""Jobs per pipelined request: a few hundred kilobytes of answers."""
 
 LOOK = """
 -- KEYS: fence. Returns 'format:state:' and 'closed', 'deleted' or 'open'; changes nothing.

@@ -33,7 +33,10 @@ from elastane_master.store.errors import EmbeddedStoreFailed
 logger = structlog.get_logger(__name__)
 
 _SOCKET_PATH_BYTES_MAX = 100
-"""The kernel's limit is 107; some are left for the temporary name a server may bind first."""
+"""Longest socket path.
+
+The kernel's limit is 107 bytes; the rest is for a temporary name used while binding.
+"""
 
 #: For sockets whose folder's path is too long.
 _PLACE = Path("/tmp")

@@ -19,7 +19,7 @@ from elastane_master.cancellation import cancel
 logger = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.25
-"""The server tells nobody when its disk has room again."""
+"""Polling interval: the server does not announce that its disk has room again."""
 
 
 class FileRepair:

@@ -18,7 +18,7 @@ import msgspec
 from elastane_master.store.errors import StoreFormatUnknown
 
 FORMAT = 2
-"""2: snapshots and batches are chained by checksums. 1 is read still."""
+"""Current format. 2: snapshots and batches are chained by checksums. Format 1 is still read."""
 
 CHECKSUM_BYTES = 16
 

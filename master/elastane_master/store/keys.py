@@ -13,17 +13,19 @@ from dataclasses import dataclass
 from elastane_master.store.errors import BadJobName
 
 JOBS_KEY = "elastane:jobs"
-"""Set of the names of all jobs of the store, listed before they are created."""
+"""Set of the names of all jobs in the store. Names are added before the jobs are created."""
 
 STORED_JOBS_KEY = "elastane:jobs:stored"
-"""Set of the names of those that were stored, before anybody is told that they were created. A job in it has
-keys; and of the two sets one makes up for the loss of the other."""
+"""Set of the names of stored jobs; names are added before a creation is acknowledged.
+
+A job in this set has keys, and each of the two sets can restore the other after a loss.
+"""
 
 JOB_PATTERN = "elastane:{*}:fence"
-"""Matches a key of every job, whether it is listed or not."""
+"""Matches one key of every job, whether the job is listed or not."""
 
 _STAMP_LOWEST = 2**42
-"""Beyond the milliseconds that older masters, and the store itself, number entries with."""
+"""Lowest stamp: above the milliseconds with which older masters, and the store itself, number entries."""
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

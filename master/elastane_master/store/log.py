@@ -48,7 +48,7 @@ logger = structlog.get_logger(__name__)
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
 _SMALL_SNAPSHOT_BYTES = 64 * 1024
-"""Nothing is saved by waiting with a snapshot of this size."""
+"""Snapshots up to this size are never postponed: that would save nothing."""
 
 
 @dataclass(frozen=True, slots=True)

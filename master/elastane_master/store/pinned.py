@@ -24,14 +24,14 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 Word = bytes | int | str
 
 CONNECTIONS_MAX = 32
-"""Of one store, where nobody says otherwise."""
+"""Default limit of connections to one store."""
 
 _APART_BYTES = 64 * 1024
-"""Longer words are handed to the socket as they are, not copied."""
+"""Longer words are passed to the socket as they are, not copied."""
 
 
 REPLICAS_SECONDS = 1.0
-"""So long replicas have for a write before it is said again."""
+"""Time for replicas to receive a write before it is repeated."""
 
 
 class TooFewReplicas(RedisError):  # noqa: N818 - says what happened

@@ -1,8 +1,8 @@
-"""The operator of the custom resource ElasticJob: runs Elastane jobs on Kubernetes.
+"""Operator for the custom resource ElasticJob: runs Elastane jobs on Kubernetes.
 
-    decisions/  pure: a job's spec, its status, what is there -> what to do, and why
-    manifests/  pure: the pods and the master that a job needs, as plain objects
-    edge/       Kubernetes, the masters' gRPC, kopf: carries out what was decided
+  decisions/  pure: spec, status and observed state of a job -> actions and their reasons
+  manifests/  pure: the pods and the master of a job, as plain objects
+  edge/       Kubernetes, the masters' gRPC API and kopf: carries out the decisions
 
 `python -m elastane_operator --help`
 """

@@ -1,4 +1,4 @@
-"""Settings of the operator: ELASTANE_OPERATOR_... variables, which the options of the command go before."""
+"""Settings of the operator: ELASTANE_OPERATOR_... variables, overridden by the command's options."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def own_namespace() -> str:
-    """Of the pod that this runs in; empty: in none."""
+    """Namespace of the pod this process runs in; empty outside a cluster."""
     return _OWN_NAMESPACE.read_text().strip() if _OWN_NAMESPACE.is_file() else ""
 
 
 class OperatorSettings(BaseSettings):
-    """What an operator is told.
+    """Settings of an operator process.
 
-    namespaces: those it serves, with commas; empty: all. kubeconfig: file; empty: KUBECONFIG, the cluster it
-    runs in, or ~/.kube/config. look_seconds: how often the master of an unfinished job is asked, beside what
-    its watch tells. looks_max: jobs looked at at a time. master_timeout_seconds: for one call of a master.
-    master_image: of a master of a job's own. cluster_domain: of the cluster's DNS. leader_election: whether
-    several operators agree on one, by a lease of name lease_name in lease_namespace (empty: the operator's
-    own), which is free when its holder has not renewed it for lease_seconds. identity: in that lease.
-    health: HOST:PORT for probes (GET /healthz); empty: none. own_masters: addresses of masters, with commas,
-    that are shown the operator's own credentials where a job names no tokenSecret; no others are.
+    namespaces: namespaces to serve, comma-separated; empty: all. kubeconfig: file; empty: KUBECONFIG, the
+    cluster it runs in, or ~/.kube/config. look_seconds: interval at which the master of an unfinished job is
+    polled, in addition to its watch. looks_max: jobs reconciled at the same time. master_timeout_seconds:
+    limit for one call to a master. master_image: default image of a per-job master. cluster_domain: the
+    cluster's DNS domain. leader_election: whether several operators elect one by the Lease lease_name in
+    lease_namespace (empty: the operator's own), which expires if its holder has not renewed it for
+    lease_seconds. identity: this process's name in that Lease. health: HOST:PORT for probes (GET /healthz);
+    empty: none. own_masters: comma-separated addresses of masters to which the operator's own credentials may
+    be sent if a job names no tokenSecret; they are sent to no others.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_OPERATOR_", extra="ignore", env_ignore_empty=True)
@@ -52,15 +53,15 @@ class OperatorSettings(BaseSettings):
     log_format: Literal["text", "json"] = "text"
 
     def served_namespaces(self) -> tuple[str, ...]:
-        """Empty: all of them."""
+        """Namespaces to serve; empty: all."""
         return tuple(name.strip() for name in self.namespaces.split(",") if name.strip())
 
     def trusted_masters(self) -> frozenset[str]:
-        """Those that are shown the operator's own credentials."""
+        """Masters to which the operator's own credentials may be sent."""
         return frozenset(address.strip() for address in self.own_masters.split(",") if address.strip())
 
     def election_namespace(self) -> str:
-        """Where the lease is: as told, else where this pod is, else where it serves, else "default"."""
+        """Namespace of the Lease: the setting, else this pod's, else the first served one, else "default"."""
         if self.lease_namespace:
             return self.lease_namespace
         if own := own_namespace():

@@ -1,1 +1,1 @@
-"""The control plane: decisions (pure), store (Redis), servers (gRPC), command line."""
+"""The control plane: decisions (pure), store (Redis or Valkey), servers (gRPC), command line."""

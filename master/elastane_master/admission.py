@@ -1,7 +1,7 @@
-"""Which events are let in to the decisions: those within the limits of this master.
+"""Admission control: events beyond the master's resource limits are refused before they are decided.
 
-Called before an event is decided on, with the state it would be decided in; raises Rejection and changes
-nothing. Events that are replayed from the store do not pass here.
+Called before an event is decided on, with the state in which it would be decided; raises Rejection and
+changes nothing. Events replayed from the store bypass these checks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastane_master.limits import Limits, require_within
 
 
 def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> None:
-    """Raises Rejection("limit_exceeded") for an event that is larger than this master takes."""
+    """Raise Rejection("limit_exceeded") for an event that exceeds a limit."""
     match event:
         case TasksRequested():
             _check_lease(limits, event)
@@ -48,11 +48,11 @@ def require_admissible(limits: Limits, machine: JobMachine, event: AnyEvent) -> 
 def _check_contexts(
     limits: Limits, machine: JobMachine, contexts: tuple[ContextDelta, ...], step: int
 ) -> None:
-    """Each context as it will be kept: what a delta leaves out is still there."""
+    """Check contexts at the size they will be stored with: parts that a delta omits are still stored."""
     state = machine.state
     ests = state.settings.ests
     require_within("ests_per_job_max", len(contexts), max(limits.ests_per_job_max, ests), "contexts")
-    # All contexts of a step go to one worker at times.
+    # Bounds the sum as well: the contexts of all ESTs may be sent to one worker in a single message.
     bytes_max = min(limits.context_bytes_max, limits.contexts_bytes_max // ests)
     limit = "context_bytes_max" if bytes_max == limits.context_bytes_max else "contexts_bytes_max"
     known = state.contexts.steps.get(step, [])

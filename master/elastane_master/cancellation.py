@@ -1,4 +1,4 @@
-"""Cancelling tasks that may not hear it the first time."""
+"""Cancellation of tasks that may swallow the first request."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from typing import Any, Final
 
 AGAIN_SECONDS: Final = 2.0
-"""Long enough for a task to clean up before it is asked once more."""
+"""Time for a task to clean up before it is cancelled again."""
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels the tasks, and returns when all have ended.
+    """Cancel the tasks and wait until all have ended.
 
-    `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes in the moment in which what it waits
-    for ends (CPython issue 86296, mended in 3.12), and `redis.asyncio` sends each command through it. So a
-    task that goes on is cancelled again.
+    `asyncio.wait_for` of Python 3.11 swallows a cancellation that arrives just as the awaited future
+    completes (CPython issue 86296, fixed in 3.12), and `redis.asyncio` sends each command through it. So a
+    task that continues is cancelled again.
     """
     pending = {task for task in tasks if not task.done()}
     while pending:

@@ -1,4 +1,4 @@
-"""`python -m elastane_master`: starts a master and keeps it until it is told to stop."""
+"""`python -m elastane_master`: starts a master and runs it until it is stopped."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from elastane_master.store.errors import (
 from elastane_proto import log_lines
 
 EXIT_BAD_START = 2
-"""Bad settings, an address in use, no store: starting it again as it is would not help."""
+"""Bad settings, an address in use, no store: a restart without changes would fail again."""
 EXIT_FENCED = 3
-"""Another master leads, and --no-standby was given: do not start this one again."""
+"""Another master leads and --no-standby was given: do not restart this one."""
 EXIT_BROKEN = 1
-"""A fault of the master itself: start it again. Not 4, which everywhere says that a master is unreachable."""
+"""A bug in the master: restart it. Not 4, which means in all commands that a master is unreachable."""
 EXIT_UNFIT: dict[type[StoreError], int] = {
     StoreMayEvict: 5,
     StoreReadOnly: 6,
     StoreIsCluster: 7,
     StoreIsSentinel: 8,
 }
-"""The store answers, and is not one to keep jobs in: somebody has to change it, or name another."""
+"""The store answers but is unsuitable for jobs: reconfigure it or name another one."""
 BAD_SETTING = "ELA200"
-"""Code of an option or variable with a value that it cannot have (docs/errors.md)."""
+"""Error code for an option or variable with an invalid value (docs/errors.md)."""
 
 
 def _protection(text: str, flag: str = "") -> Any:
@@ -220,9 +220,9 @@ def main(
 
 
 async def serve(settings: MasterSettings) -> None:
-    """Serves until SIGTERM or SIGINT; a second one ends the process at once.
+    """Serve until SIGTERM or SIGINT; a second signal ends the process at once.
 
-    Raises CannotListen, and StoreError when the store is missing or another master took over.
+    Raises CannotListen, and StoreError if the store cannot be used or another master took over.
     """
     from elastane_master.servers.app import Master  # grpc is only needed from here on
 
@@ -246,7 +246,7 @@ async def serve(settings: MasterSettings) -> None:
             await cancel(starting)
             return
         await starting
-        # Renewed certificates and tokens are noticed anyway, a second later.
+        # A shortcut: renewed certificates and tokens are noticed without it, a second later.
         loop.add_signal_handler(signal.SIGHUP, master.refresh_security)
         failed = asyncio.create_task(master.failed())
         await asyncio.wait({failed, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -258,26 +258,29 @@ async def serve(settings: MasterSettings) -> None:
 
 
 _YOUNG_OBJECTS_MAX = 20_000
-"""Allocated between two looks for cycles. A message makes dozens, nearly all of them freed without a look."""
+"""Allocations between two collections of the youngest generation.
+
+A message allocates dozens of objects; nearly all of them are freed by reference counting.
+"""
 
 
 _M_ARENA_MAX = -8  # of <malloc.h>
 
 
 def _keep_one_heap() -> None:
-    """Has glibc use one heap for all threads, where there is glibc.
+    """Make glibc, if present, use one heap for all threads.
 
-    With one for each of gRPC's threads, what connections leave free in one heap is of no use to the others:
-    1,000 hostile connections took 15 MiB more. Calls take as long as before.
+    With one heap per gRPC thread, memory freed by connections in one heap is unusable for the others: 1,000
+    hostile connections took 15 MiB more. Calls take as long as before.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
-    """Runs the coroutine on uvloop where there is one: it takes a third of the cost off every call."""
+    """Run the coroutine on uvloop if installed, which makes every call a third cheaper."""
     _keep_one_heap()
-    gc.freeze()  # what was imported stays: a look need not pass it
+    gc.freeze()  # imported objects live for ever: collections need not scan them
     gc.set_threshold(_YOUNG_OBJECTS_MAX, 20, 20)
     try:
         import uvloop
@@ -288,7 +291,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 def configure_logging(settings: MasterSettings) -> None:
-    """Log lines go to stderr, for people or as JSON; what libraries say too."""
+    """Log to stderr, as text or JSON, including messages of libraries."""
     log_lines.configure(
         settings.log_level,
         settings.log_format,
@@ -298,7 +301,7 @@ def configure_logging(settings: MasterSettings) -> None:
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """Without what was left away: variables and defaults stand in."""
+    """Drop options that were not given, so that variables and defaults apply."""
     return {name: value for name, value in options.items() if value is not None}
 
 

@@ -1,12 +1,12 @@
-"""The time the decisions see: it does not run while the master could not have heard anybody.
+"""Time source of the decisions. It stands still while the master cannot have received messages.
 
-Deadlines of leases and of heartbeats are kept on this clock, and some are stored and outlive the
-master. Three things must not make every deadline pass at once:
+Deadlines of leases and heartbeats use this clock, and some are stored and outlive the master. Three events
+must not make every deadline expire at once:
 
-- the wall clock is set forward: it is read once, from there on only the monotonic clock counts;
-- the master itself is stopped for a while (SIGSTOP, a sleeping machine, a blocked loop): messages wait
-  unread in its sockets. The clock is read often (`keep`); a longer gap counts as a short one;
-- the store does not answer: workers wait for acknowledgements the master may not give (`pause`).
+- the wall clock is set forward: it is read once, and from then on only the monotonic clock counts;
+- the master itself is stopped for a while (SIGSTOP, a sleeping machine, a blocked loop) while messages wait
+  unread in its sockets: the clock is read often (`keep`), and a longer gap counts as a short one;
+- the store does not answer: workers wait for acknowledgements that the master must not give (`pause`).
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 
 STEP_SECONDS_MAX = 1.0
-"""What a gap between two readings counts at most."""
+"""Largest amount by which one reading may advance the clock."""
 
 KEEP_SECONDS = 0.25
 
 
 class Clock:
-    """Seconds since the Unix epoch, never going back. Used from one event loop."""
+    """Seconds since the Unix epoch, never decreasing. Used from one event loop."""
 
     def __init__(
         self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic
@@ -42,30 +42,33 @@ class Clock:
         return self._now
 
     def begin(self) -> None:
-        """Takes the wall clock's time, if that is later: nobody was served until now, nothing was missed."""
+        """Advance to the wall clock's time.
+
+        Only before serving: no deadline is pending, so a jump is harmless.
+        """
         self._now = max(self._now, self._wall())
         self._read_at = self._monotonic()
 
     def at_least(self, stored: float) -> None:
-        """Goes on from `stored`, a time that was decided at, if that is later."""
+        """Advance to `stored`, the time of a stored decision, if it is later."""
         self._now = max(self(), stored)
 
     def pause(self) -> None:
-        """Stops until `resume` has been called as often."""
+        """Stop the clock until `resume` has been called once per `pause`."""
         self()
         self._pauses += 1
 
     def resume(self) -> None:
-        """Ends one `pause`."""
+        """End one `pause`."""
         self()
         self._pauses = max(0, self._pauses - 1)
 
     def keep(self) -> None:
-        """Reads the clock again and again, so that only a stop of the loop makes a gap."""
+        """Read the clock periodically, so that only a stopped event loop causes a gap."""
         self()
         self._timer = asyncio.get_running_loop().call_later(KEEP_SECONDS, self.keep)
 
     def stop(self) -> None:
-        """Ends `keep`."""
+        """End `keep`."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,9 +1,9 @@
-"""How many descriptors a master may open, and what for. Looked at once, when it starts.
+"""Budget of file descriptors, computed once at the master's start.
 
-    the limit of the process = its own + to the store + of the HTTP port + of workers and callers
+  limit of the process = own + store connections + HTTP connections + workers and callers
 
-Where it is short, bounds are lowered at the start, and in words: a master that runs out of descriptors in
-the middle of its work could neither reach its store nor say so.
+If the limit is low, the bounds are lowered at the start and this is logged: a master that ran out of
+descriptors later could neither reach its store nor report it.
 """
 
 from __future__ import annotations
@@ -14,22 +14,28 @@ from dataclasses import dataclass
 from elastane_master.errors import TooFewDescriptors
 
 OWN = 48
-"""Of the process: standard streams, loops, listening sockets, files, the lease's connections, takeovers and
-deletions of jobs, the private store's client. An idle master has 22."""
+"""Descriptors of the process itself, besides the other bounds.
+
+Standard streams, event loops, listening sockets, files, connections for the lease, takeovers and deletion of
+jobs, and the private store's client. An idle master uses 22.
+"""
 
 CALLERS_MIN = 32
-"""Workers and callers for whom there must be room."""
+"""Minimum number of workers and callers for which there must be room."""
 
 CALLERS_WANTED = 128
-"""Before the other bounds are lowered no further."""
+"""Number of workers and callers to which descriptors are assigned before the other bounds get more."""
 
 STORE_MIN, READS_MIN, HTTP_MIN = 4, 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The bounds. store: connections of the jobs' logs; reads: of history and events; http: of the HTTP port;
-    callers: what is left for workers and callers."""
+    """Descriptor bounds.
+
+    store: connections of the jobs' logs; reads: reads of history and events; http: connections to the HTTP
+    port; callers: the rest, for workers and callers.
+    """
 
     store: int
     reads: int
@@ -38,16 +44,18 @@ class Descriptors:
 
 
 def shared_out(limit: int, store: int, reads: int, http: int) -> Descriptors:
-    """The bounds under a limit: those wanted, or lower ones that leave room. http: 0 without an HTTP port.
+    """Compute the bounds under a limit: the wanted ones, or lower ones that fit.
 
-    Raises TooFewDescriptors when a master cannot work with so few.
+    http: 0 without an HTTP port.
+
+    Raises TooFewDescriptors if a master cannot work with so few.
     """
     least = [min(store, STORE_MIN), min(reads, READS_MIN), min(http, HTTP_MIN)]
     needed = OWN + sum(least) + CALLERS_MIN
     if limit < needed:
         raise TooFewDescriptors(limit, needed)
     wanted = [store, reads, http]
-    # What is there beyond the least is for callers first, up to what they should have; then for the others.
+    # Descriptors beyond the minimum go first to callers, up to CALLERS_WANTED, then to the other bounds.
     room = max(0, limit - needed - (CALLERS_WANTED - CALLERS_MIN))
     more = [given - low for given, low in zip(wanted, least, strict=True)]
     if sum(more) > room:
@@ -58,7 +66,7 @@ def shared_out(limit: int, store: int, reads: int, http: int) -> Descriptors:
 
 
 def raise_limit() -> int:
-    """The limit of this process, raised as far as it may be; 0: there is none."""
+    """Raise this process's limit to its hard limit and return it; 0 means unlimited."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Faults of the master itself."""
+"""Errors of the master process itself."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from __future__ import annotations
 
 
 class MachineBroken(Exception):
-    """The decision code failed on an event; the state is as it was before it."""
+    """The decision code failed on an event; the state was restored to what it was before."""
 
 
 class CannotListen(Exception):
-    """The address cannot be listened on. Attributes: address, hint."""
+    """The address cannot be bound. Attributes: address, hint."""
 
     code = "ELA201"
     hint = "choose another --listen HOST:PORT, or end what listens there"
@@ -21,7 +21,7 @@ class CannotListen(Exception):
 
 
 class TooFewDescriptors(Exception):
-    """The process may not open what a master needs. Attributes: limit, needed, hint."""
+    """The process's limit of open descriptors is too low. Attributes: limit, needed, hint."""
 
     code = "ELA440"
     hint = "raise it: `ulimit -n 4096`, LimitNOFILE= of a systemd unit, --ulimit nofile=4096 of a container"

@@ -1,12 +1,12 @@
-"""Serves one job: events in, decisions made durable, effects out.
+"""Serving of one job: events in, decisions made durable, effects out.
 
-    submit, deliver --> machine.handle (at once, one at a time) --> log.append
-                                                                       | durable
-                        streams, watchers, answers  <-- effects, in order
+  submit, deliver --> machine.handle (at once, one at a time) --> log.append
+                                     | durable
+              streams, watchers, answers  <-- effects, in order
 
-The machine is ahead of the store by what is in flight, and nobody outside may act on that: effects
-wait until everything appended before them is durable. What needs no storing waits for what was
-decided before it, so a worker gets its messages in the order in which they were decided.
+The machine is ahead of the store by the writes in flight, and nobody outside may act on that: effects wait
+until everything appended before them is durable. An effect that needs no write still waits for the decisions
+before it, so a worker receives its messages in the order of the decisions.
 """
 
 from __future__ import annotations
@@ -51,23 +51,26 @@ from elastane_shards.tasks import QueueStatus
 logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
-"""Notes kept in memory for those who follow; older ones are read from the store."""
+"""Number of notes kept in memory for watchers; older ones are read from the store."""
 
 CONFIRM_SECONDS = 5.0
-"""How long a refusal waits for a store that does not answer."""
+"""Time a refusal waits for a store that does not answer."""
 
 PLAN_SECONDS = 0.005
-"""The next deadline is looked up at most so often: decisions come in thousands a second."""
+"""Minimum interval between checks for deadlines: there may be thousands of decisions per second."""
 
 PLAN_SECONDS_PER_SESSION = 40e-6
-"""Twenty times what the look costs for each worker: at most a twentieth of the time goes into it."""
+"""Minimum interval per session: 20 times the cost of its check, so checks take at most 5 % of the time."""
 
 SMALL_RECORD_BYTES = 1024
-"""An event since the last snapshot is kept as its record where that is small: it takes a fourth of what the
-object does. The contexts in a large one are the state's own, so that the object costs less."""
+"""Largest event since the last snapshot that is kept as its encoded record.
+
+That takes a fourth of the object's memory. A larger event shares its contexts with the state, so there the
+object is cheaper.
+"""
 
 BROKEN_SECONDS = 1.0
-"""After a Tick that could not be decided, the next is tried so much later."""
+"""Delay before the next attempt after a Tick that could not be decided."""
 
 
 _WITHOUT_TASKS = HALTED | {"failed", "cancelled"}
@@ -80,23 +83,23 @@ _WANTED: dict[QueueStatus, Wanted] = {
 
 
 class HostOwner:
-    """What a host tells its owner; every method may be overridden."""
+    """Callbacks from a host to its owner; every method may be overridden."""
 
     def host_failed(self, host: JobHost, error: StoreError) -> None:
-        """The job cannot be served any more: it was taken over, or its log broke."""
+        """The job can no longer be served: another master took it over, or its log broke."""
 
     def store_reachable(self, host: JobHost, reachable: bool) -> None:
-        """The store stopped, or started again, to answer."""
+        """The store stopped or resumed answering."""
 
     async def revive_store(self) -> None:
         """Awaited after each failed attempt to write."""
 
 
 class JobHost(LogListener):
-    """One job, served. Used from one event loop.
+    """One job being served. Used from one event loop.
 
-    changed: the job's state changed, durably. noted: there are new notes. tally: what came to pass since
-    this master serves the job. tracing: of changes of the ring, where that is asked for.
+    changed: announces durable changes of the job's state. noted: announces new notes. tally: counters since
+    this master began to serve the job. tracing: spans of ring changes, if enabled.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class JobHost(LogListener):
         self.stopping = False
         self.paused: Rejection | None = None
         self._ends: dict[Callable[[Rejection], None], None] = {}
-        # In the order they began, so that a simulated run repeats.
+        # Ordered by begin, not a set, so that a simulated run is reproducible.
         self._streams: dict[Session, None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
@@ -143,16 +146,16 @@ class JobHost(LogListener):
 
     @property
     def _where(self) -> dict[str, object]:
-        """What every log line about the job has."""
+        """Fields of every log line about the job."""
         state = self.machine.state
         return {"job": self.name, "generation": state.ring.generation, "step": state.steps.committed}
 
     def asked_for(self) -> None:
-        """Somebody wants something of the job."""
+        """Record that the job was requested, which delays its closing."""
         self._asked_at = self._loop.time()
 
     def is_unused(self, seconds: float) -> bool:
-        """Whether for so long nobody has asked for the job, nothing changed in it, and nobody follows it."""
+        """True if for `seconds` nobody requested or follows the job and nothing in it changed."""
         if self.sessions or self._streams or self._ends or self.watchers or self.task_waiters.count:
             return False
         if self.stopping or self.paused is not None or self.log.pending is not None:
@@ -162,18 +165,19 @@ class JobHost(LogListener):
         return self.log.reachable and min(unasked_seconds, unchanged_seconds) >= seconds
 
     def start(self, event: AnyEvent | None = None, note: Note | None = None) -> Awaitable[None]:
-        """Starts to serve, with `event` and `note` as the first; resolves when all is durable."""
+        """Start serving, with `event` and `note` as the first entries; resolves when all is durable."""
         self.log.start(self.snapshot, self)
+        # Replaces the records that were just replayed, so that the next takeover need not replay them.
         self.log.snapshot_soon()
         if event is not None:
             self._decide(event)
         if note is not None:
             self._store(StoredEvent(self.clock(), Tick()), Decision([note]))
-        self._plan(self._plan_seconds)  # a new job may be waited for, and nobody come
+        self._plan(self._plan_seconds)  # a new job may be awaiting workers that never come
         return asyncio.shield(self.log.append(None))
 
     async def stop(self, refusal: Rejection) -> None:
-        """Ends every stream with `refusal`, without calling anybody dead, and writes what is pending."""
+        """End every stream with `refusal`, without declaring workers dead, and write what is pending."""
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -181,7 +185,7 @@ class JobHost(LogListener):
         await self.log.close()
 
     def pause(self, refusal: Rejection) -> None:
-        """Sends everybody away, without calling anybody dead; what is being written goes on."""
+        """End all streams without declaring workers dead; pending writes continue."""
         self.paused = refusal
         if self._timer is not None:
             self._timer.cancel()
@@ -193,13 +197,13 @@ class JobHost(LogListener):
             self._forget(session)
 
     def resume(self, event: AnyEvent) -> None:
-        """Serves again after `pause`, `event` first: as after a restart, every session is gone."""
+        """Serve again after `pause`, deciding `event` first. As after a restart, no session is left."""
         self.paused = None
         self._decide(event)
         self._plan(self._plan_seconds)
 
     async def abandon(self, refusal: Rejection) -> None:
-        """Stops without writing: the job is another master's."""
+        """Stop without writing: the job belongs to another master."""
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -207,7 +211,7 @@ class JobHost(LogListener):
         await self.log.abandon()
 
     def _end_streams(self, refusal: Rejection) -> None:
-        """Ends every session, and wakes all who follow: they find that the job is not served any more."""
+        """End every session and wake all followers, which then find that the job is no longer served."""
         for session in self._streams:
             session.end(refusal)
         if self.tracing is not None:
@@ -219,9 +223,9 @@ class JobHost(LogListener):
     # ---------------------------------------------------------------- events in
 
     async def submit(self, event: AnyEvent) -> object:
-        """Decides on a request; returns its result once all it rests on is durable.
+        """Decide on a request; return its result once everything it depends on is durable.
 
-        Raises Rejection, MachineBroken, and StoreError when the job is not served any more.
+        Raises Rejection, MachineBroken, and StoreError if the job is no longer served.
         """
         self.require_taking()
         try:
@@ -230,12 +234,12 @@ class JobHost(LogListener):
             await self.confirm()
             raise
         if durable is not None:
-            # The write is shared by all who wait for it: a caller who leaves must not cancel it.
+            # The write is shared by all its waiters: a caller that leaves must not cancel it.
             await asyncio.shield(durable)
         return result
 
     def require_taking(self) -> None:
-        """Raises Rejection while no request can be taken."""
+        """Raise Rejection while no request can be accepted."""
         if self.paused is not None:
             raise self.paused
         if not self.log.reachable and self.log.appended - self.log.durable > self.limits.backlog_requests_max:
@@ -248,20 +252,20 @@ class JobHost(LogListener):
             )
 
     def begin(self, event: AnyEvent) -> tuple[object, asyncio.Future[None] | None]:
-        """Decides on a request at once: its result, and what must resolve before anybody is told of it.
+        """Decide on a request at once; return its result and the future to await before answering.
 
-        None: nothing must. The future is shared: await it through `asyncio.shield`. Raises as `submit`; a
-        Rejection, too, may be told only after `confirm`.
+        The future is None if nothing is pending. It is shared: await it through `asyncio.shield`. Raises as
+        `submit`; a Rejection, too, must not be sent before `confirm` returns.
         """
         decision = self._decide(event)
         return decision.result, self.log.pending
 
     async def confirm(self) -> None:
-        """Returns once the store has said, after this call, that the job is still this master's.
+        """Return once the store has confirmed, after this call, that the job is still this master's.
 
-        A refusal rests on the state as any answer does: a master that lost the job without knowing it yet
-        would refuse what the new one knows to be right. Raises StoreError when the job is not served any
-        more, and Rejection when the store does not answer for `CONFIRM_SECONDS`.
+        A refusal depends on the state as any answer does: a master that lost the job without knowing it would
+        refuse what the new master accepts. Raises StoreError if the job is no longer served, and Rejection if
+        the store does not answer for `CONFIRM_SECONDS`.
         """
         if self.stopping or self.log.failure is not None:
             raise self.log.failure or LogClosed(f"the log of job {self.name} is closed", job=self.name)
@@ -277,7 +281,7 @@ class JobHost(LogListener):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Counts who watches the job inside the block; raises Rejection when there are too many."""
+        """Count a watcher of the job inside the block. Raises Rejection when there are too many."""
         maximum = self.limits.watchers_per_job_max
         require_room("watchers_per_job_max", self.watchers, maximum, "watchers of the job")
         self.watchers += 1
@@ -288,7 +292,7 @@ class JobHost(LogListener):
 
     @contextlib.contextmanager
     def ending(self, end: Callable[[Rejection], None]) -> Iterator[None]:
-        """Calls `end` when the job is paused inside the block: for streams that wait for the store."""
+        """Call `end` if the job is paused inside the block; for streams that wait for the store."""
         self._ends[end] = None
         try:
             yield
@@ -296,9 +300,9 @@ class JobHost(LogListener):
             del self._ends[end]
 
     def open_session(self, make_event: Callable[[str], WorkerJoined]) -> Session:
-        """Decides on a Hello; an older stream of the same worker is closed.
+        """Decide on a Hello and open its session; an older stream of the same worker is closed.
 
-        make_event: gives the event of the Hello for a session's id. Raises as `submit`.
+        make_event: builds the Hello's event for a session id. Raises as `submit`.
         """
         session = Session("", self.limits.session_messages_max)
         event = make_event(session.id)
@@ -324,12 +328,12 @@ class JobHost(LogListener):
         return session
 
     def heard(self, session: Session) -> None:
-        """A message came, whatever it says."""
+        """Record a sign of life: a message of any kind arrived."""
         if self.sessions.get(session.worker) is session:
             self.liveness.heard(session.worker, session.id, self.clock())
 
     def deliver(self, session: Session, event: AnyEvent) -> None:
-        """Decides on a message of a worker's stream. Raises as `submit`."""
+        """Decide on a message from a worker's stream. Raises as `submit`."""
         if self.sessions.get(session.worker) is not session:
             return
         self._decide(event)
@@ -338,11 +342,11 @@ class JobHost(LogListener):
             self._when_durable(session.end)
 
     def traceparent(self, generation: int) -> str:
-        """The parent of what workers tell of this generation's change; empty: it is not traced."""
+        """Parent for workers' spans of this generation's ring change; empty if it is not traced."""
         return self.tracing.traceparent(generation) if self.tracing is not None else ""
 
     def close_session(self, session: Session, reason: str) -> None:
-        """The stream is gone; without a Bye before it, the worker is dead."""
+        """Handle the end of a stream. Without a Bye before it, the worker counts as dead."""
         if self.sessions.get(session.worker) is not session:
             return  # its end was decided on before: by a Bye, or by a Close
         if not self.stopping:
@@ -359,7 +363,7 @@ class JobHost(LogListener):
         session.end(Rejection("evicted", reason, hint="rejoin as a newcomer"))
 
     def stream_over(self, session: Session, reason: str) -> None:
-        """Nothing can be sent down the stream any more."""
+        """Handle a stream to which nothing can be sent any more."""
         self._streams.pop(session, None)
         self.close_session(session, reason)
 
@@ -371,7 +375,7 @@ class JobHost(LogListener):
     # ---------------------------------------------------------------- decisions
 
     def _decide(self, event: AnyEvent, previous: Session | None = None) -> Decision:
-        """Decides on one event and sees to its effects. previous: see `_bind`."""
+        """Decide on one event, store it and schedule its effects. previous: see `_bind`."""
         if self.log.failure is not None:
             raise self.log.failure
         if self.stopping:
@@ -422,13 +426,13 @@ class JobHost(LogListener):
             self._when_durable(partial(self._show, notes))
 
     def _trace(self, tracing: RingTracing, event: AnyEvent, decision: Decision) -> None:
-        """Before the decision's messages are planned: they say whose children the workers' spans are."""
+        """Trace the decision. Must precede its messages, which carry the parent of workers' spans."""
         told = tracing.decided(event, decision.effects, self.machine.state, self.tally.last_cause)
         if told is not None:
             self._when_durable(told)
 
     def _clipped(self, note: Note) -> Note:
-        """The note with its texts cut to what is kept of them: workers and scripts write into them."""
+        """Return the note with its texts cut to the limit: workers and scripts write into them."""
         characters = self.limits.note_characters_max
         texts = (note.reason, *note.facts.values())
         if max(map(len, texts)) <= characters:
@@ -437,9 +441,10 @@ class JobHost(LogListener):
         return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
-        """Plans an effect for the session that is meant now, whatever sessions there are when it is due.
+        """Schedule an effect for the session it refers to now, whichever sessions exist when it is due.
 
-        A Close in answer to a Hello means the worker's `previous` session, not the one that just began.
+        A Close in answer to a Hello refers to the worker's `previous` session, not to the one that just
+        began.
         """
         if isinstance(effect, Send):
             if (session := self.sessions.get(effect.worker)) is not None:
@@ -453,7 +458,7 @@ class JobHost(LogListener):
                 self._when_durable(partial(closed.end, refusal))
 
     def _rebuild(self) -> None:
-        """Takes back a decision that failed half-way: the state is made again from what was decided."""
+        """Undo a half-made decision: rebuild the state from the last snapshot and the events since."""
         machine = JobMachine.restore(self._base)
         for kept in self._since_base:
             stored = records.decode_event(kept) if isinstance(kept, bytes) else kept
@@ -461,7 +466,7 @@ class JobHost(LogListener):
         self.machine = machine
 
     def snapshot(self) -> bytes:
-        """The state after all that was decided."""
+        """Return the state after all decisions so far, and make it the base of `_rebuild`."""
         self._base = self.machine.snapshot()
         self._since_base.clear()
         return self._base
@@ -469,7 +474,7 @@ class JobHost(LogListener):
     # ---------------------------------------------------------------- effects out
 
     def _when_durable(self, action: Callable[[], None]) -> None:
-        """Does `action` when all appended so far is durable, after what was planned before it."""
+        """Run `action` when everything appended so far is durable, after the actions scheduled before it."""
         if not self._outbox and self.log.durable >= self.log.appended:
             action()
         else:
@@ -507,7 +512,7 @@ class JobHost(LogListener):
         return max(PLAN_SECONDS, PLAN_SECONDS_PER_SESSION * len(self.sessions))
 
     def _plan(self, delay_seconds: float) -> None:
-        """Looks for deadlines after the delay (PLAN_SECONDS or more), or earlier if that is planned."""
+        """Schedule a check for deadlines after the delay (PLAN_SECONDS or more) unless an earlier one is."""
         if self._looks_soon:
             return
         loop = asyncio.get_running_loop()
@@ -521,8 +526,8 @@ class JobHost(LogListener):
             self._looks_soon = delay_seconds <= self._plan_seconds
 
     def _look_for_deadlines(self) -> None:
-        # The handle that fired is forgotten first: uvloop rounds to milliseconds, and one that fired
-        # early would look like one still to come.
+        # Forget the handle that fired first: uvloop rounds to milliseconds, so a handle that fired early
+        # would look like one that is still pending.
         self._timer, self._looks_soon = None, False
         now = self.clock()
         timeout_seconds = self.machine.state.settings.heartbeat_timeout_seconds

@@ -1,4 +1,4 @@
-"""All jobs of a master: takes them over from the store, creates them, finds them."""
+"""All jobs of a master: takeover from the store, creation, lookup, closing, deletion, repair."""
 
 from __future__ import annotations
 
@@ -46,22 +46,25 @@ logger = structlog.get_logger(__name__)
 TAKEN_OVER_AT_ONCE = 8
 
 CLOSE_SECONDS = 300.0
-"""A finished job that nobody asks for is closed after so long. Longer than a store can lose writes of
-(`LogOptions.kept_seconds`): once the job is closed nobody is left who would write them again."""
+"""Time after which a finished job that nobody requests is closed.
+
+Longer than the window of writes that a store can lose (`LogOptions.kept_seconds`): once the job is closed
+nobody is left to write them again.
+"""
 
 LOOK_SECONDS_MAX = 60.0
-"""How often it is looked for jobs to close or to delete, at least."""
+"""Longest interval between checks for jobs to close or delete."""
 
 _PRICES = frozenset({"currency", "spot_price_micros", "on_demand_price_micros"})
 
 
 class LeaseOver(Exception):  # noqa: N818 - says what happened
-    """Another master may lead by now: what is left is its to take over."""
+    """The lease ran out: another master may lead by now, and the remaining jobs are for it to take over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedJob:
-    """A finished job that is not held in memory. Its record is read when it is asked for."""
+    """A finished job that is not held in memory. Its record is decoded on demand."""
 
     name: str
     phase: Phase
@@ -70,7 +73,7 @@ class ClosedJob:
 
     @classmethod
     def of(cls, name: str, stored: Closed) -> ClosedJob | None:
-        """None: its record is of another version."""
+        """Return None if the record has another version."""
         record = read_record(stored.record)
         if record is None:
             return None
@@ -87,9 +90,9 @@ T = TypeVar("T")
 
 
 async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all; when one fails, the others are ended before its error is raised.
+    """Return the results of all; when one fails, cancel the others before raising its error.
 
-    Those that are left would take jobs over behind the back of the next attempt.
+    Those left running would take jobs over behind the back of the next attempt.
     """
     tasks = [asyncio.create_task(one) for one in work]
     try:
@@ -101,7 +104,7 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class _Restored(NamedTuple):
-    """A job that was read, and is not served yet."""
+    """A job that was read but is not served yet."""
 
     name: str
     log: JobLog
@@ -110,12 +113,12 @@ class _Restored(NamedTuple):
 
 
 class JobHosts(HostOwner):
-    """The jobs being served, by name, and those that are closed. Used from one event loop.
+    """The jobs being served, by name, and the closed ones. Used from one event loop.
 
-    on_failed: told what ended a job's service. on_reachable: told when the store stops or starts to answer.
-    restored: every job of the store is here; until then every request is refused. measures: of the writes of
-    all jobs. tracer: of changes of their rings; None: they are not traced.
-    retention: of finished jobs. close_seconds: after so long unasked for they are closed.
+    on_failed: called with the error that ended a job's service. on_reachable: called when the store stops or
+    resumes answering. restored: True once every job of the store is here; until then every request is
+    refused. measures: writes of all jobs. tracer: traces ring changes; None: they are not traced. retention:
+    which finished jobs are kept. close_seconds: idle time after which they are closed.
     """
 
     def __init__(
@@ -152,15 +155,15 @@ class JobHosts(HostOwner):
         self._refusal: Callable[[], Rejection | None] = lambda: None
 
     def refuse(self, refusal: Rejection | None) -> None:
-        """Every request is refused with `refusal` from here on; None: they are served."""
+        """Refuse every request with `refusal` from now on; None: serve them."""
         self._refusal = lambda: refusal
 
     def refuse_by(self, refusal: Callable[[], Rejection | None]) -> None:
-        """Every request is refused with what `refusal` says when it comes; None: it is served."""
+        """Call `refusal` for every request: refuse it with the result, or serve it if that is None."""
         self._refusal = refusal
 
     def any_fenced(self) -> bool:
-        """Whether another master took a job over."""
+        """True if another master took a job over."""
         return any(isinstance(host.log.failure, Fenced) for host in self._hosts.values())
 
     def _require_serving(self) -> None:
@@ -174,10 +177,10 @@ class JobHosts(HostOwner):
             )
 
     async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
-        """Takes over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
+        """Take over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store that a
-        newer master wrote is left as it is, every job of it.
+        may_lead: called before each job; if it returns False the takeover ends with LeaseOver. A store
+        written by a newer master is left unchanged, with all of its jobs.
         """
         self.clock.begin()
         self.clock.keep()
@@ -213,26 +216,26 @@ class JobHosts(HostOwner):
         self._resting = asyncio.create_task(self._keep_resting(), name="finished jobs")
 
     async def stop(self, refusal: Rejection) -> None:
-        """Stops serving: streams end with `refusal`, everything pending is written."""
+        """Stop serving: streams end with `refusal`, and all pending writes are done."""
         await self._stop_resting()
         await asyncio.gather(*[host.stop(refusal) for host in self._hosts.values()])
         self.clock.stop()
 
     def pause(self, refusal: Rejection) -> None:
-        """Sends everybody away and refuses every request, forgetting nothing."""
+        """End all streams and refuse every request, but keep all jobs in memory."""
         self.refuse(refusal)
         for host in self._hosts.values():
             host.pause(refusal)
 
     def resume(self) -> None:
-        """Serves again after `pause`."""
+        """Serve again after `pause`."""
         for host in self._hosts.values():
             if host.log.failure is None:
                 host.resume(MasterStarted(self.master))
         self.refuse(None)
 
     async def abandon(self, refusal: Rejection) -> None:
-        """Forgets every job without writing: another master serves them."""
+        """Drop every job without writing: another master serves them."""
         self.refuse(refusal)
         self.restored = False
         await self._stop_resting()
@@ -250,11 +253,14 @@ class JobHosts(HostOwner):
 
     @property
     def count(self) -> int:
-        """Jobs that this master has, closed ones too, whether it serves them now or not."""
+        """Number of jobs of this master including closed ones, whether it currently serves them or not."""
         return len(self._hosts) + len(self._closed)
 
     def all(self) -> list[JobHost]:
-        """Every job's host, by name; closed jobs have none. Raises Rejection while it does not serve."""
+        """Hosts of all jobs that are not closed, by name.
+
+        Raises Rejection while this master does not serve.
+        """
         self._require_serving()
         return [self._hosts[name] for name in sorted(self._hosts)]
 
@@ -264,19 +270,19 @@ class JobHosts(HostOwner):
         return [self._closed[name] for name in sorted(self._closed)]
 
     def closed_job(self, name: str) -> ClosedJob | None:
-        """The job if it is closed. Raises as `all`."""
+        """Return the job if it is closed, else None. Raises as `all`."""
         self._require_serving()
         return self._closed.get(name)
 
     def names(self) -> list[str]:
-        """Of all jobs, sorted. Raises as `all`."""
+        """Names of all jobs, sorted. Raises as `all`."""
         self._require_serving()
         return sorted([*self._hosts, *self._closed, *self._held])
 
     async def find(self, name: str) -> JobHost:
-        """The job's host; a closed job is read from the store again.
+        """Return the job's host; a closed job is read from the store again.
 
-        Raises as `get`, StoreError and redis errors.
+        Raises as `get`, and StoreError and redis errors.
         """
         self._require_serving()
         if name in self._closed:
@@ -285,7 +291,7 @@ class JobHosts(HostOwner):
         return self.get(name)
 
     def held(self) -> dict[str, JobDamaged]:
-        """The jobs that are not served since what is stored of them is not whole, and why.
+        """Jobs that are held, not served, because their stored data is damaged, with the errors.
 
         Raises Rejection while this master does not serve.
         """
@@ -293,7 +299,7 @@ class JobHosts(HostOwner):
         return self._held
 
     def get(self, name: str) -> JobHost:
-        """The job's host. Raises Rejection, BadJobName, and JobDamaged when it is held."""
+        """Return the job's host. Raises Rejection, BadJobName, and JobDamaged if the job is held."""
         self._require_serving()
         if name in self._held:
             raise self._held[name].with_traceback(None)
@@ -311,7 +317,7 @@ class JobHosts(HostOwner):
         return host
 
     async def find_or_only(self, name: str) -> JobHost:
-        """The job's host; without a name that of the only job there is. Raises as `find`."""
+        """Return the job's host; without a name that of the only job. Raises as `find`."""
         if name:
             return await self.find(name)
         names = self.names()
@@ -326,14 +332,14 @@ class JobHosts(HostOwner):
         return await self.find(names[0])
 
     def history(self, host: JobHost) -> JobHistory:
-        """What of the job can be read back from the store."""
+        """Reader for the job's history in the store."""
         return JobHistory(self.store.redis, host.name, self._reads)
 
     async def create(self, name: str, settings: JobSettings) -> tuple[JobHost, bool]:
-        """The job of that name, and whether it was created now.
+        """Return the job of that name and whether this call created it.
 
-        Raises Rejection when it is there with other settings or they are impossible, BadJobName, StoreError,
-        and redis errors.
+        Raises Rejection if it exists with other settings or they are invalid, BadJobName, StoreError, and
+        redis errors.
         """
         checked_job_name(name)
         async with self._creating:
@@ -377,20 +383,19 @@ class JobHosts(HostOwner):
         return host, True
 
     async def delete(self, name: str, *, request_id: str = "", force: bool = False) -> None:
-        """Deletes a finished job with all that is stored of it; its checkpoints stay.
+        """Delete a finished job with all its stored data; its checkpoints stay.
 
-        force: one that is not over is cancelled first. A request that is repeated within a day has its answer
+        force: cancel a job that is not over first. A request repeated within a day gets the same answer
         again. Raises Rejection, StoreError and redis errors.
         """
         # Whoever asked may leave: half of a job is no job.
         await asyncio.shield(self._delete_asked(checked_job_name(name), request_id, force))
 
     async def repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
-        """Looks again at a job that is held: its host, or None when nothing of it could be kept.
+        """Try again to serve a held job; return its host (None: nothing was left) and the accepted damages.
 
-        And what was given up for it. accept_loss: go on without what is lost; else JobDamaged is raised while
-        something is. A job that is served is left as it is. Raises Rejection, BadJobName, StoreError, and
-        redis errors.
+        accept_loss: continue without the lost data; otherwise JobDamaged is raised if any is missing. A job
+        that is served is left unchanged. Raises Rejection, BadJobName, StoreError, and redis errors.
         """
         async with self._creating:
             self._require_serving()
@@ -434,7 +439,7 @@ class JobHosts(HostOwner):
         return host, accepted
 
     def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:
-        """The job is found from here on; it is served once its host is started."""
+        """Create the job's host. From now on `get` finds it; it serves once it is started."""
         log.measures = self.measures
         tracing = RingTracing(log.job, machine.state, self.tracer) if self.tracer is not None else None
         host = JobHost(machine, log, self.clock, self, recovered.event_sequence, self._limits, tracing)
@@ -448,7 +453,10 @@ class JobHosts(HostOwner):
         logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
 
     async def _take_over(self, name: str, *, is_stored: bool) -> _Restored | None:
-        """The job as it was; None: it is held, or was never stored. is_stored: the store had some of it."""
+        """Read a job's last state; None if it is held or was never stored.
+
+        is_stored: the store had data of it.
+        """
         try:
             log, recovered = await JobLog.open(self.store.redis, name, self._options)
             if is_stored and not recovered.exists:
@@ -479,7 +487,7 @@ class JobHosts(HostOwner):
         return host
 
     def _replay(self, name: str, recovered: Recovered) -> JobMachine:
-        """The machine as it was: the snapshot, and the events decided after it at their times."""
+        """Restore the machine: the snapshot, then the later events at the times they were decided."""
         assert recovered.snapshot is not None
         try:
             machine = JobMachine.restore(recovered.snapshot)
@@ -500,17 +508,17 @@ class JobHosts(HostOwner):
     # ---------------------------------------------------------------- finished jobs
 
     def _lock(self, name: str) -> asyncio.Lock:
-        """Held by whoever creates, closes, wakes or deletes the job."""
+        """Lock held while the job is created, closed, reopened or deleted."""
         return self._locks.setdefault(name, asyncio.Lock())
 
     async def _wake(self, name: str) -> None:
-        """Makes sure that the job is not closed, if it is there."""
+        """Reopen the job if it is closed."""
         async with self._lock(name):
             if (closed := self._closed.get(name)) is not None:
                 await self._open(closed)
 
     async def _open(self, closed: ClosedJob) -> JobHost:
-        """Reads a closed job again and serves it. The caller holds its lock."""
+        """Read a closed job again and serve it. The caller holds its lock."""
         name, token = closed.name, closed.stored.token
         self._require_serving()
         async with self._opening:
@@ -542,7 +550,7 @@ class JobHosts(HostOwner):
             raise
 
     async def _keep_resting(self) -> None:
-        """Closes and deletes finished jobs when their time has come."""
+        """Close and delete finished jobs when they are due."""
         while True:
             await asyncio.sleep(min(self.close_seconds / 2, LOOK_SECONDS_MAX))
             try:
@@ -570,7 +578,7 @@ class JobHosts(HostOwner):
                         await self._close(host, "nobody asks for it")
 
     async def _close(self, host: JobHost, why: str) -> None:
-        """Ends the service of a finished job. The caller holds its lock."""
+        """End the service of a finished job. The caller holds its lock."""
         await host.confirm()  # all that it rests on is stored, and stored whole
         self._require_serving()
         name, log = host.name, host.log
@@ -622,7 +630,7 @@ class JobHosts(HostOwner):
         return await self._records.deleted_by(name) == request_id
 
     async def _delete(self, closed: ClosedJob, request_id: str) -> None:
-        """Deletes all of a closed job. The caller holds its lock."""
+        """Delete all data of a closed job. The caller holds its lock."""
         await self._records.delete(closed.name, closed.stored.token, request_id)
         del self._closed[closed.name]
         await self.store.remove_job(closed.name)
@@ -661,10 +669,10 @@ def _require_equal_host(host: JobHost, settings: JobSettings) -> None:
 
 
 def _require_equal(name: str, original: JobSettings, current: JobSettings, settings: JobSettings) -> None:
-    """Raises Rejection unless the job was created with these settings.
+    """Raise Rejection unless the job was created with these settings.
 
-    Or with the numbers of workers it was scaled to since: whoever wants what is in force is not wrong. Prices
-    do not tell jobs apart: they change with the hour, and those in force stay.
+    The numbers of workers may also be those the job was scaled to since. Prices are not compared: they change
+    by the hour, and the current ones stay in force.
     """
     for field in JobSettings.__struct_fields__:
         if field in _PRICES:

@@ -1,8 +1,8 @@
-"""Whether a master serves the jobs of its store: takes them over, sends everybody away, stands by.
+"""Leadership of one master: takes over the jobs of its store, pauses, resumes, or stands by.
 
-Between the keeper of the lease, which says who leads, and the hosts, which serve the jobs. A takeover counts
-only once every job of the store is restored; until then every request is refused, and the master is not
-ready. One that was cut off in the middle forgets what it has read, and begins again or stands by.
+Between the lease keeper, which knows who leads, and the hosts, which serve the jobs. A takeover counts only
+once every job of the store is restored; until then every request is refused, and the master is not ready. An
+interrupted takeover discards what it has read, and begins again or stands by.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _STORE_AWAY = (RedisError, OSError)
 class Leadership(Follower):
     """One master's service of its store's jobs. Used from one event loop.
 
-    lease: of the store; None: the store is this master's own. standby: it waits while another one leads;
-    otherwise AnotherLeads is raised. failed: told what ends the master. leads: it serves. news: `ready` may
-    have changed.
+    lease: of the store; None if the store is this master's private one. standby: wait while another master
+    leads; otherwise AnotherLeads is raised. failed: called with an error that ends the master. leads: this
+    master serves. news: announces that `ready` may have changed.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Leadership(Follower):
         self._started = False
 
     async def start(self) -> None:
-        """Serves, or stands by, when it returns. Raises StoreError."""
+        """Start; on return the master serves or stands by. Raises StoreError."""
         if self.keeper is None:
             await self.lead()
         else:
@@ -78,7 +78,7 @@ class Leadership(Follower):
         self._started = True
 
     async def stop(self) -> bool:
-        """Writes what is pending and gives the lease back; whether another master took a job over."""
+        """Write what is pending and release the lease; True if another master had taken a job over."""
         if self.keeper is not None:
             await self.keeper.stop()
         self.leads = False
@@ -91,11 +91,11 @@ class Leadership(Follower):
 
     @property
     def ready(self) -> bool:
-        """Whether it serves every job of the store, as far as is known."""
+        """True if, as far as is known, this master serves every job of the store."""
         return self.reachable and self.leads and self.hosts.restored
 
     def not_ready(self) -> str:
-        """Why requests are refused now, in words; empty while they are served."""
+        """Reason why requests are currently refused; empty while they are served."""
         if not self.reachable:
             return "the store does not answer"
         if self.ready:
@@ -109,9 +109,9 @@ class Leadership(Follower):
     # ---------------------------------------------------------------- what the keeper asks
 
     async def lead(self) -> bool:
-        """Takes every job over. A store that goes away meanwhile is waited for, except at the start.
+        """Take every job over. If the store becomes unreachable, retry, except at the start.
 
-        False: the lease was lost on the way, and nothing is served. Raises StoreError.
+        False: the lease was lost meanwhile, and nothing is served. Raises StoreError.
         """
         started = time.monotonic()
         for attempt in itertools.count(1):
@@ -175,9 +175,10 @@ class Leadership(Follower):
             raise AnotherLeads(said or "another master leads this store")
 
     def _lease_over(self) -> Rejection | None:
-        """The refusal of a request when the lease may be another master's, whether we were told or not.
+        """Refusal for requests when another master may hold the lease by now; None while this one does.
 
-        A master that was stopped for a while finds requests waiting before it has asked for its lease.
+        Checked per request: a master that was stopped for a while finds requests waiting before it renews its
+        lease.
         """
         if self.keeper is None:
             return None

@@ -1,8 +1,10 @@
 """Resource limits enforced by the master: on everything that a caller can make it keep.
 
-They are settings (ELASTANE_<NAME>), and docs/limits.md lists them. What is beyond one is refused before
-anything is decided: with LIMIT_EXCEEDED what can never be taken, with BUSY what there is too much of at the
-moment. Both name the limit. Stored events were within the limits of their time and are never refused.
+limits.md lists them. What is beyond one is refused before anything is decided: with LIMIT_EXCEEDED what can
+never be taken, with BUSY what there is too much of at the moment. Both name the limit. Stored events were
+within the limits of their time and are never refused./limits.md lists them. What is beyond one is refused
+before anything is decided: with LIMIT_EXCEEDED what can never be taken, with BUSY what there is too much of
+at the moment. Both name the limit. Stored events were within the limits of their time and are never refused.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ MEBIBYTE = 2**20
 
 
 class Limits(BaseSettings):
-    """The limits of one master; every number is a maximum, its unit the last words of its name but `max`."""
+    """Resource limits enforced by the master. Field names end in `<unit>_max`."""
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_", extra="ignore", frozen=True)
 
@@ -80,7 +82,7 @@ class Limits(BaseSettings):
 
 
 def require_within(limit: str, given: int, maximum: int, what: str, **facts: object) -> None:
-    """Raises Rejection("limit_exceeded") when `given` of `what` is more than the limit allows."""
+    """Raise Rejection("limit_exceeded") if `given` of `what` exceeds the limit."""
     if given > maximum:
         raise Rejection(
             "limit_exceeded",
@@ -94,7 +96,7 @@ def require_within(limit: str, given: int, maximum: int, what: str, **facts: obj
 
 
 def require_room(limit: str, present: int, maximum: int, what: str, **facts: object) -> None:
-    """Raises Rejection("busy") when there are `maximum` of `what` already."""
+    """Raise Rejection("busy") if there are already `maximum` of `what`."""
     if present >= maximum:
         raise Rejection(
             "busy",
@@ -107,6 +109,6 @@ def require_room(limit: str, present: int, maximum: int, what: str, **facts: obj
 
 
 def clip(text: str, characters: int = 4000) -> str:
-    """`text`, cut where it is longer, saying so."""
+    """Return `text`, cut to `characters` with a remark on how much is missing."""
     left_out = len(text) - characters
     return text if left_out <= 0 else f"{text[:characters]}... ({left_out} more characters)"

@@ -1,4 +1,4 @@
-"""A worker's session as the host sees it: what is still to be sent down its stream, and its end."""
+"""A worker's session as seen by the host: its outgoing messages and its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WorkerMessage = (
 class Session:
     """One stream of one worker, from Hello on. Used from one event loop.
 
-    messages_max: a worker that lets so many pile up does not read its stream any more.
+    messages_max: limit of unread messages; a worker that exceeds it no longer reads its stream.
     """
 
     __slots__ = ("_ended", "_messages_max", "_outgoing", "_refusal", "_wake", "id", "worker")
@@ -46,11 +46,11 @@ class Session:
 
     @property
     def ended(self) -> bool:
-        """Nothing more will be put into it."""
+        """True if the session has ended and takes no more messages."""
         return self._ended
 
     def put(self, message: WorkerMessage) -> bool:
-        """Queues a message; False when the worker has let too many pile up (the session is ended then)."""
+        """Queue a message. False if too many are unread, which ends the session."""
         if self._ended:
             return True
         if len(self._outgoing) >= self._messages_max:
@@ -69,14 +69,14 @@ class Session:
         return True
 
     def end(self, refusal: Rejection | None = None) -> None:
-        """Ends the stream after what is queued: in good order, or with a typed error."""
+        """End the stream after the queued messages: normally, or with a typed error."""
         if not self._ended:
             self._ended = True
             self._refusal = refusal
             self._notify()
 
     async def outgoing(self) -> AsyncIterator[WorkerMessage]:
-        """What is to be sent, in order, until the session ends; raises its Rejection if it ended with one."""
+        """Yield the messages in order until the session ends; raises its Rejection if it ended with one."""
         while True:
             while self._outgoing:
                 yield self._outgoing.popleft()

@@ -1,4 +1,4 @@
-"""Settings of a master, from the command line, then from ELASTANE_* variables, then the defaults here."""
+"""Settings of a master: command-line options, then ELASTANE_* variables, then the defaults here."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from elastane_master.store.log import LogOptions
 
 
 class MasterSettings(Limits):
-    """How one master process serves.
+    """Settings of one master process; the limits of limits.py are settings, too.
 
     listen: HOST:PORT; port 0 takes a free one, an empty host all interfaces. store: URL of a Redis or Valkey;
-    empty: a private one in state_dir. store_fsync: of the private one. port_file: gets the address served,
-    once it is. stop_grace_seconds: what calls in flight have to end when the master is stopped. security:
-    tokens, certificates, what is allowed without them.
-    standby: what to do while another master leads the store: None and True: wait; False: end with code 3.
-    advertise: HOST:PORT that others reach this master at; empty: the address it listens at.
-    leader_lease_seconds: a leader that the store has not heard of for so long is replaced.
-    keep_finished: which finished jobs are kept, as `Retention.parse` reads it; others are deleted.
-    http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: gets the address, once
-    it is served.
-    The limits (limits.py) are settings too.
+    empty: a private one in state_dir. store_fsync: fsync mode of the private store. port_file: file that
+    receives the address once it is served. stop_grace_seconds: time for calls in flight when the master is
+    stopped. security: tokens, certificates, and what is allowed without them. standby: while another master
+    leads the store, None and True: wait; False: exit with code 3. advertise: HOST:PORT at which others reach
+    this master; empty: the address it listens at. leader_lease_seconds: a leader is replaced after this time
+    without contact to the store. keep_finished: which finished jobs are kept, as parsed by `Retention.parse`;
+    others are deleted. http: HOST:PORT of dashboard, metrics and probes; empty: none. http_port_file: file
+    that receives the address once it is served.
     """
 
     listen: str = "127.0.0.1:50051"
@@ -98,7 +96,7 @@ class MasterSettings(Limits):
 
     @property
     def listen_host(self) -> str:
-        """The host of `listen`; all interfaces if it names none."""
+        """Host of `listen`; all interfaces if it names none."""
         return self.listen.rpartition(":")[0] or "[::]"
 
     @property
@@ -107,7 +105,7 @@ class MasterSettings(Limits):
 
     @property
     def http_host(self) -> str:
-        """The host of `http`; all interfaces if it names none."""
+        """Host of `http`; all interfaces if it names none."""
         return self.http.rpartition(":")[0] or "[::]"
 
     @property

@@ -1,4 +1,4 @@
-"""Waiting for news without missing any and without queueing it."""
+"""Notification of changes: waiters miss none, and nothing is queued."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 class Signal:
-    """Something that happens again and again. Used from one event loop.
+    """A repeatable event. Used from one event loop.
 
-    A waiter remembers the `count` it has seen and waits for a higher one. It never misses an
-    announcement, and one that is slow sees many as one: no memory is kept for it.
+    A waiter remembers the `count` it has seen and waits for a higher one. It never misses an announcement,
+    and a slow waiter sees several as one, so no memory is kept for it.
     """
 
     def __init__(self) -> None:
@@ -19,14 +19,14 @@ class Signal:
         )
 
     def announce(self) -> None:
-        """Wakes all who wait."""
+        """Wake all waiters."""
         self.count += 1
         if self._event is not None:
             self._event.set()
             self._event = None
 
     async def beyond(self, seen: int) -> int:
-        """Returns the count as soon as it is higher than `seen`."""
+        """Return the count once it is higher than `seen`."""
         while self.count <= seen:
             if self._event is None:
                 self._event = asyncio.Event()

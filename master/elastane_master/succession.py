@@ -1,8 +1,7 @@
-"""Keeps a master's place in the succession: asks for the lease, and has its owner follow what is decided.
+"""Keeper of the leader lease: claims and renews it, and makes its owner follow the decided role.
 
-Two tasks, so that a takeover of many jobs, which takes its time, does not keep the lease from being
-renewed: one asks the store and decides (`decisions.succession`), the other carries out one change after
-the other.
+Two tasks, so that a long takeover of many jobs does not delay the renewal of the lease: one asks the store
+and decides (`decisions.succession`), the other carries out one change after the other.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from elastane_master.store.lease import LeaderLease, LeaseUnanswered
 logger = structlog.get_logger(__name__)
 
 EXPIRED_SECONDS = 0.01
-"""After a lease is over, the store has dropped it."""
+"""Margin after the lease's expiry by which the store has certainly dropped it."""
 
 
 class Follower:
-    """What a keeper asks of its owner. `lead` may raise: the master cannot serve then."""
+    """Callbacks from a keeper to its owner. `lead` may raise: then the master cannot serve."""
 
     async def lead(self) -> bool:
-        """Takes the jobs over and serves them; False: it was cut off before the end, and serves none."""
+        """Take the jobs over and serve them. False: it was interrupted and serves none."""
         return True
 
     async def pause(self, reason: str) -> None:
-        """Sends everybody away, forgetting nothing."""
+        """End all streams, but keep the jobs in memory."""
 
     async def resume(self) -> None:
-        """Serves again what was paused."""
+        """Serve again what was paused."""
 
     async def give_way(self, reason: str) -> None:
-        """Another master leads: serves nothing, writes nothing."""
+        """Another master leads: stop serving, write nothing."""
 
 
 class SuccessionKeeper:
-    """One master's claim to lead. Used from one event loop. state: as decided last."""
+    """One master's candidacy for leadership. Used from one event loop. state: last decided state."""
 
     def __init__(self, lease: LeaderLease, follower: Follower) -> None:
         self.state = Succession(lease.lease_seconds)
@@ -67,7 +66,7 @@ class SuccessionKeeper:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Asks once; leads already when it returns, if the lease was free. Raises as `Follower.lead`."""
+        """Ask once; if the lease was free, this master already leads on return. Raises as `Follower.lead`."""
         await self._ask()
         asking = asyncio.create_task(self._keep_asking(), name="leader lease")
         self._tasks.append(asking)
@@ -79,15 +78,15 @@ class SuccessionKeeper:
         self._tasks.append(asyncio.create_task(self._keep_following(), name="succession"))
 
     def fenced(self, error: str) -> None:
-        """A job was taken over from us."""
+        """Report that another master took a job over."""
         self._decide(Fenced(error))
 
     async def stop(self) -> None:
-        """No change of role any more; the lease is still held until `release`."""
+        """Stop changing roles; the lease is still held until `release`."""
         await cancel(*self._tasks[1:])
 
     async def release(self) -> None:
-        """Gives the lease back: the master that waits for it takes over."""
+        """Release the lease, so that a waiting master takes over."""
         await cancel(*self._tasks)
         await self._lease.release()
 
@@ -147,7 +146,7 @@ class SuccessionKeeper:
                 self.failure.set_exception(error)
 
     async def _follow(self) -> None:
-        """Carries out changes until the master serves as was decided."""
+        """Carry out changes until the master's service matches the decided state."""
         while (step := action(self._served, self.state)) != "stay":
             wanted = self.state
             if step == "lead" and not await self._follower.lead():

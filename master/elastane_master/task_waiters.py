@@ -1,8 +1,8 @@
-"""Workers that wait on the server for tasks of a dataset that has none to give at the moment.
+"""Server-side waiting of workers for a dataset that has no task to lease at the moment.
 
-A thousand may wait for the last tasks of a dataset. Waking all of them at every change would
-cost more than the work itself, so one is woken for tasks that are back in TODO (it wakes the next
-one if there are more), and all when nobody needs to wait any longer.
+A thousand workers may wait for the last tasks of a dataset. Waking all of them at every change would cost
+more than the work itself, so one is woken for tasks that are back in TODO (it wakes the next one if there are
+more), and all of them when none needs to wait any longer.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Wanted = Literal["none", "one", "all"]
 
 
 class TaskWaiters:
-    """Those who wait, by dataset, in the order they came. Used from one event loop.
+    """Waiting calls by dataset, in order of arrival. Used from one event loop.
 
-    wanted: says of a dataset how many waiters could get an answer now.
+    wanted: returns how many waiters of a dataset could get an answer now.
     """
 
     def __init__(self, wanted: Callable[[str], Wanted]) -> None:
@@ -27,15 +27,15 @@ class TaskWaiters:
 
     @property
     def count(self) -> int:
-        """How many wait, for any dataset."""
+        """Number of waiters over all datasets."""
         return sum(map(len, self._waiting.values()))
 
     async def wait(
         self, dataset: str, timeout_seconds: float, future: asyncio.Future[None] | None = None
     ) -> None:
-        """Returns when there may be an answer, or after the timeout.
+        """Return when there may be an answer, or after the timeout.
 
-        future: what is waited for; the caller may resolve it too, and calls `check` then.
+        future: the future to wait for; the caller may resolve it, too, and must call `check` then.
         """
         future = future or asyncio.get_running_loop().create_future()
         self._waiting.setdefault(dataset, deque()).append(future)
@@ -46,7 +46,7 @@ class TaskWaiters:
             return
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.check()  # this one was woken and will not ask: it is somebody else's turn
+                self.check()  # it was woken but will not ask, so wake another
             raise
         finally:
             waiting = self._waiting.get(dataset)
@@ -56,7 +56,7 @@ class TaskWaiters:
                 del self._waiting[dataset]
 
     def check(self) -> None:
-        """The job changed: wakes whom it concerns."""
+        """Wake the waiters that a change of the job concerns."""
         for dataset, waiting in self._waiting.items():
             wanted = self._wanted(dataset)
             if wanted == "one":
@@ -66,14 +66,14 @@ class TaskWaiters:
                     pass
 
     def wake_all(self) -> None:
-        """Nobody shall wait any longer."""
+        """Wake all waiters."""
         for waiting in self._waiting.values():
             while _wake(waiting):
                 pass
 
 
 def _wake(waiting: deque[asyncio.Future[None]]) -> bool:
-    """Wakes the first who still waits; False when nobody does."""
+    """Wake the first one still waiting; False if there is none."""
     while waiting:
         future = waiting.popleft()
         if not future.done():

@@ -1,1 +1,1 @@
-"""The API: .proto files, what is generated from them, and the flat form of contexts."""
+"""The API: .proto files, the code generated from them, and helpers that masters, workers and tools share."""

@@ -1,7 +1,7 @@
-"""EST contexts between their wire form (`EstContext`) and their flat form (`dict[str, bytes]`).
+"""Conversion of EST contexts between the wire form (`EstContext`) and the flat form (`dict[str, bytes]`).
 
-Worker and master keep a context flat, because merging a delta and comparing parts is then one
-dictionary operation. The keys are:
+Worker and master keep a context flat, because merging a delta and comparing parts is then one dictionary
+operation. The keys are:
 
     rng/python  rng/numpy  rng/torch_cpu  rng/torch_device     states of the EST's own generators
     loader                                                     position, packed (see `pack_loader`)
@@ -23,12 +23,12 @@ _LOADER = struct.Struct("<qqqB")
 
 
 def pack_loader(epoch: int, batch: int, base_seed: int | None) -> bytes:
-    """The part "loader": epoch, batches consumed in it, base seed of its iterator if drawn."""
+    """Pack the part "loader": epoch, batches consumed in it, and the iterator's base seed if drawn."""
     return _LOADER.pack(epoch, batch, base_seed or 0, base_seed is not None)
 
 
 def unpack_loader(part: bytes) -> tuple[int, int, int | None]:
-    """Inverse of `pack_loader`; raises ValueError on anything else."""
+    """Inverse of `pack_loader`. Raises ValueError for anything else."""
     try:
         epoch, batch, base_seed, drawn = _LOADER.unpack(part)
     except struct.error as error:
@@ -39,7 +39,7 @@ def unpack_loader(part: bytes) -> tuple[int, int, int | None]:
 def context_to_proto(
     virtual_rank: int, step: int, parts: Mapping[str, bytes], *, delta: bool = False
 ) -> common_pb2.EstContext:
-    """The wire form of one context, or of the parts of it that changed (`delta`)."""
+    """Return the wire form of one context, or with `delta` of its changed parts. Raises ValueError."""
     message = common_pb2.EstContext(virtual_rank=virtual_rank, step=step, delta=delta)
     streams: dict[int, common_pb2.DataWorkerState] = {}
     for key, value in parts.items():
@@ -72,7 +72,7 @@ def context_to_proto(
 
 
 def context_from_proto(message: common_pb2.EstContext) -> Parts:
-    """The flat form of a context or delta: only the fields that are present."""
+    """Return the flat form of a context or delta, with only the fields that are present."""
     parts = _rng_parts("rng/", message.rng)
     if message.HasField("loader"):
         base_seed = message.loader.base_seed if message.loader.HasField("base_seed") else None
@@ -87,7 +87,7 @@ def context_from_proto(message: common_pb2.EstContext) -> Parts:
 
 
 def rng_to_proto(parts: Mapping[str, bytes]) -> common_pb2.RngStates:
-    """RNG states alone (the parts "rng/..."), as dynamic tasks carry them."""
+    """Return only the RNG states (the parts "rng/...") as a message, as dynamic tasks carry them."""
     message = common_pb2.RngStates()
     for field in _RNG_FIELDS:
         if f"rng/{field}" in parts:

@@ -1,8 +1,8 @@
-"""The code of every error, its cause and what to do: for master, workers, commands and docs/errors.md.
+"""Error codes with cause and remedy, shared by master, workers, commands and docs/errors.md.
 
-The texts lie beside this file, in error_codes.toml, and are read when they are asked for. A class of errors
-names its code in the attribute `code`; a refusal over gRPC has ELA1 and the two digits of its ErrorReason, so
-that a caller in any language can tell it. A code is never used for another error, also not when it is gone.
+The texts are in error_codes.toml beside this file and are read on demand. An error class names its code in
+the attribute `code`; a refusal over gRPC has the code ELA1 followed by the two digits of its ErrorReason, so
+that callers in any language can identify it. A code is never reused, not even after its error is removed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ GROUPS: Final = {
     "ELA4": "Commands and agent",
     "ELA5": "Findings of elastane doctor",
 }
-"""The first digit of a code says where the error comes from."""
+"""Error groups by the first digit of the code, which says where the error comes from."""
 
 
 class Entry(NamedTuple):
-    """One code. names: what stands in the sources and on the wire (classes, reasons, kinds of findings)."""
+    """One error code.
+
+    names: its names in the sources and on the wire (classes, reasons, kinds of findings).
+    """
 
     code: str
     names: tuple[str, ...]
@@ -34,19 +37,19 @@ class Entry(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The heading it stands under."""
+        """Heading of the code's group."""
         return GROUPS[self.code[:4]]
 
 
 def wire_code(reason: str) -> str:
-    """The code of an ErrorReason by its short name ("not_found"); ELA100 where it is none of them."""
+    """Return the code of an ErrorReason given by its short name ("not_found"); ELA100 for unknown names."""
     name = f"ERROR_REASON_{reason.upper()}"
     value = errors_pb2.ErrorReason.DESCRIPTOR.values_by_name.get(name)
     return f"ELA1{value.number if value is not None else 0:02}"
 
 
 def entries() -> dict[str, Entry]:
-    """All codes in order. Called by `elastane errors` and by what writes docs/errors.md."""
+    """Return all codes in order. Called by `elastane errors` and the generator of docs/errors.md."""
     text = resources.files("elastane_proto").joinpath("error_codes.toml").read_text(encoding="utf-8")
     return {
         code: Entry(
@@ -61,7 +64,7 @@ def entries() -> dict[str, Entry]:
 
 
 def find(words: str) -> list[Entry]:
-    """Those that a user may mean: by code, by name, else by words of the title. Case does not matter."""
+    """Find codes a user may mean: by code, by name, else by words of the title. Case does not matter."""
     wanted = words.strip().lower()
     known = entries()
     if (entry := known.get(wanted.upper())) is not None:

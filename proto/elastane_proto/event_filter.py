@@ -1,4 +1,4 @@
-"""Which events are wanted, as `elastane events`, `top` and the dashboard are asked for them. Pure."""
+"""Event filters of `elastane events`, `elastane top` and the dashboard. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _DIGITS_MAX: Final = 18
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """kinds: "worker_lost", or "worker" for every kind that begins with "worker_"; none: all. workers: by id.
+    """Criteria that an event must meet; empty fields match every event.
 
-    sequence: the first number wanted. since: the earliest time, seconds since the Unix epoch.
+    kinds: "worker_lost", or "worker" for every kind that begins with "worker_". workers: worker ids.
+    sequence: lowest event number. since: earliest time, in seconds since the Unix epoch.
     """
 
     kinds: tuple[str, ...] = ()
@@ -28,7 +29,7 @@ class EventFilter:
     def wants(
         self, *, kind: str, worker: str, members: Collection[str], sequence: int, seconds: float
     ) -> bool:
-        """Whether an event is to be shown. members: of the ring that it makes: it is of all of them."""
+        """True if an event passes. members: workers of the ring it forms; it matches each of them."""
         if sequence < self.sequence or seconds < self.since:
             return False
         if self.kinds and not any(kind == one or kind.startswith(f"{one}_") for one in self.kinds):
@@ -40,9 +41,9 @@ EVERYTHING: Final = EventFilter()
 
 
 def parse_since(text: str, now: float) -> tuple[int, float]:
-    """A sequence number and a time (seconds since the Unix epoch) out of "42", "10m", "2026-01-31T12:00".
+    """Parse "42", "10m" or "2026-01-31T12:00" into (sequence number, seconds since the Unix epoch).
 
-    Raises ValueError, in words for people.
+    Raises ValueError with a message for users.
     """
     if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return int(text), 0.0

@@ -1,6 +1,6 @@
-"""Routine events folded: a day of checkpoints is one line between the events that somebody must read. Pure.
+"""Folding of routine events, so that a day of checkpoints takes one line between important events. Pure.
 
-Used where people read events: `elastane events` and `top`, and the master's dashboard.
+Used where people read events: `elastane events`, `elastane top` and the master's dashboard.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 ROUTINE: Final = frozenset({"checkpoint_requested", "checkpoint_saved"})
-"""Kinds that say that all is well, again and again."""
+"""Kinds of events that only confirm normal operation and repeat often."""
 
 FOLDED_MIN: Final = 3
-"""Fewer that follow each other stand as they are: a checkpoint is asked for, and saved."""
+"""Shortest run that is folded. A single request and its save stay as two lines."""
 
 Event = TypeVar("Event")
 
 
 def folded(events: Iterable[Event], kind: Callable[[Event], str]) -> Iterator[tuple[Event, ...]]:
-    """The events in order: routine ones that follow each other as one tuple, each other one by itself."""
+    """Yield the events in order: a run of routine events as one tuple, every other event alone."""
     run: list[Event] = []
     for event in events:
         if kind(event) in ROUTINE:
@@ -38,9 +38,9 @@ def _closed(run: list[Event]) -> Iterator[tuple[Event, ...]]:
 
 
 def fold_words(told: Sequence[tuple[str, int, Mapping[str, str]]]) -> str:
-    """What a run of routine events was: "17 checkpoints saved, of steps 10 to 170".
+    """Summarise a run of routine events: "17 checkpoints saved, of steps 10 to 170".
 
-    told: kind, step and facts of each.
+    told: (kind, step, facts) of each event.
     """
     steps = [int(facts.get("at_step", step)) for kind, step, facts in told if kind == "checkpoint_saved"]
     if not steps:

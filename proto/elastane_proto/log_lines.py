@@ -1,14 +1,14 @@
-"""What the log lines of masters and workers have in common: their fields, their forms, and what is left out.
+"""Log format of masters, workers and operator: fields, forms, redaction and rate limit.
 
-A line is an event (a short text that is the same for all of its kind) and facts. Lines about a job have
-`job`, and lines of or about a worker `worker`; both have `generation` and `step` as they were at that moment.
+A line is an event (a short text, equal for all lines of its kind) and facts. Lines about a job have `job`,
+and lines of or about a worker `worker`; both have `generation` and `step` as of that moment.
 
-    console   2026-05-04T10:11:12.123456Z [info     ] worker_lost  generation=3 job=train step=41 worker=w1
-    json      {"job": "train", "worker": "w1", "generation": 3, "step": 41, "event": "worker_lost", ...}
+  console   2026-05-04T10:11:12.123456Z [info     ] worker_lost  generation=3 job=train step=41 worker=w1
+  json      {"job": "train", "worker": "w1", "generation": 3, "step": 41, "event": "worker_lost", ...}
 
-No secret gets out: values under a secret's name, passwords in URLs and bearer tokens are starred out, whoever
-wrote them into a line. Lines of one kind are limited, so that a fault that strikes a thousand workers at
-once, or a client that calls in a loop, does not fill a disk.
+Secrets are redacted in every line: values under a secret's name, passwords in URLs and bearer tokens become
+stars. Lines of one kind are rate-limited, so that a fault hitting a thousand workers at once, or a client
+that calls in a loop, does not fill a disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Form = Literal["console", "json"]
 Line = MutableMapping[str, Any]
 Processor = Callable[[Any, str, Line], Any]
 
-#: In this order at the front of a JSON line.
+#: Fields at the front of a JSON line, in this order.
 FIRST: Final = ("timestamp", "level", "event", "job", "worker", "generation", "step")
 
 KINDS_MAX: Final = 1000
@@ -34,13 +34,14 @@ KINDS_MAX: Final = 1000
 STARS: Final = "***"
 _HANDLER: Final = "elastane"
 _SECRET_NAMES: Final = re.compile(r"(?i)token|secret|passw|authorization|credential|api_?key|private_?key")
-#: Numbers and names of tokens are no tokens: the fencing token of a log, the name of a caller's token.
+#: Fields that count or name tokens and contain none: the fencing token of a log, the name of a caller's
+#: token.
 _NO_SECRETS: Final = frozenset({"tokens", "token_name", "token_file", "fencing_token"})
 _IN_TEXT: Final = (
     (re.compile(r"([a-z][a-z0-9+.-]*://[^\s/:@]*):[^\s/]+@", re.IGNORECASE), rf"\1:{STARS}@"),
     (re.compile(r"(?i)\b(bearer)\s+[a-z0-9._~+/=-]{8,}"), rf"\1 {STARS}"),
     (
-        # Of variables too: ELASTANE_TOKEN=, AWS_SECRET_ACCESS_KEY=, access_token=.
+        # Also matches variables: ELASTANE_TOKEN=, AWS_SECRET_ACCESS_KEY=, access_token=.
         re.compile(
             r"(?i)\b(?!fencing_)((?:\w*_)?(?:password|passwd|token|secret|secret_access_key|api_?key))=[^\s&,;'\"]+"
         ),
@@ -50,9 +51,9 @@ _IN_TEXT: Final = (
 
 
 class LogLimit:
-    """A processor of structlog: lets `lines_per_second` lines of a kind (its event) pass in each second.
+    """A structlog processor that passes at most `lines_per_second` lines per kind (event) and second.
 
-    The first line of any kind after a second bears `left_out`: how many were left out, by kind. Errors
+    The first line after a second has passed carries `left_out`: the number of dropped lines by kind. Errors
     always pass.
     """
 
@@ -81,14 +82,14 @@ class LogLimit:
 
 
 def star_out(logger: Any, method: str, event: Line) -> Line:
-    """A processor: stars in the place of secrets, in names, values and texts."""
+    """A structlog processor that redacts secrets in names, values and texts."""
     for name, value in event.items():
         event[name] = _without_secrets(name, value)
     return event
 
 
 def without_secrets(text: str) -> str:
-    """The text with stars in the place of passwords and tokens that can be told as such."""
+    """Return the text with recognisable passwords and tokens replaced by stars."""
     for pattern, instead in _IN_TEXT:
         text = pattern.sub(instead, text)
     return text
@@ -107,7 +108,7 @@ def _without_secrets(name: str, value: Any) -> Any:
 
 
 def facts_of(source: Callable[[], Mapping[str, Any]]) -> Processor:
-    """A processor that adds what `source` says at the moment; what a line says itself stands."""
+    """Return a processor that adds the current facts from `source`; a line's own fields take precedence."""
 
     def add(logger: Any, method: str, event: Line) -> Line:
         for name, value in source().items():
@@ -123,10 +124,10 @@ def _in_order(logger: Any, method: str, event: Line) -> Line:
 
 
 class CurrentStderr:
-    """What `sys.stderr` is at each line, and not what it was when logs were set up.
+    """A stream that writes to the `sys.stderr` of the moment, not to the one at the time of configuration.
 
-    Whoever puts another stream in its place for a while (a test that captures, `redirect_stderr`) gets the
-    lines meanwhile, and may close that stream afterwards. In a process without stderr lines are lost.
+    Code that replaces `sys.stderr` for a while (a capturing test, `redirect_stderr`) receives the lines
+    meanwhile and may close its stream afterwards. In a process without stderr, lines are dropped.
     """
 
     def write(self, text: str) -> int:
@@ -150,10 +151,10 @@ def configure(
     stream: TextIO | None = None,
     whole_process: bool = False,
 ) -> None:
-    """Send lines of `level` and above to `stream` (what is stderr at each line).
+    """Send lines of `level` and above to `stream` (default: the current stderr, line by line).
 
-    facts: added to each line. whole_process: what libraries say by `logging`, from warnings on, goes the same
-    way and has the same form; not in a process that runs a user's script, whose logging is its own.
+    facts: returns fields added to each line. whole_process: also format records of the `logging` module, from
+    warnings on, in the same way; not for processes that run a user's script, whose logging is its own.
     """
     stream = stream or cast(TextIO, CurrentStderr())
     number = logging.getLevelNamesMapping()[level.upper()]
@@ -170,6 +171,7 @@ def configure(
         else (structlog.dev.ConsoleRenderer(colors=stream.isatty()),)
     )
     structlog.configure(
+        # The limit comes first, so that dropped lines cost no formatting.
         processors=[LogLimit(lines_per_second), *common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(stream),
@@ -194,7 +196,7 @@ def configure(
 
 
 def _limited(limit: LogLimit) -> Callable[[logging.LogRecord], bool]:
-    """A limit for what comes by `logging`: a kind is a text before its values are in it."""
+    """Apply a limit to records of `logging`. A kind is the message template before formatting."""
 
     def passes(record: logging.LogRecord) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Names of workers and jobs where there is little room: on a terminal, beside a timeline. Pure."""
+"""Shortened names of workers and jobs for narrow displays: terminals, labels beside a timeline. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 
 def short(text: str, characters: int) -> str:
-    """The text in that many characters: its beginning and its end, of which the end tells more."""
+    """Shorten the text to `characters`, keeping its beginning and more of its end, which differs most."""
     if len(text) <= characters:
         return text
     head = (characters - 1) // 3
@@ -14,9 +14,9 @@ def short(text: str, characters: int) -> str:
 
 
 def short_names(names: Collection[str], characters: int) -> dict[str, str]:
-    """Each name in that many characters. What all have in common behind a dot goes first.
+    """Shorten each name to `characters`; an ending common to all, from a dot on, is removed first.
 
-    Workers on machines are often called by whole domain names, whose ends are all the same.
+    Workers on machines are often named by full domain names, which share their endings.
     """
     if all(len(name) <= characters for name in names):
         return {name: name for name in names}
@@ -26,7 +26,8 @@ def short_names(names: Collection[str], characters: int) -> dict[str, str]:
 
 
 def _common_end(backwards: list[str]) -> str:
-    """What sorted, reversed names end with: the first and the last of them differ the most."""
+    """Return the common suffix of names, given reversed and sorted."""
+    # Sorted, the first and the last name share no longer prefix than any other pair.
     first, last = backwards[0], backwards[-1]
     same = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
     return first[: min(len(first), len(last)) if same is None else same][::-1]

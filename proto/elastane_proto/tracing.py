@@ -1,13 +1,14 @@
-"""Spans for OpenTelemetry, for masters and workers: whether they are asked for, and the way out.
+"""OpenTelemetry spans of masters and workers: configuration and export.
 
-Asked for by the standard's variables (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, ...). Who does not
-ask imports nothing of OpenTelemetry. What is asked for and cannot be had is said once, and everything goes on
-without: the variables may be set for a whole cluster, and a training is worth more than its traces.
+Tracing is enabled by the standard's variables (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT, ...);
+without them nothing of OpenTelemetry is imported. If tracing is requested but impossible, one warning is
+logged and the process continues without it: the variables may be set for a whole cluster, and a training is
+worth more than its traces.
 
-Python's global generator decides the bits of a training, and OpenTelemetry draws from it: for ids, and for
-the pause before a batch that a receiver did not take is sent again. Neither may happen in a worker. Therefore
-ids come from the kernel here, the exporter gets a generator of its own, and only exporters are used of which
-this is known and tested.
+Python's global generator determines the bits of a training, and OpenTelemetry draws from it: for ids, and for
+the pause before a rejected batch is sent again. Neither may happen in a worker. Therefore ids come from the
+kernel here, the exporter gets its own generator, and only exporters are used for which this is known and
+tested.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PR
 DISABLED: Final = "OTEL_SDK_DISABLED"
 
 CLOSE_SECONDS: Final = 1.0
-"""What the last spans have to get out. A worker whose node goes cannot wait for a receiver that is away."""
+"""Time limit for sending the last spans. A worker whose node is reclaimed cannot wait for a receiver."""
 
 Value = str | bool | int | float | Sequence[str]
-"""Of an attribute."""
+"""Value of a span attribute."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """exporter: "otlp", "console", or empty: none. problem: why none, though some was asked for."""
+    """Requested exporter. exporter: "otlp", "console" or empty for none. problem: why a request failed."""
 
     exporter: str = ""
     problem: str = ""
 
 
 def wanted(environ: Mapping[str, str]) -> Wanted:
-    """What the standard's variables ask for: an exporter by name, or OTLP by its endpoint."""
+    """Read the standard's variables: an exporter by name, or OTLP if an endpoint is set."""
     if environ.get(DISABLED, "").strip().lower() == "true":
         return Wanted()
     names = [name.strip().lower() for name in environ.get(EXPORTER, "").split(",") if name.strip()]
@@ -71,10 +72,10 @@ def wanted(environ: Mapping[str, str]) -> Wanted:
 
 
 def open_tracer(service: str, instance: str) -> Tracer | None:
-    """The way out of this process's spans, where they are asked for and can be had; else None.
+    """Open the tracer of this process, or return None if tracing is not requested or not possible.
 
-    service: "elastane-master" or "elastane-worker", unless OTEL_SERVICE_NAME says otherwise. instance: its
-    name. Starts a thread: call it in processes that fork no more. Never raises for what it was asked for.
+    service: "elastane-master" or "elastane-worker", unless OTEL_SERVICE_NAME is set. instance: its name.
+    Starts a thread: call it only in processes that no longer fork. Never raises because of its configuration.
     """
     asked = wanted(os.environ)
     if asked.problem:
@@ -94,9 +95,10 @@ def open_tracer(service: str, instance: str) -> Tracer | None:
 
 
 class Tracer:
-    """Makes spans and sends them, from a thread of its own. Its provider is not the global one, the script's.
+    """Creates spans and sends them from a background thread.
 
-    Times are nanoseconds since the Unix epoch. May be called from any thread.
+    Its provider is private; the global one belongs to the script. Times are nanoseconds since the Unix epoch.
+    Thread-safe.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -106,7 +108,7 @@ class Tracer:
     def begin(
         self, name: str, *, at_ns: int, parent: str = "", attributes: Mapping[str, Value] | None = None
     ) -> OpenSpan:
-        """A span that goes on. parent: a traceparent; empty: it begins a trace."""
+        """Start a span. parent: a traceparent; empty starts a new trace."""
         told = _without_secrets(attributes or {})
         return OpenSpan(
             self._tracer.start_span(name, context=_context(parent), attributes=told, start_time=at_ns)
@@ -115,19 +117,19 @@ class Tracer:
     def emit(
         self, name: str, *, begin_ns: int, end_ns: int, parent: str, attributes: Mapping[str, Value]
     ) -> None:
-        """A span that is over; nothing where `parent` is none."""
+        """Send a finished span; does nothing unless `parent` is a valid traceparent."""
         if is_traceparent(parent):
             self.begin(name, at_ns=begin_ns, parent=parent, attributes=attributes).end(max(begin_ns, end_ns))
 
     def close(self, timeout_seconds: float = CLOSE_SECONDS) -> None:
-        """Sends what is left, for so long at most. Blocks. Idempotent."""
+        """Send the remaining spans, waiting at most `timeout_seconds`. Blocks. Idempotent."""
         thread = threading.Thread(target=self._provider.shutdown, name="elastane-spans", daemon=True)
         thread.start()
         thread.join(timeout_seconds)
 
 
 class OpenSpan:
-    """A span that goes on. traceparent: what its children name."""
+    """A span that has not ended. traceparent: the parent to pass to its children."""
 
     def __init__(self, span: Span) -> None:
         self._span = span
@@ -135,17 +137,17 @@ class OpenSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 1:02x}"
 
     def event(self, name: str, at_ns: int, attributes: Mapping[str, Value]) -> None:
-        """Something came to pass within it."""
+        """Record an event within the span."""
         self._span.add_event(name, _without_secrets(attributes), at_ns)
 
     def end(self, at_ns: int, attributes: Mapping[str, Value] | None = None) -> None:
-        """It is over, and sent."""
+        """End the span and hand it to the exporter."""
         self._span.set_attributes(_without_secrets(attributes or {}))
         self._span.end(at_ns)
 
 
 def _without_secrets(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    """Reasons in words may quote what a script said; spans leave the cluster as log lines do."""
+    """Redact secrets: reasons may quote a script's output, and spans leave the cluster as log lines do."""
     return {
         name: without_secrets(value) if isinstance(value, str) else value
         for name, value in attributes.items()
@@ -153,12 +155,12 @@ def _without_secrets(attributes: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def now_ns() -> int:
-    """By the wall clock, as the spans of all processes are laid side by side by it."""
+    """Wall-clock time in nanoseconds; spans of all processes are aligned by it."""
     return time.time_ns()
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether it names a span: W3C's version 00, non-zero IDs."""
+    """True if the text is a valid W3C traceparent, version 00, with non-zero IDs."""
     parts = text.split("-")
     lengths = [len(part) for part in parts]
     digits = all(set(part) <= set("0123456789abcdef") for part in parts)
@@ -166,7 +168,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def _context(traceparent: str) -> Context:
-    """Of the span that `traceparent` names, or of none: the script's current span is nobody's parent here."""
+    """Context of the span named by `traceparent`, or an empty one: never the script's current span."""
     from opentelemetry.context import Context
     from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
@@ -186,7 +188,7 @@ def _provider(service: str, instance: str, exporter: SpanExporter) -> TracerProv
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
     class KernelIds(IdGenerator):
-        """Ids that leave `random` as it is."""
+        """IDs from the kernel, so that the state of `random` does not change."""
 
         def generate_span_id(self) -> int:
             return int.from_bytes(os.urandom(8)) or 1
@@ -196,12 +198,12 @@ def _provider(service: str, instance: str, exporter: SpanExporter) -> TracerProv
 
     said = Resource.create()
     attributes = {"service.version": metadata.version("elastane")}
-    # The library makes a name up where the variables give none.
+    # The library makes up a service name if the variables give none.
     if str(said.attributes.get("service.name", "")).startswith("unknown_service"):
         attributes["service.name"] = service
     if "service.instance.id" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
         attributes["service.instance.id"] = instance
-    # Without a handler at the end of the process: who opened it closes it, and is not kept waiting.
+    # No handler at process exit: the code that opened the tracer closes it, with a time limit.
     provider = TracerProvider(
         resource=said.merge(Resource(attributes)), id_generator=KernelIds(), shutdown_on_exit=False
     )
@@ -215,12 +217,12 @@ def _exporter(name: str) -> SpanExporter:
 
         from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 
-        # One line a span, and not on stdout: that is the script's.
+        # One line per span, on stderr: stdout belongs to the script.
         return ConsoleSpanExporter(out=sys.stderr, formatter=lambda span: span.to_json(indent=None) + "\n")
     from opentelemetry.exporter.otlp.proto.grpc import exporter
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    # It draws its pauses from the generator of the script (see above), in a thread of its own at that.
+    # The exporter draws its retry pauses from the script's generator (see above), and on a thread of its own.
     library: Any = exporter
     library.random = random.SystemRandom()
     return OTLPSpanExporter()

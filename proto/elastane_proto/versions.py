@@ -1,24 +1,26 @@
-"""The version of the protocol, and which versions understand each other.
+"""Protocol version and compatibility rules.
 
-A number, not the release: it grows when one side would misunderstand the other, and stays when fields
-are added that may be left out. A worker tells it in Hello, a client in the metadata of each call, the master
-in Welcome and in the metadata of its answers. Whoever says nothing speaks version 1.
+The version is a number, not the release: it increases when one side would misunderstand the other, and stays
+when optional fields are added. A worker sends it in Hello, a client in the metadata of each call, the master
+in Welcome and in the metadata of its answers. A peer that sends none speaks version 1.
 
-Masters are upgraded first, so a master serves older workers and clients, down to `CLIENT_OLDEST`, and
-refuses newer ones; a worker or client accepts masters down to `MASTER_OLDEST`.
+Masters are upgraded first, so a master serves older workers and clients, down to `CLIENT_OLDEST`, and refuses
+newer ones; a worker or client accepts masters down to `MASTER_OLDEST`.
 """
 
 from __future__ import annotations
 
 PROTOCOL = 2
-"""Version that this code speaks."""
+"""Version spoken by this code."""
 
 CLIENT_OLDEST = 1
-"""Oldest worker or client that this code, as a master, serves."""
+"""Oldest worker or client that this code serves as a master."""
 
 MASTER_OLDEST = 2
-"""Oldest master that this code, as a worker or client, works with: older ones do not ask what code between
-epochs drew."""
+"""Oldest master accepted by this code as a worker or client.
+
+Older ones do not request the random draws made between epochs.
+"""
 
 METADATA_KEY = "elastane-protocol"
 
@@ -36,14 +38,14 @@ def release() -> str:
 
 
 def protocol_of(text: str) -> int | None:
-    """The number a peer told; None when it is none."""
+    """Parse a peer's version: 1 for an empty text, None if it is not a number."""
     if not text:
         return 1
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
 def client_fault(text: str) -> tuple[str, str]:
-    """Why a master must refuse a worker or client that told `text`, and what to do; empty: it need not."""
+    """Return why a master must refuse a peer of version `text`, and a hint; both empty if it need not."""
     theirs = protocol_of(text)
     if theirs is None:
         return f"{text[:40]!r} is no version of the protocol", "use the client of the master's release"
@@ -62,7 +64,7 @@ def client_fault(text: str) -> tuple[str, str]:
 
 
 def master_fault(text: str) -> tuple[str, str]:
-    """Why a worker or client cannot work with a master that told `text`, and what to do; empty: it can."""
+    """Return why a worker or client cannot use a master of version `text`, and a hint; empty if it can."""
     theirs = protocol_of(text)
     if theirs is None:
         return f"the master's version of the protocol is {text[:40]!r}", "is this an elastane master?"

@@ -1,8 +1,8 @@
-"""Which task is next, who holds it, what is done: pure, without I/O or a clock.
+"""Task queues: which task is next, who holds it, which are done. Pure, without I/O or a clock.
 
-`DynamicQueue` and `LockstepQueue` are the two disciplines of the task queue; `samplers` says which samples
-an EST takes; `permutation` and `feistel` shuffle in O(1) memory. `feistel` needs numpy and is imported by
-name, because the master runs without it.
+`DynamicQueue` and `LockstepQueue` are the two disciplines of the task queue; `samplers` computes which
+samples an EST takes; `permutation` and `feistel` shuffle in O(1) memory. `feistel` needs numpy and must be
+imported by its module name, because the master runs without numpy.
 """
 
 from elastane_shards.dynamic import DynamicQueue

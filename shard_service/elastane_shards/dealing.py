@@ -1,11 +1,10 @@
-"""Batches of a script's own order dealt out to the ESTs, one after the other.
+"""Dealing of the batches of a rank-unaware sampler to the ESTs, round-robin.
 
-A sampler that knows nothing of ranks gives one sequence of batches. Batch b goes to rank b mod N, as
-Hugging Face accelerate's BatchSamplerShard deals them. Every rank must get as many batches as the others, and
-of the same size where the size is known: what is missing at the end is taken from the beginning again, or
-with drop_last what is too much is left out.
+Batch b goes to rank b mod N, as in Hugging Face accelerate's BatchSamplerShard. Every rank must get the same
+number of batches, of the same size where the size is known: the end is filled up with samples from the
+beginning or, with drop_last, an incomplete round is dropped.
 
-The sequence may be as long as it likes: two rounds of it are held at a time, the first and the present one.
+The sequence may have any length: only two rounds of it are held at a time, the first and the current one.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ def deal_batches(
     drop_last: bool,
     first_round: Sequence[Sequence[T]] = (),
 ) -> Iterator[list[T]]:
-    """The batches in the order of consumption: batch b of rank r is number b * num_replicas + r.
+    """Yield the batches in the order of consumption: batch b of rank r is number b * num_replicas + r.
 
-    batch_size: of every batch but the last, which may be short; None, or a size that the batches do not
-    have: they are as they are, and whole ones are repeated. first_round: the epoch's first `num_replicas`
-    batches, where `batches` begins with a later round. Raises InvalidSettings for no replicas.
+    batch_size: size of every batch but the last, which may be short. If it is None, or the batches have other
+    sizes, batches are dealt unchanged and whole ones are repeated at the end. first_round: the epoch's first
+    `num_replicas` batches, for `batches` that begin with a later round. Raises InvalidSettings if
+    num_replicas < 1.
     """
     if num_replicas < 1:
         raise InvalidSettings(f"{num_replicas} replicas", num_replicas=num_replicas)
@@ -70,7 +70,7 @@ def _dealt(
 
 
 def _fill_up(held: list[list[T]], num_replicas: int, size: int, first: Sequence[Sequence[T]]) -> None:
-    """The last round to `num_replicas` batches of `size` samples, with those of the first one."""
+    """Fill the last round up to `num_replicas` batches of `size` samples, with samples of the first round."""
     samples = [sample for batch in first for sample in batch]
     again = samples * (-(-num_replicas * size // len(samples)))
     place = 0

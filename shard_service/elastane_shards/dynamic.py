@@ -1,13 +1,12 @@
-"""The queue of a dynamic dataset: workers lease tasks, each at its own pace, and report them.
+"""Task queue of a dynamic dataset: workers lease tasks, each at its own pace, and report them.
 
-A task goes TODO -> DOING -> DONE. A lease that ends otherwise (its time is over, its worker is lost, an
-error is reported) puts the task back to the front of TODO, or parks it as FAILED once max_attempts of its
-attempts ended in an error. An epoch starts when all tasks of the one before are DONE or FAILED, so only one
-epoch has any state.
+A task goes TODO -> DOING -> DONE. A lease that ends otherwise (it expires, its worker is lost, an error is
+reported) returns the task to the front of TODO, or marks it as FAILED after max_attempts failed attempts. An
+epoch starts when all tasks of the one before are DONE or FAILED, so only one epoch has any state.
 
-Pure: time comes in as `now` (seconds; any origin, the same for all calls). A clock that goes back only
-shortens the leases that would now last too long. Whoever calls keeps requests idempotent, calls `expire`
-when `next_deadline` passes, and stores `snapshot`. All errors are raised before anything changed.
+Pure: the caller passes the time as `now` (seconds; any origin, the same for all calls). If the clock goes
+back, leases that would now last too long are shortened. The caller keeps requests idempotent, calls `expire`
+when `next_deadline` passes, and stores `snapshot`. All errors are raised before any state changes.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from elastane_shards.tasks import (
 )
 
 ERROR_CHARS_MAX = 4000
-"""An error's text is cut here: it is kept in memory and in each snapshot."""
+"""Maximum length of a stored error text: it is kept in memory and in each snapshot."""
 
 
 class DynamicQueue:
-    """State machine of one dynamic dataset. Raises InvalidSettings and InvalidSource when made."""
+    """State machine of one dynamic dataset. The constructor raises InvalidSettings and InvalidSource."""
 
     def __init__(self, settings: QueueSettings) -> None:
         settings.check()
@@ -56,32 +55,32 @@ class DynamicQueue:
 
     @property
     def settings(self) -> QueueSettings:
-        """The settings as given at creation; a stream's later growth is in `watermark`."""
+        """Settings given at creation. For a stream's later growth see `watermark`."""
         return self._settings.with_lists(self._splitter.all_entries())
 
     @property
     def epoch(self) -> int:
-        """The current epoch, from 0; the last one when all is complete."""
+        """Current epoch, from 0; the last one once all is complete."""
         return self._epoch
 
     @property
     def num_tasks(self) -> int:
-        """Tasks of an epoch; of an open stream those that can be dealt so far."""
+        """Number of tasks per epoch; for an open stream, of those that can be leased so far."""
         return self._splitter.num_tasks
 
     @property
     def watermark(self) -> int:
-        """Positions that exist: the size, or a stream's watermark."""
+        """Number of positions that exist: the size, or a stream's watermark."""
         return self._splitter.size
 
     @property
     def failed(self) -> int:
-        """FAILED tasks of all epochs so far."""
+        """Number of FAILED tasks in all epochs so far."""
         return len(self._tasks.failed) + len(self._failed_before)
 
     @property
     def complete(self) -> bool:
-        """Whether every task of every epoch is DONE or FAILED and none can come."""
+        """True if every task of every epoch is DONE or FAILED and no more can come."""
         return (
             self._epoch == self._settings.epochs - 1
             and self._splitter.closed
@@ -93,10 +92,10 @@ class DynamicQueue:
     def lease(
         self, worker: str, max_tasks: int, now: float, rng: Parts | None = None, *, runs: bool = False
     ) -> list[TaskLease]:
-        """Leases up to `max_tasks` tasks to `worker` until now + lease_seconds; [] without TODO.
+        """Lease up to `max_tasks` tasks to `worker` until now + lease_seconds; [] if no task is TODO.
 
-        rng: the worker's RNG states, kept with tasks leased for the first time. runs: tasks at the cursor
-        come as one lease that covers them all, at the cost of one. Raises InvalidRequest.
+        rng: the worker's RNG states, stored with tasks leased for the first time. runs: return the tasks at
+        the cursor as one lease that covers them all, which costs as much as one. Raises InvalidRequest.
         """
         if not worker or max_tasks < 0:
             raise InvalidRequest(
@@ -107,6 +106,7 @@ class DynamicQueue:
         first_rng = dict(rng) if rng else {}
         tasks, num_tasks, leases = self._tasks, self._splitter.num_tasks, []
         for left in range(max_tasks, 0, -1):
+            # Only tasks at the cursor form a run: re-queued ones have attempts and errors of their own.
             if runs and not tasks.requeued:
                 run = tasks.take_run(worker, deadline, first_rng, left, num_tasks)
                 if run:
@@ -121,12 +121,12 @@ class DynamicQueue:
         return leases
 
     def check_report(self, epoch: int, index: int, attempt: int) -> None:
-        """Raises InvalidRequest when the dataset has no such task, so that no worker can ever have held it.
+        """Raise InvalidRequest if the dataset has no such task, so that no worker can have held it.
 
-        One that is there and was not leased yet is another matter: a store may have forgotten the lease.
-        `report` does the same; a caller with several reports in one request checks all of them first.
+        A task that exists but was not leased yet is accepted here: the store may have lost the lease.
+        `report` does the same check; a caller with several reports in one request checks all of them first.
         """
-        # A stream that is open may have been longer than the store remembers.
+        # An open stream may have been longer than the store remembers.
         beyond = self._splitter.closed and index >= self._splitter.num_tasks
         if not 0 <= epoch < self._settings.epochs or index < 0 or attempt < 1 or beyond:
             raise InvalidRequest(
@@ -138,12 +138,12 @@ class DynamicQueue:
             )
 
     def report(self, worker: str, epoch: int, index: int, attempt: int, error: str, now: float) -> Outcome:
-        """A worker is through with a task; an empty error means done.
+        """Record a worker's report of a task; an empty `error` means done.
 
-        From the holder of the lease: the task is DONE, or with an error back at the front of TODO or
-        FAILED. A stale report counts only if it says done and the task went back to TODO: then the work is
-        kept. A report of a lease that the store forgot is stale, too.
-        Raises what `check_report` raises.
+        From the holder of the lease: the task is DONE, or with an error back at the front of TODO or FAILED.
+        A stale report counts only if it says done and the task went back to TODO, so that the work is not
+        repeated. A report of a lease that the store has lost is stale, too. Raises the errors of
+        `check_report`.
         """
         self.check_report(epoch, index, attempt)
         self._advance(now)
@@ -157,6 +157,7 @@ class DynamicQueue:
                 self._end_leases([index], error, counts=True)
                 return Outcome.ACCEPTED
         else:
+            # The work of an ended lease is still valid, so a late "done" saves its repetition.
             waiting = self._tasks.requeued.get(index)
             if waiting is None or error or attempt > waiting.attempt:
                 return Outcome.STALE
@@ -167,9 +168,10 @@ class DynamicQueue:
     def report_run(
         self, worker: str, epoch: int, index: int, count: int, attempt: int, now: float
     ) -> list[tuple[int, int, Outcome]]:
-        """A worker is through with `count` tasks from `index` on, all done: `report` for each of them.
+        """Record that `count` tasks from `index` on are done: equivalent to `report` for each of them.
 
-        Returns runs of equal outcomes, (first index, tasks, outcome). Raises what `check_report` raises.
+        Returns runs of equal outcomes as (first index, number of tasks, outcome). Raises the errors of
+        `check_report`.
         """
         if count == 1:
             return [(index, 1, self.report(worker, epoch, index, attempt, "", now))]
@@ -189,7 +191,7 @@ class DynamicQueue:
         ]
 
     def _count_done(self, start: int, end: int, now: float) -> None:
-        """Positions [start, end) have become DONE."""
+        """Count positions [start, end) as DONE and leave the epoch if it is finished."""
         self._samples_done += end - start
         self._epoch_samples += end - start
         self._rate.add(now, end - start)
@@ -199,23 +201,23 @@ class DynamicQueue:
     def abandon(
         self, worker: str, now: float, error: str = "the worker was lost", *, counts: bool = True
     ) -> list[ReturnedTask]:
-        """Ends all leases of a worker that is gone; its tasks go back in the order they were leased.
+        """End all leases of a worker that left; its tasks return to TODO in the order they were leased.
 
-        counts: False for a worker that was drained: its attempts are no errors of the tasks.
+        counts: whether this counts as a failed attempt of each task; False for a drained worker.
         """
         self._advance(now)
         mine = [index for index, held in self._tasks.doing.items() if held.worker == worker]
         return self._end_leases(mine, error, counts=counts)
 
     def expire(self, now: float) -> list[ReturnedTask]:
-        """Ends the leases whose deadline has come; the earliest is leased again first."""
+        """End the leases whose deadline has passed; the earliest is leased again first."""
         self._advance(now)
         overdue = self._overdue(now)
         self._timed_out += len(overdue)
         return self._end_leases(overdue, f"timed out after {self._settings.lease_seconds:g} s", counts=True)
 
     def extend(self, watermark: int, closed: bool = False) -> None:
-        """Grows or closes a stream. Raises what `splitters.extended` raises."""
+        """Grow or close a stream. Raises the errors of `splitters.extended`."""
         source = extended(self._splitter.source, watermark, closed)
         self._splitter = Splitter(source, self._settings.task_size)
         self._finish_epochs()
@@ -227,22 +229,26 @@ class DynamicQueue:
         return self._splitter.bounds(index)
 
     def next_deadline(self) -> float | None:
-        """When `expire` should be called; None while nothing is leased."""
+        """Time at which to call `expire`; None while nothing is leased."""
         return next((held.deadline for held in self._tasks.doing.values()), None)
 
     def status(self, now: float) -> QueueStatus:
-        """What a worker should do that asks at `now`; an overdue lease that will come back is TODO."""
+        """Answer for a worker that asks for tasks at `now`.
+
+        An overdue lease that will be retried counts as TODO.
+        """
         tasks = self._tasks
         if tasks.requeued or tasks.counter < self._splitter.num_tasks:
             return QueueStatus.HAS_TODO
         if self.complete:
             return QueueStatus.COMPLETE
+        # A lease whose next error is its last ends as FAILED: it would give this worker nothing to do.
         last = self._settings.max_attempts - 1
         comes_back = any(len(tasks.doing[index].errors) < last for index in self._overdue(now))
         return QueueStatus.HAS_TODO if comes_back else QueueStatus.WAIT
 
     def progress(self, now: float) -> Progress:
-        """The queue in figures; changes nothing."""
+        """Return the progress figures; changes nothing."""
         tasks, splitter, complete = self._tasks, self._splitter, self.complete
         rate = self._rate.rate(now)
         later = (self._settings.epochs - 1 - self._epoch) * splitter.size
@@ -272,10 +278,10 @@ class DynamicQueue:
     def list_tasks(
         self, state: TaskState | None = None, after: tuple[int, int] | None = None, limit: int = 100
     ) -> list[TaskInfo]:
-        """Tasks of the current epoch in `state` (None: any), by (epoch, index), those behind `after`.
+        """List the current epoch's tasks in `state` (None: any) after `after`, ordered by (epoch, index).
 
-        FAILED tasks of earlier epochs come first. At most `limit`; the last one's (epoch, index) is the
-        next page's `after`. Raises InvalidRequest when limit < 1.
+        FAILED tasks of earlier epochs come first. At most `limit`; the last one's (epoch, index) is the next
+        page's `after`. Raises InvalidRequest when limit < 1.
         """
         if limit < 1:
             raise InvalidRequest(f"a page of {limit} tasks", limit=limit)
@@ -294,7 +300,7 @@ class DynamicQueue:
         return found
 
     def validate(self) -> None:
-        """Raises InvariantViolated when the state contradicts itself; for tests and after a restore."""
+        """Raise InvariantViolated if the state contradicts itself; for tests and after a restore."""
         self._tasks.validate(self._splitter.num_tasks, self._settings.max_attempts)
         if not 0 <= self._epoch < self._settings.epochs:
             raise InvariantViolated("the epoch is outside the epochs", epoch=self._epoch)
@@ -313,7 +319,7 @@ class DynamicQueue:
     # ------------------------------------------------------------------ durability
 
     def snapshot(self, *, with_settings: bool = True) -> bytes:
-        """The whole state, compact; without settings and listed entries for a caller that keeps those."""
+        """Serialise the state, compactly. Callers that store settings and listed entries can omit them."""
         return encode_queue(
             QueueSnapshot(
                 settings=self._settings if with_settings else None,
@@ -332,9 +338,9 @@ class DynamicQueue:
 
     @classmethod
     def restore(cls, snapshot: bytes, settings: QueueSettings | None = None) -> DynamicQueue:
-        """The queue as it was at `snapshot`. Raises InvalidSnapshot.
+        """Rebuild the queue from `snapshot`. Raises InvalidSnapshot.
 
-        settings: needed, as given at creation, when the snapshot was made without them.
+        settings: those given at creation; required if the snapshot was made without them.
         """
         state = decode_queue(snapshot)
         kept = state.settings or settings
@@ -363,7 +369,10 @@ class DynamicQueue:
         return self._settings.entries is not None or self._settings.offsets is not None
 
     def _advance(self, now: float) -> None:
-        """Notes the time. When it went back, no lease may last longer than one that is given now."""
+        """Set the current time.
+
+        If the clock went back, limit every lease to the length of one granted now.
+        """
         if now < self._now:
             longest = now + self._settings.lease_seconds
             for held in reversed(self._tasks.doing.values()):
@@ -381,13 +390,17 @@ class DynamicQueue:
         return overdue
 
     def _end_leases(self, indices: list[int], error: str, *, counts: bool) -> list[ReturnedTask]:
-        """Puts leased tasks back, or parks them: the one place where a lease ends without DONE."""
+        """End leases without DONE: return the tasks to TODO or mark them FAILED.
+
+        The only place that does so.
+        """
         tasks, back, ended = self._tasks, [], []
         text = error[:ERROR_CHARS_MAX]
         epoch = self._epoch
         for index in indices:
             held = tasks.doing[index]
             if counts:
+                # Copy first: tasks leased in one call share one Held, and only this task has failed.
                 held = tasks.doing[index] = copy(held)
                 held.errors = (*held.errors, AttemptError(held.attempt, held.worker, text))
             state = TaskState.TODO
@@ -406,12 +419,12 @@ class DynamicQueue:
         return ended
 
     def _finish_epochs(self) -> None:
-        """Leaves an epoch whose tasks are all DONE or FAILED, unless it is the last."""
+        """Leave an epoch whose tasks are all DONE or FAILED, unless it is the last."""
         splitter, tasks = self._splitter, self._tasks
         if not splitter.closed or tasks.finished < splitter.num_tasks or self.complete:
             return
         self._failed_before += [(self._epoch, index, tasks.failed[index]) for index in sorted(tasks.failed)]
-        # A stream that was closed empty has nothing in any of its epochs.
+        # A stream that was closed while empty has no tasks in any epoch: go to the last one at once.
         self._epoch = self._epoch + 1 if splitter.num_tasks else self._settings.epochs - 1
         self._tasks = EpochTasks()
         self._epoch_samples = 0

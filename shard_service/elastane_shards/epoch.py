@@ -1,8 +1,8 @@
-"""The tasks of one epoch: a cursor, what is leased, what came back, what is DONE, what is FAILED.
+"""The tasks of one epoch, by state: leased, re-queued, DONE, FAILED, and the cursor behind which all are new.
 
-Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; all others wait behind
-it and take no memory. Knows neither time nor settings: `DynamicQueue` hands in deadlines and decides when a
-task has failed.
+Every task below the cursor is in exactly one of DOING, re-queued, DONE and FAILED; the tasks from the cursor
+on were never leased and take no memory. This module knows neither time nor settings: `DynamicQueue` passes
+deadlines in and decides when a task has failed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from elastane_shards.tasks import AttemptError, Parts, TaskState
 class Held(msgspec.Struct, gc=False):
     """A task that was leased at least once and is not finished.
 
-    worker, attempt, deadline: of the newest lease. rng: of the first lease, shared by all tasks of one call
-    and never changed. errors: of the attempts that ended badly, oldest first.
+    worker, attempt, deadline: values of the newest lease. rng: RNG states of the first lease, shared by all
+    tasks of one call and never changed. errors: one entry per failed attempt, oldest first.
 
-    Tasks leased for the first time in one call share one object: only their common deadline may be changed
-    in place. A task that is leased again has one of its own.
+    Tasks leased for the first time in one call share one object, so only their common deadline may be changed
+    in place. A task that is leased again has its own object.
     """
 
     worker: str
@@ -39,8 +39,8 @@ class EpochTasks:
     """State of one epoch's tasks, by index.
 
     counter: the first index that was never leased. doing: in order of leasing, which is the order of
-    deadlines. requeued: the front of TODO as a stack, its last item is leased next. failed: with the errors
-    of each attempt.
+    deadlines. requeued: the front of TODO as a stack, its last item is leased next. failed: index -> the
+    errors of its attempts.
     """
 
     __slots__ = ("counter", "doing", "done", "failed", "requeued")
@@ -54,11 +54,11 @@ class EpochTasks:
 
     @property
     def finished(self) -> int:
-        """Tasks that are DONE or FAILED."""
+        """Number of tasks that are DONE or FAILED."""
         return self.done.count + len(self.failed)
 
     def take(self, worker: str, deadline: float, rng: Parts, num_tasks: int) -> tuple[int, Held] | None:
-        """Leases the next task: a re-queued one first, else the one at the cursor; None without TODO."""
+        """Lease the next task: a re-queued one first, else the one at the cursor. None if no task is TODO."""
         if self.requeued:
             index, held = self.requeued.popitem()  # its own: see put_back
             held.worker = worker
@@ -73,7 +73,7 @@ class EpochTasks:
         return index, held
 
     def take_run(self, worker: str, deadline: float, rng: Parts, limit: int, num_tasks: int) -> range:
-        """Leases up to `limit` tasks at the cursor, all for the first time; empty when there are none."""
+        """Lease up to `limit` never-leased tasks at the cursor; return an empty range if there are none."""
         run = range(self.counter, min(num_tasks, self.counter + limit))
         if run:
             self.doing.update(dict.fromkeys(run, Held(worker, 1, deadline, rng)))
@@ -81,7 +81,7 @@ class EpochTasks:
         return run
 
     def held_alike(self, run: range, worker: str, attempt: int) -> bool:
-        """Whether all tasks of `run` are leased to `worker` in one and the same run, as `attempt`."""
+        """True if `worker` holds all tasks of `run` from one run lease, as `attempt`."""
         doing = self.doing
         held = doing.get(run.start)
         return (
@@ -92,28 +92,30 @@ class EpochTasks:
         )
 
     def finish_run(self, run: range) -> None:
-        """Leased tasks that follow one another are DONE."""
+        """Mark consecutive leased tasks as DONE."""
         for index in run:
             del self.doing[index]
         self.done.add(run.start, run.stop)
 
     def finish(self, index: int) -> None:
-        """A leased or re-queued task is DONE."""
+        """Mark a leased or re-queued task as DONE."""
         if self.doing.pop(index, None) is None:
             del self.requeued[index]
         self.done.add(index, index + 1)
 
     def put_back(self, indices: Iterable[int]) -> None:
-        """Leased tasks go to the front of TODO, the first of them foremost."""
+        """Return leased tasks to the front of TODO; the first of `indices` is leased next."""
+        # A copy, because tasks leased in one call share one Held and this one will get a worker and deadline
+        # of its own.
         for index in reversed(list(indices)):
             self.requeued[index] = copy(self.doing.pop(index))
 
     def park(self, index: int) -> None:
-        """A leased task is FAILED."""
+        """Mark a leased task as FAILED, keeping its errors."""
         self.failed[index] = self.doing.pop(index).errors
 
     def state_of(self, index: int) -> TaskState:
-        """The state of a task of this epoch."""
+        """State of a task of this epoch."""
         if index in self.doing:
             return TaskState.DOING
         if index >= self.counter or index in self.requeued:
@@ -121,7 +123,7 @@ class EpochTasks:
         return TaskState.FAILED if index in self.failed else TaskState.DONE
 
     def indices(self, state: TaskState | None, start: int, limit: int, num_tasks: int) -> list[int]:
-        """Up to `limit` indices from `start` on, ascending, of the tasks in `state` (None: of all)."""
+        """Return up to `limit` indices >= `start`, ascending, of the tasks in `state` (None: any state)."""
         match state:
             case None:
                 return list(range(start, min(num_tasks, start + limit)))
@@ -137,7 +139,7 @@ class EpochTasks:
                 return list(self._done_from(start, limit))
 
     def validate(self, num_tasks: int, max_attempts: int) -> None:
-        """Raises InvariantViolated unless each task is in exactly one state and the orders hold."""
+        """Check that each task is in exactly one state and the orders hold. Raises InvariantViolated."""
         self.done.validate()
         groups = (self.doing, self.requeued, self.failed)
         known = [index for group in groups for index in group]

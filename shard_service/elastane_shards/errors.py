@@ -1,23 +1,23 @@
-"""The errors of this package, as one tree.
+"""Error classes of this package.
 
     ShardsError
     ├── InvalidSettings     a size, a source or a parameter is out of range       invalid_argument
-    │   └── InvalidSource   what is said about the dataset itself is not possible invalid_argument
-    ├── InvalidRequest      an argument of a transition makes no sense            invalid_argument
-    ├── IllegalTransition   the state does not allow the transition now           wrong_phase
+    │   └── InvalidSource   the description of a dataset is impossible            invalid_argument
+    ├── InvalidRequest      an argument of a transition is invalid                invalid_argument
+    ├── IllegalTransition   the current state does not allow the transition       wrong_phase
     ├── NotHolder           the task is not leased to that worker                 stale
-    ├── InvalidSnapshot     the bytes are no snapshot of this kind                invalid_argument
-    └── InvariantViolated   our own bug: the state contradicts itself             (stop)
+    ├── InvalidSnapshot     the bytes are not a snapshot of this kind             invalid_argument
+    └── InvariantViolated   a bug in this package: the state contradicts itself   (stop)
 
-Every error is raised before anything changed. `reason` is the name, in lower case, that the API's
-ErrorReason gives it; `facts` are for machines, `hint` is for people.
+Every error is raised before any state changes. `reason` is the lower-case name of the matching value in the
+API's ErrorReason; `facts` are machine-readable details, `hint` tells people what to do.
 """
 
 from __future__ import annotations
 
 
 class ShardsError(Exception):
-    """Base of all errors here: a message, the facts behind it and what the caller can do."""
+    """Base class of all errors here: a message, its facts, and a hint for the caller."""
 
     reason = "invalid_argument"
 
@@ -32,7 +32,7 @@ class InvalidSettings(ShardsError):  # noqa: N818 - named after the fact, as the
 
 
 class InvalidSource(InvalidSettings):
-    """A dataset cannot be like that: empty, decreasing offsets, a watermark that goes backwards."""
+    """The description of a dataset is impossible: empty, decreasing offsets, a decreasing watermark."""
 
 
 class InvalidRequest(ShardsError):  # noqa: N818
@@ -40,22 +40,22 @@ class InvalidRequest(ShardsError):  # noqa: N818
 
 
 class IllegalTransition(ShardsError):  # noqa: N818
-    """The transition is not possible in this state, for example a commit before all reports."""
+    """The current state does not allow this transition, for example a commit before all reports."""
 
     reason = "wrong_phase"
 
 
 class NotHolder(ShardsError):  # noqa: N818
-    """The worker does not hold the task's lease (any more)."""
+    """The worker does not hold the task's lease, or no longer holds it."""
 
     reason = "stale"
 
 
 class InvalidSnapshot(ShardsError):  # noqa: N818
-    """Bytes handed to `restore` were not made by `snapshot` of the same class, or are damaged."""
+    """The bytes passed to `restore` were not written by `snapshot` of the same class, or are damaged."""
 
 
 class InvariantViolated(ShardsError):  # noqa: N818
-    """A state that no sequence of transitions can reach: a bug in this package, never the caller's."""
+    """No sequence of transitions reaches this state: a bug in this package, never the caller's."""
 
     reason = "internal"

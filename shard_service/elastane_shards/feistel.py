@@ -1,7 +1,8 @@
-"""The Feistel permutation of `elastane_shards.permutation`, vectorised: for workers, which have numpy.
+"""The Feistel permutation of `elastane_shards.permutation`, vectorised with numpy for workers.
 
-Kept apart because the master imports this package and has no numpy. Positions are taken in blocks that stay
-in the cache with their temporaries; cycle walking repeats only what fell outside.
+Separate from `permutation` because the master imports that module and has no numpy. Positions are processed
+in blocks small enough that a block and its temporaries stay in the CPU cache; cycle walking repeats the
+network only for the positions that left the domain.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from elastane_shards.errors import InvalidRequest
 from elastane_shards.permutation import MULTIPLIER_1, MULTIPLIER_2, ROUNDS, FeistelKey, feistel_key
 
 BLOCK_POSITIONS = 65536
-"""Positions computed at a time: the temporaries of a block are about 1.5 MB."""
+"""Positions computed at a time. The temporaries of a block take about 1.5 MB."""
 
 Positions = NDArray[np.integer[Any]] | range
 
@@ -23,11 +24,11 @@ Positions = NDArray[np.integer[Any]] | range
 def feistel(
     positions: Positions, size: int, seed: int, epoch: int, rounds: int = ROUNDS
 ) -> NDArray[np.int64]:
-    """Where each position goes in the permutation of [0, size) keyed by (seed, epoch).
+    """Map positions through the permutation of [0, size) keyed by (seed, epoch).
 
-    positions: 1-d array of integers, or a range; the result is int64 of the same shape. Called by workers
-    for the positions of a task. Raises InvalidRequest when one is outside [0, size), and what `feistel_key`
-    raises.
+    positions: 1-d array of integers, or a range; the result is int64 of the same shape. Workers call it with
+    the positions of a task. Raises InvalidRequest when a position is outside [0, size), and the errors of
+    `feistel_key`.
     """
     return _apply(positions, feistel_key(size, seed, epoch, rounds), backwards=False)
 
@@ -35,7 +36,7 @@ def feistel(
 def feistel_inverse(
     positions: Positions, size: int, seed: int, epoch: int, rounds: int = ROUNDS
 ) -> NDArray[np.int64]:
-    """Which position goes there: `feistel_inverse(feistel(p, ...), ...) == p`."""
+    """Inverse of `feistel`: `feistel_inverse(feistel(p, ...), ...) == p`."""
     return _apply(positions, feistel_key(size, seed, epoch, rounds), backwards=True)
 
 
@@ -53,6 +54,8 @@ def _apply(positions: Positions, key: FeistelKey, *, backwards: bool) -> NDArray
                 f"positions must be in [0, {key.size})", lowest=block.min(), highest=block.max()
             )
         _network(block, key, backwards=backwards)
+        # Cycle walking: a result outside [0, size) is mapped again until it is inside, which keeps the map a
+        # bijection.
         while (outside := np.flatnonzero(block >= key.size)).size:
             again = block[outside]
             _network(again, key, backwards=backwards)
@@ -62,12 +65,13 @@ def _apply(positions: Positions, key: FeistelKey, *, backwards: bool) -> NDArray
 
 
 def _network(block: NDArray[np.int64], key: FeistelKey, *, backwards: bool) -> None:
-    """One pass through all rounds, in place."""
+    """Apply all rounds to `block` once, in place."""
     low_mask, high_mask = np.uint32((1 << key.low_bits) - 1), np.uint32((1 << key.high_bits) - 1)
     low = block.astype(np.uint32) & low_mask
     high = (block >> key.low_bits).astype(np.uint32)
     rounds = list(enumerate(key.round_keys))
     for number, round_key in reversed(rounds) if backwards else rounds:
+        # The parts may differ in width by one bit, so the rounds alternate which part they change.
         if number % 2:
             low ^= _round(high, round_key) & low_mask
         else:

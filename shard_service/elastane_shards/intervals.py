@@ -1,10 +1,10 @@
-"""Sets of non-negative integers that are mostly runs: which tasks are DONE.
+"""Sets of non-negative integers stored as runs; used for the tasks that are DONE.
 
-Tasks become DONE nearly in order, so the set is a few runs whatever the size of the dataset: that is why
-10^9 samples cost kilobytes. Runs are kept as one sorted list of boundaries, start, end, start, end, ..., in
-which bisecting for a position says at once whether it is inside (an odd place) or outside (an even one).
-The list is cut into blocks, since inserting into one list of millions would move all of it: an `add` costs
-O(1) in order and O(log runs + block) anywhere else.
+Tasks become DONE nearly in order, so the set has few runs however large the dataset is: 10^9 samples take
+kilobytes. Runs are stored as one sorted list of boundaries, start, end, start, end, ...; bisecting for a
+position gives an odd index if it is inside a run and an even index if it is outside. The list is split into
+blocks, because an insertion into one list of millions would move all of it: `add` costs O(1) in order and
+O(log runs + block) anywhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import accumulate, chain, pairwise
 from elastane_shards.errors import InvalidRequest, InvariantViolated
 
 _BLOCK_BOUNDARIES = 512
-"""Boundaries in a block after a split; a block is split at twice as many. Even: a run stays whole."""
+"""Boundaries per block after a split. Blocks split at twice this length. Even, so that no run is cut."""
 
 
 class IntervalSet:
@@ -35,7 +35,7 @@ class IntervalSet:
             self.add(start, end)
 
     def add(self, start: int, end: int) -> int:
-        """Adds [start, end); returns how many of its integers were new. Raises InvalidRequest."""
+        """Add [start, end) and return how many of its integers were new. Raises InvalidRequest."""
         if not 0 <= start <= end:
             raise InvalidRequest(
                 f"[{start}, {end}) is no range of non-negative integers", start=start, end=end
@@ -82,11 +82,11 @@ class IntervalSet:
 
     @property
     def runs(self) -> int:
-        """Number of runs, which is what the set costs."""
+        """Number of runs. Memory use is proportional to it."""
         return sum(len(block) for block in self._blocks) // 2
 
     def intervals(self, start: int = 0) -> Iterator[tuple[int, int]]:
-        """The runs, ascending, cut to what is at `start` or later. Do not `add` while iterating."""
+        """Yield the runs in ascending order, clipped to [start, inf). Do not `add` while iterating."""
         first = max(self._block_of(start), 0)
         for number in range(first, len(self._blocks)):
             block = self._blocks[number]
@@ -96,7 +96,7 @@ class IntervalSet:
                     yield max(block[i], start), block[i + 1]
 
     def missing(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """The runs of [start, end) that are not in the set, ascending."""
+        """Yield the runs of [start, end) that are not in the set, in ascending order."""
         position = start
         for first, last in self.intervals(start):
             if first >= end:
@@ -117,11 +117,11 @@ class IntervalSet:
         return block[place] if place % 2 else start  # runs never touch, so one look is enough
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) is in the set."""
+        """True if all of [start, end) is in the set."""
         return start >= end or self.first_missing(start) >= end
 
     def to_gaps(self) -> list[int]:
-        """The boundaries as differences, [first start, length, gap, length, ...]: small numbers."""
+        """Return the boundaries as differences, small numbers: [first start, length, gap, length, ...]."""
         gaps, last = [], 0
         for boundary in chain.from_iterable(self._blocks):
             gaps.append(boundary - last)
@@ -130,7 +130,7 @@ class IntervalSet:
 
     @classmethod
     def from_gaps(cls, gaps: Iterable[int]) -> IntervalSet:
-        """Inverse of `to_gaps`; raises InvariantViolated on anything `to_gaps` cannot give."""
+        """Inverse of `to_gaps`. Raises InvariantViolated for input that `to_gaps` cannot produce."""
         result = cls()
         flat = list(accumulate(gaps))
         result._blocks = _cut(flat) if flat else []
@@ -140,7 +140,7 @@ class IntervalSet:
         return result
 
     def validate(self) -> None:
-        """Raises InvariantViolated unless the runs are non-empty, ascending and apart, and counted right."""
+        """Check that runs are non-empty, ascending, apart and counted right. Raises InvariantViolated."""
         flat = list(chain.from_iterable(self._blocks))
         ascending = all(a < b for a, b in pairwise(flat))
         if not ascending or len(flat) % 2 or (flat and flat[0] < 0):
@@ -151,16 +151,16 @@ class IntervalSet:
             raise InvariantViolated("the blocks of an IntervalSet are cut wrong", blocks=len(self._blocks))
 
     def _block_of(self, position: int) -> int:
-        """The last block that begins at or before `position`; -1 without one."""
+        """Index of the last block that begins at or before `position`; -1 if there is none."""
         return bisect_right(self._firsts, position) - 1
 
     def _splice(self, start: int, end: int) -> int:
-        """Puts [start, end) in, merging every run it overlaps or touches; returns how many were new."""
+        """Insert [start, end), merging the runs it overlaps or touches; return how many integers were new."""
         first = max(self._block_of(start), 0)
         last = max(self._block_of(end), first)
         head, tail = self._blocks[first], self._blocks[last]
         low, high = bisect_left(head, start), bisect_right(tail, end)
-        # An odd place is inside a run (or at its end): that run's own boundary stays in use.
+        # An odd index is inside a run or at its end: the run keeps its own boundary there.
         new = ([] if low % 2 else [start]) + ([] if high % 2 else [end])
         if first == last:
             touched = head[low & ~1 : high + high % 2]
@@ -172,13 +172,14 @@ class IntervalSet:
             touched = [*head[low & ~1 :], *between, *tail[: high + high % 2]]
             before = sum(touched[1::2]) - sum(touched[::2])
             block = [*head[:low], *new, *tail[high:]]
+        # Only the touched runs and the new one change the count, so the rest is not summed again.
         after = max(end, touched[-1]) - min(start, touched[0]) if touched else end - start
         self._put(first, last, block)
         self._count += after - before
         return after - before
 
     def _put(self, first: int, last: int, block: list[int]) -> None:
-        """Replaces blocks first..last by `block`, split where it has grown too long."""
+        """Replace blocks first..last by `block`, splitting it if it is too long."""
         if first == last and len(block) <= 2 * _BLOCK_BOUNDARIES:
             self._blocks[first] = block
             self._firsts[first] = block[0]

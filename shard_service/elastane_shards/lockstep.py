@@ -1,15 +1,15 @@
-"""The queue of all-reduce training: task (epoch, step, virtual rank), N of them in each step.
+"""Task queue of all-reduce training: task (epoch, step, virtual rank), N of them per step.
 
-The tasks of a step are leased to whoever hosts the ESTs, reported one by one, and become DONE all together
-when the step commits. Since a step commits only when every member of the ring has applied it, the next one
-has begun by then: a reported step and its successor may both be in DOING. A change of the ring puts all of
-them back to TODO.
+The tasks of a step are leased to the workers that host the ESTs, reported one by one, and become DONE
+together when the step commits. Since a step commits only when every member of the ring has applied it, the
+next one has begun by then: a reported step and its successor may both be in DOING. A ring change returns all
+of them to TODO.
 
-A lease is a multiple of the median step, so a task that outlives it means a hung worker. Between steps
-(evaluation, saving) a worker is paused and its leases do not run.
+A lease is a multiple of the median step, so a task that outlives its lease means a hung worker. Between steps
+(evaluation, saving) a worker is paused and its leases have no deadline.
 
-Pure: time comes in as `now`, in seconds. Steps are global, from 0; epoch = step // steps_per_epoch. All
-errors are raised before anything changed.
+Pure: the caller passes the time as `now`, in seconds. Steps are global, from 0; epoch = step //
+steps_per_epoch. All errors are raised before any state changes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from elastane_shards.steps import (
 
 
 class LockstepQueue:
-    """State machine of the tasks of a ring. Raises InvalidSettings when made."""
+    """State machine of the lockstep tasks of a ring. The constructor raises InvalidSettings."""
 
     def __init__(self, settings: LockstepSettings) -> None:
         settings.check()
@@ -47,12 +47,12 @@ class LockstepQueue:
 
     @property
     def settings(self) -> LockstepSettings:
-        """As given at creation."""
+        """Settings given at creation."""
         return self._state.settings
 
     @property
     def committed(self) -> int:
-        """The next step to commit: all before it are DONE."""
+        """The next step to commit; all before it are DONE."""
         return self._state.committed
 
     @property
@@ -68,17 +68,17 @@ class LockstepQueue:
 
     @property
     def complete(self) -> bool:
-        """Whether every step of every epoch is DONE."""
+        """True if every step of every epoch is DONE."""
         return self._state.committed == self._state.settings.steps
 
     @property
     def all_reported(self) -> bool:
-        """Whether every task of the newest step in DOING is reported; False when there is none."""
+        """True if every task of the newest step in DOING is reported; False if there is none."""
         return bool(self._state.in_flight) and self._state.in_flight[-1].all_reported
 
     @property
     def lease_seconds(self) -> float:
-        """How long a lease given now lasts."""
+        """Duration of a lease granted now, in seconds."""
         settings, durations = self._state.settings, self._state.durations
         if not durations:
             return settings.lease_min_seconds
@@ -87,12 +87,12 @@ class LockstepQueue:
     # ------------------------------------------------------------------ transitions
 
     def begin(self, step: int, holders: Mapping[int, str], now: float) -> int:
-        """Leases the N tasks of a step to `holders` (virtual rank -> worker); returns the attempt, from 1.
+        """Lease the N tasks of a step to `holders` (virtual rank -> worker); return the attempt, from 1.
 
-        The step must be the next one: `committed` when nothing is in DOING, else the one after a step that
-        is reported in full. A step that was put back is begun again with a higher attempt. The time from
-        one begin to the next counts as the step's duration. Raises IllegalTransition, and InvalidRequest
-        unless every virtual rank has a holder.
+        The step must be the next one: `committed` when nothing is in DOING, else the one after a fully
+        reported step. A step that was put back is begun again with a higher attempt. The time from one begin
+        to the next counts as the step's duration. Raises IllegalTransition, and InvalidRequest unless every
+        virtual rank has a holder.
         """
         state = self._state
         expected = state.committed + len(state.in_flight)
@@ -109,6 +109,7 @@ class LockstepQueue:
                 f"step {step} needs a holder for each of {state.settings.ests} ESTs", ranks=sorted(holders)
             )
         self._time_newest(now)
+        # Drop the pauses of workers that left the ring: nobody would end them.
         if state.paused:
             present = set(holders.values())
             state.paused = [worker for worker in state.paused if worker in present]
@@ -118,16 +119,17 @@ class LockstepQueue:
             rank: StepLease(holders[rank], None if holders[rank] in state.paused else deadline)
             for rank in sorted(holders)
         }
+        # A step that begins during a pause is not timed: the pause would count in the median.
         state.in_flight.append(StepInFlight(step, attempt, now, not state.paused, leases))
         state.rate.begin(now)
         state.now = now
         return attempt
 
     def report(self, rank: int, worker: str) -> bool:
-        """The task of an EST in the newest step is through; False when it was reported before.
+        """Record that an EST's task of the newest step is complete; False if it was already reported.
 
-        A worker that reports is not between steps. Raises IllegalTransition without a step in DOING,
-        NotHolder when the lease is another's.
+        A worker that reports is no longer paused. Raises IllegalTransition if no step is in DOING, NotHolder
+        if another worker holds the lease.
         """
         if not self._state.in_flight:
             raise IllegalTransition("no step is in DOING", rank=rank, worker=worker)
@@ -148,14 +150,15 @@ class LockstepQueue:
         return True
 
     def commit(self, now: float | None = None) -> int:
-        """All N tasks of the oldest step in DOING are DONE; returns that step.
+        """Mark all N tasks of the oldest step in DOING as DONE; return that step.
 
-        now: for samples per second; by default that of the last begin. Raises IllegalTransition unless they
-        are all reported.
+        now: time for the throughput figure; by default that of the last begin. Raises IllegalTransition
+        unless all of them are reported.
         """
         state = self._state
         if not state.in_flight or not state.in_flight[0].all_reported:
             raise IllegalTransition(f"step {state.committed} is not reported in full", step=state.committed)
+        # Otherwise the begin of the newer step has already ended this one's duration.
         if len(state.in_flight) == 1:
             self._time_newest(state.now if now is None else now)
         done = state.in_flight.pop(0)
@@ -166,9 +169,10 @@ class LockstepQueue:
         return done.step
 
     def requeue(self, *, timed_out: int = 0) -> list[tuple[int, int]]:
-        """The ring changes: every task in DOING goes back to TODO. Returns their (step, virtual rank).
+        """Return every task in DOING to TODO, for a ring change. Returns their (step, virtual rank).
 
-        Commit first what the resume step proves committed. timed_out: how many of them were overdue.
+        Commit first the steps that the resume step proves committed. timed_out: how many of the tasks were
+        overdue.
         """
         state = self._state
         tasks = [(flight.step, rank) for flight in state.in_flight for rank in flight.leases]
@@ -178,7 +182,7 @@ class LockstepQueue:
         return tasks
 
     def rewind(self, step: int) -> list[tuple[int, int]]:
-        """History goes back to a saved step: `step` is the next to commit, what came after is TODO again.
+        """Take history back to a saved step: `step` is the next to commit, later steps are TODO again.
 
         Returns the (step, virtual rank) that were in DOING. Raises InvalidRequest unless 0 <= step <=
         committed.
@@ -186,6 +190,8 @@ class LockstepQueue:
         state = self._state
         if not 0 <= step <= state.committed:
             raise InvalidRequest(f"history at step {state.committed} cannot go back to {step}", step=step)
+        # Attempt numbers must never repeat for a step that ran before the rewind: late reports of the old run
+        # would pass for the new one. The highest attempt so far bounds them all.
         begun_until = max([state.committed, *(s + 1 for s in state.attempts)])
         state.replayed_until = max(state.replayed_until, begun_until)
         state.replay_attempt = state.attempt_highest
@@ -195,7 +201,7 @@ class LockstepQueue:
         return tasks
 
     def forward(self, step: int) -> list[tuple[int, int]]:
-        """History goes on at a later step: weights or a checkpoint prove that all before it are DONE.
+        """Continue history at a later step: weights or a checkpoint prove that all steps before it are DONE.
 
         Returns the (step, virtual rank) that were in DOING. Raises InvalidRequest unless committed <= step <=
         the number of steps.
@@ -209,7 +215,7 @@ class LockstepQueue:
         return tasks
 
     def pause(self, worker: str) -> None:
-        """The worker is between steps (evaluation, saving): it holds no lease that runs."""
+        """Mark the worker as between steps (evaluation, saving): its leases have no deadline."""
         if worker not in self._state.paused:
             self._state.paused.append(worker)
         for flight in self._state.in_flight:
@@ -218,7 +224,7 @@ class LockstepQueue:
                 flight.timed = False
 
     def resume(self, worker: str, now: float) -> None:
-        """The worker is in a step again, or came back to a restarted master: its leases run from now."""
+        """Restart the worker's leases at `now`: it is in a step again, or the master was restarted."""
         self._unpause(worker)
         deadline = now + self.lease_seconds
         for flight in self._state.in_flight:
@@ -229,7 +235,7 @@ class LockstepQueue:
     # ------------------------------------------------------------------ queries
 
     def overdue(self, now: float) -> list[tuple[int, str]]:
-        """(virtual rank, worker) of tasks that outlived their lease: those workers hang."""
+        """Return (virtual rank, worker) of tasks that outlived their lease: those workers hang."""
         return [
             (rank, lease.worker)
             for flight in self._state.in_flight
@@ -238,7 +244,7 @@ class LockstepQueue:
         ]
 
     def next_deadline(self) -> float | None:
-        """When `overdue` should be asked; None while no lease runs."""
+        """Time at which to check `overdue`; None while no lease has a deadline."""
         deadlines = [
             lease.deadline
             for flight in self._state.in_flight
@@ -248,14 +254,14 @@ class LockstepQueue:
         return min(deadlines, default=None)
 
     def holders(self, step: int) -> dict[int, str]:
-        """Virtual rank -> worker of a step in DOING; {} of any other."""
+        """Virtual rank -> worker of a step in DOING; {} for any other step."""
         for flight in self._state.in_flight:
             if flight.step == step:
                 return {rank: lease.worker for rank, lease in flight.leases.items()}
         return {}
 
     def unreported(self) -> list[tuple[int, str]]:
-        """(virtual rank, worker) of the tasks in DOING that are not reported."""
+        """Return (virtual rank, worker) of the tasks in DOING that are not reported."""
         return [
             (rank, lease.worker)
             for flight in self._state.in_flight
@@ -264,11 +270,11 @@ class LockstepQueue:
         ]
 
     def attempt(self, step: int) -> int:
-        """How often the step was begun; 0: never, or it is committed."""
+        """Number of times the step was begun; 0 if never, or if it is committed."""
         return self._state.attempts.get(step, 0)
 
     def bounds(self, step: int, rank: int) -> tuple[int, int]:
-        """Positions [start, end) of a task in its epoch, in the order of consumption (see `samplers`).
+        """Return positions [start, end) of a task in its epoch, in the order of consumption (see `samplers`).
 
         Raises InvalidRequest when there is no such task.
         """
@@ -281,7 +287,7 @@ class LockstepQueue:
         return start, start + length
 
     def progress(self, now: float) -> Progress:
-        """The queue in figures, in tasks of the current epoch; changes nothing."""
+        """Return the progress figures, in tasks of the current epoch; changes nothing."""
         state, settings = self._state, self._state.settings
         epoch_end = (self.epoch + 1) * settings.steps_per_epoch
         done = settings.steps_per_epoch - (epoch_end - state.committed)
@@ -308,7 +314,7 @@ class LockstepQueue:
         )
 
     def validate(self) -> None:
-        """Raises InvariantViolated when the state contradicts itself; for tests and after a restore."""
+        """Raise InvariantViolated if the state contradicts itself; for tests and after a restore."""
         state, settings = self._state, self._state.settings
         steps = [flight.step for flight in state.in_flight]
         expected = list(range(state.committed, state.committed + len(steps)))
@@ -335,12 +341,12 @@ class LockstepQueue:
     # ------------------------------------------------------------------ durability
 
     def snapshot(self) -> bytes:
-        """The whole state."""
+        """Serialise the full state."""
         return msgspec.msgpack.encode(self._state)
 
     @classmethod
     def restore(cls, snapshot: bytes) -> LockstepQueue:
-        """The queue as it was at `snapshot`. Raises InvalidSnapshot."""
+        """Rebuild the queue from `snapshot`. Raises InvalidSnapshot."""
         try:
             state = msgspec.msgpack.decode(snapshot, type=LockstepState)
             state.settings.check()
@@ -368,7 +374,7 @@ class LockstepQueue:
         return attempt
 
     def _time_newest(self, now: float) -> None:
-        """The newest step in DOING ends: its duration goes into the median, once."""
+        """Record the duration of the newest step in DOING for the median, at most once per step."""
         if not self._state.in_flight:
             return
         newest = self._state.in_flight[-1]

@@ -1,11 +1,11 @@
-"""A seeded permutation of [0, size) in O(1) memory: the definition, one position at a time.
+"""A seeded permutation of [0, size) in O(1) memory: the reference definition, one position at a time.
 
-`torch.randperm(10**9)` costs 8 GB and a minute. A Feistel network is a bijection whatever its round
-function is, so six rounds of a cheap one give a permutation that needs no table, forwards and backwards
-(Luby and Rackoff, "How to construct pseudorandom permutations", SIAM J. Comput. 1988). It works on whole
-bits; a result outside [0, size) is put through again until it is inside, which keeps it a bijection (cycle
-walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002) and takes less than two turns on
-average, because the domain is below 2 * size.
+`torch.randperm(10**9)` takes 8 GB and a minute. A Feistel network is a bijection for any round function, so
+six rounds of a cheap one give a permutation that needs no table in either direction (Luby and Rackoff, "How
+to construct pseudorandom permutations", SIAM J. Comput. 1988). The network permutes a power of two; a result
+outside [0, size) is mapped again until it is inside, which keeps the map a bijection (cycle walking: Black
+and Rogaway, "Ciphers with arbitrary finite domains", 2002) and takes fewer than two passes on average,
+because that power of two is smaller than 2 * size.
 
 The two parts may differ in width by one bit, so the rounds alternate: even rounds mix the low part into the
 high one, odd rounds the high part into the low one.
@@ -29,10 +29,10 @@ MULTIPLIER_2 = 0xC2B2AE35
 
 
 class FeistelKey(msgspec.Struct, frozen=True):
-    """What fixes one permutation.
+    """Parameters that define one permutation.
 
-    size: of the domain. low_bits, high_bits: widths of the two parts, at most 31 bits each. round_keys: 32
-    bits for each round.
+    size: number of positions in the domain. low_bits, high_bits: widths of the two parts, at most 31 bits
+    each. round_keys: one 32-bit key per round.
     """
 
     size: int
@@ -42,9 +42,9 @@ class FeistelKey(msgspec.Struct, frozen=True):
 
 
 def feistel_key(size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> FeistelKey:
-    """The permutation of [0, size) of (seed, epoch); both count modulo 2**64.
+    """Derive the permutation of [0, size) for (seed, epoch); both are taken modulo 2**64.
 
-    Raises InvalidSource when size is not in 1..2**62, InvalidSettings when there are less than 3 rounds.
+    Raises InvalidSource when size is not in 1..2**62, InvalidSettings when there are fewer than 3 rounds.
     """
     if not 0 < size <= POSITION_MAX:
         raise InvalidSource(f"no permutation of {size} positions", size=size)
@@ -52,6 +52,7 @@ def feistel_key(size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> Feist
         raise InvalidSettings(f"{rounds} rounds do not mix", hint="use 6", rounds=rounds)
     bits = (size - 1).bit_length()
     low_bits = (bits + 1) // 2
+    # SplitMix64 seeded by (seed, epoch), one draw per round key; the constant is 2**64 / golden ratio.
     state = _mixed(_mixed(seed & _MASK_64) ^ (epoch & _MASK_64))
     keys = []
     for _ in range(rounds):
@@ -61,7 +62,7 @@ def feistel_key(size: int, seed: int, epoch: int, rounds: int = ROUNDS) -> Feist
 
 
 def permuted(position: int, key: FeistelKey) -> int:
-    """Where `position` goes. Raises InvalidRequest when it is not in [0, size)."""
+    """Return the image of `position`. Raises InvalidRequest when it is not in [0, size)."""
     return _walk(position, key, list(enumerate(key.round_keys)))
 
 
@@ -94,7 +95,7 @@ def _round(part: int, round_key: int) -> int:
 
 
 def _mixed(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """Finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK_64
     return value ^ (value >> 31)

@@ -1,4 +1,4 @@
-"""How far the data is: the same figures for both disciplines, and the rate behind them."""
+"""Progress figures shared by both queue disciplines, and the throughput estimate behind them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ RATE_WINDOW_SECONDS = 30.0
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Where a queue stands.
+    """Progress of a queue.
 
     todo, doing, done, failed: tasks of the current epoch; they add up to `total`, but `total` is 0 while a
     stream is open. failed_before: FAILED tasks of earlier epochs. requeued, timed_out, samples_done: since
-    the beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None
-    while nobody can know.
+    the beginning. samples_per_second: over the last 30 s. eta_seconds: until the last epoch ends; None while
+    it cannot be estimated.
     """
 
     epoch: int
@@ -35,23 +35,26 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class RateWindow(msgspec.Struct):
-    """Samples per second over a sliding window, from times handed in.
+    """Samples per second over a sliding window; times are passed in by the caller.
 
-    since: when counting began; None before. buckets: [whole second, samples], ascending, at most one a
-    second of the window. A clock that goes back a little counts on in the newest bucket; one that goes back
-    by more than the window begins anew.
+    since: when counting began; None before that. buckets: [whole second, samples], ascending, at most one per
+    second of the window. If the clock goes back by less than the window, samples count in the newest bucket;
+    if by more, counting restarts.
     """
 
     since: float | None = None
     buckets: list[tuple[int, int]] = []
 
     def begin(self, now: float) -> None:
-        """Starts counting, unless that has begun: time before the first lease is not idle time."""
+        """Start counting unless started.
+
+        Called at the first lease, so that the wait for it does not count.
+        """
         if self.since is None:
             self.since = now
 
     def add(self, now: float, samples: int) -> None:
-        """Counts samples that became DONE at `now`."""
+        """Count samples that became DONE at `now`."""
         self.begin(now)
         second = floor(now)
         buckets = self.buckets
@@ -73,5 +76,5 @@ class RateWindow(msgspec.Struct):
         now = max(now, self.since, self.buckets[-1][0])
         oldest = now - RATE_WINDOW_SECONDS
         samples = sum(counted for second, counted in self.buckets if second > oldest)
-        # Never over less than a second: the first report alone says nothing of the rate.
+        # Divide by at least one second: a first report right after the start would give an absurd rate.
         return samples / min(RATE_WINDOW_SECONDS, max(now - self.since, 1.0))

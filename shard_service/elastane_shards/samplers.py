@@ -1,13 +1,13 @@
-"""Which samples an EST takes in a step: DistributedSampler's and DataLoader's rules as functions.
+"""The samples an EST takes in a step: the rules of DistributedSampler and DataLoader as functions.
 
 The order of an epoch is a list of dataset indices, padded or cut to a multiple of N; EST r takes every N-th
-from r on, and its loader cuts that into batches. Nothing here imports torch: the one thing needed of it,
-`torch.randperm` of a seeded generator, is handed in.
+index starting at r, and its loader cuts those into batches. Nothing here imports torch: the caller passes in
+`torch.randperm` of a seeded generator, the only part of torch needed.
 
-A step's samples are numbered twice. A *place in the order* is where DistributedSampler put a sample,
-strided over ESTs (`batch_places`). A *position* counts samples as they are consumed, step by step and in
-each step EST by EST, so each lockstep task is one range and the ranges of an epoch lie end to end
-(`task_bounds`): that is what the audit checks for holes and doubles.
+A step's samples are numbered in two ways. A *place in the order* is where DistributedSampler put a sample,
+strided over ESTs (`batch_places`). A *position* counts samples as they are consumed, step by step and in each
+step EST by EST, so each lockstep task is one range and the ranges of an epoch are contiguous (`task_bounds`):
+the audit checks them for gaps and duplicates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Randperm = Callable[[int, int], Sequence[int]]
 
 
 def samples_per_rank(size: int, num_replicas: int, *, drop_last: bool) -> int:
-    """DistributedSampler.num_samples for a dataset of `size`. Raises InvalidSource, InvalidSettings."""
+    """Samples per replica as in DistributedSampler.num_samples. Raises InvalidSource, InvalidSettings."""
     if size < 1:
         raise InvalidSource(f"a dataset of {size} samples has no order", size=size)
     if num_replicas < 1:
@@ -39,11 +39,11 @@ def distributed_order(
     drop_last: bool,
     randperm: Randperm,
 ) -> Sequence[int]:
-    """The epoch's order of all replicas, exactly as torch.utils.data.DistributedSampler makes it.
+    """Return the epoch's order for all replicas, identical to torch.utils.data.DistributedSampler's.
 
     Returns samples_per_rank * num_replicas dataset indices: cut at the end with drop_last, else padded by
-    repeating the order from its start. Raises InvalidSource and InvalidSettings, also when `randperm`
-    returns another number of indices.
+    repeating the order from its start. Raises InvalidSource and InvalidSettings, the latter also when
+    `randperm` returns the wrong number of indices.
     """
     total = samples_per_rank(size, num_replicas, drop_last=drop_last) * num_replicas
     order: Sequence[int] = randperm(size, seed + epoch) if shuffle else range(size)
@@ -58,22 +58,22 @@ def distributed_order(
 
 
 def rank_indices(order: Sequence[int], rank: int, num_replicas: int) -> Sequence[int]:
-    """The dataset indices of one EST for the epoch, in its order. Raises InvalidRequest for a bad rank."""
+    """Return the dataset indices of one EST in the epoch, in order. Raises InvalidRequest for a bad rank."""
     _check_rank(rank, num_replicas)
     return order[rank::num_replicas]
 
 
 def steps_per_epoch(samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Batches a DataLoader makes of one EST's `samples`; its own drop_last, not the sampler's."""
+    """Number of batches a DataLoader makes of one EST's `samples`; drop_last is the DataLoader's."""
     if batch_size < 1:
         raise InvalidSettings(f"batches of {batch_size} samples", batch_size=batch_size)
     return samples // batch_size if drop_last else -(-samples // batch_size)
 
 
 def batch_length(step: int, samples: int, batch_size: int, *, drop_last: bool) -> int:
-    """Samples that each EST takes in a step of the epoch; the last batch may be short.
+    """Number of samples each EST takes in a step of the epoch; the last batch may be short.
 
-    step: counted from the epoch's start. samples: of one EST in an epoch. Raises InvalidRequest when the
+    step: counted from the epoch's start. samples: number per EST and epoch. Raises InvalidRequest when the
     epoch has no such step.
     """
     steps = steps_per_epoch(samples, batch_size, drop_last=drop_last)
@@ -85,7 +85,7 @@ def batch_length(step: int, samples: int, batch_size: int, *, drop_last: bool) -
 def batch_places(
     rank: int, step: int, *, samples: int, batch_size: int, num_replicas: int, drop_last: bool
 ) -> range:
-    """The places in the epoch's order of EST `rank`'s batch in a step.
+    """Return the places in the epoch's order that form EST `rank`'s batch of a step.
 
     `[order[place] for place in batch_places(...)]` are the batch's dataset indices. Arguments and errors as
     for `batch_length`.
@@ -99,11 +99,12 @@ def batch_places(
 def task_bounds(
     rank: int, step: int, *, samples: int, batch_size: int, num_replicas: int, drop_last: bool
 ) -> tuple[int, int]:
-    """Positions [start, end) of the lockstep task (step, rank), in the order of consumption.
+    """Return positions [start, end) of the lockstep task (step, rank), in the order of consumption.
 
     Arguments and errors as for `batch_length`.
     """
     _check_rank(rank, num_replicas)
+    # Every batch before this step is full, so only this step's length depends on the end of the epoch.
     length = batch_length(step, samples, batch_size, drop_last=drop_last)
     start = step * batch_size * num_replicas + rank * length
     return start, start + length
@@ -119,10 +120,10 @@ def micro_bounds(
     drop_last: bool,
     accumulation_steps: int,
 ) -> tuple[int, int]:
-    """Positions [start, end) of EST `rank`'s mini-batch `batch` of the epoch, when several make a step.
+    """Return positions [start, end) of EST `rank`'s mini-batch `batch` when several mini-batches make a step.
 
-    The mini-batches of a task (step, rank) lie end to end, and so do the tasks. Arguments and errors as for
-    `batch_length`.
+    batch: counted from the epoch's start. The mini-batches of a task (step, rank) are contiguous, and so are
+    the tasks. Arguments and errors as for `batch_length`.
     """
     length = batch_length(batch, samples, batch_size, drop_last=drop_last)
     used = samples // batch_size * batch_size if drop_last else samples

@@ -1,4 +1,4 @@
-"""How a dynamic dataset is dealt out, checked once."""
+"""Settings of a dynamic dataset's queue, and their validation."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from elastane_shards.splitters import (
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """Settings of a `DynamicQueue`; exactly one source is set.
 
-    task_size: positions in a task. size: of a range source. entries: of a list source. offsets: byte
-    offsets of records, and the end of the last one. watermark, closed: of a stream source. lease_seconds:
-    how long a task may be held. max_attempts: attempts that end in an error before a task is FAILED.
-    shuffle, seed: positions go through the Feistel permutation of (seed, epoch).
+    task_size: positions per task. size: number of positions of a range source. entries: the items of a list
+    source. offsets: byte offsets of the records, then the end of the last one. watermark, closed: state of a
+    stream source. lease_seconds: how long a worker may hold a task. max_attempts: failed attempts after which
+    a task is FAILED. shuffle, seed: if shuffle is set, positions are mapped by the Feistel permutation of
+    (seed, epoch).
     """
 
     task_size: int
@@ -39,7 +40,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     seed: int = 0
 
     def source(self) -> Source:
-        """The source they describe. Raises InvalidSource, or InvalidSettings unless there is exactly one."""
+        """Build the source. Raises InvalidSource, and InvalidSettings unless exactly one source is set."""
         given = [
             name for name in ("size", "entries", "offsets", "watermark") if getattr(self, name) is not None
         ]
@@ -60,7 +61,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         return stream_source(self.watermark or 0, self.closed)
 
     def without_lists(self) -> QueueSettings:
-        """The same with empty lists: a queue keeps entries packed, eight bytes each, in its source."""
+        """Return these settings with empty lists: the queue's source stores the entries, 8 bytes each."""
         if self.entries is not None:
             return msgspec.structs.replace(self, entries=())
         if self.offsets is not None:
@@ -68,7 +69,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         return self
 
     def with_lists(self, entries: tuple[int, ...]) -> QueueSettings:
-        """Inverse of `without_lists`."""
+        """Inverse of `without_lists`: put the entries back."""
         if self.entries is not None:
             return msgspec.structs.replace(self, entries=entries)
         if self.offsets is not None:
@@ -76,7 +77,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True):
         return self
 
     def check(self) -> None:
-        """Raises InvalidSettings when a number is out of range or the parts do not fit together."""
+        """Raise InvalidSettings if a number is out of range or settings contradict each other."""
         if not 0 < self.task_size <= POSITION_MAX:
             raise InvalidSettings(
                 f"tasks of {self.task_size} samples are not possible", task_size=self.task_size

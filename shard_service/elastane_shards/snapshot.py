@@ -1,7 +1,7 @@
-"""The durable form of a `DynamicQueue`: what is kept, how small, and how it is read back.
+"""Serialised form of a `DynamicQueue`.
 
-DONE is stored as gaps between runs, mostly one byte each. The RNG states of leased tasks are some 10 KB
-each but shared by all tasks of one call, so they go into a table and tasks name a row of it. Tasks that were
+DONE is stored as gaps between runs, mostly one byte each. The RNG states of leased tasks take about 10 KB
+each but are shared by all tasks of one call, so they go into a table and tasks refer to a row of it. Tasks
 leased as a run are one entry.
 """
 
@@ -24,7 +24,7 @@ VERSIONS_READ = (1, VERSION)
 
 
 class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """The `Held` of `count` tasks from `index` on; rng is a row of the snapshot's table."""
+    """The `Held` of `count` tasks from `index` on; `rng` is a row of the snapshot's table."""
 
     index: int
     worker: str
@@ -35,7 +35,7 @@ class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
     count: int = 1
 
     def restored(self, rng: list[Parts]) -> dict[int, Held]:
-        """The tasks again, sharing their row of the table. Raises InvalidSnapshot."""
+        """Rebuild the tasks; they share the row `rng` of the table. Raises InvalidSnapshot."""
         if not 0 <= self.rng < len(rng):
             raise InvalidSnapshot(f"task {self.index} names RNG states that are not there", row=self.rng)
         held = Held(self.worker, self.attempt, self.deadline, rng[self.rng], self.errors)
@@ -43,7 +43,7 @@ class HeldSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """An `EpochTasks`: cursor, gaps of DONE, the leased, the re-queued, the failed, the RNG table."""
+    """An `EpochTasks`: cursor, gaps of DONE, leased, re-queued and failed tasks, table of RNG states."""
 
     counter: int
     done: list[int]
@@ -53,7 +53,7 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
     rng: list[Parts]
 
     def restored(self) -> EpochTasks:
-        """The tasks again. Raises InvalidSnapshot, InvariantViolated."""
+        """Rebuild the `EpochTasks`. Raises InvalidSnapshot, InvariantViolated."""
         tasks = EpochTasks()
         tasks.counter = self.counter
         tasks.done = IntervalSet.from_gaps(self.done)
@@ -65,7 +65,7 @@ class TasksSnapshot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
-    """The whole state of a `DynamicQueue`; settings and source are None where the caller keeps them."""
+    """Full state of a `DynamicQueue`; settings and source are None if the caller stores them."""
 
     version: int = VERSION
     settings: QueueSettings | None
@@ -82,7 +82,7 @@ class QueueSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
 
 
 def _runs(group: dict[int, Held]) -> Iterator[tuple[int, int, Held]]:
-    """(first task, tasks, what they share) of tasks that follow one another and share it, in their order."""
+    """Yield (first task, number of tasks, their Held) for consecutive tasks that share one Held."""
     start, count, shared = 0, 0, None
     for index, held in group.items():
         if held is shared and index == start + count:
@@ -96,11 +96,13 @@ def _runs(group: dict[int, Held]) -> Iterator[tuple[int, int, Held]]:
 
 
 def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
-    """The snapshot of an epoch's tasks."""
+    """Build the snapshot of an epoch's tasks."""
     rows: dict[int, int] = {}
     table: list[Parts] = []
 
     def row(rng: Parts) -> int:
+        # By identity: all tasks leased in one call share one dict of RNG states, and comparing 10 KB each is
+        # slow.
         if id(rng) not in rows:
             rows[id(rng)] = len(table)
             table.append(rng)
@@ -123,12 +125,12 @@ def tasks_of(tasks: EpochTasks) -> TasksSnapshot:
 
 
 def encode_queue(state: QueueSnapshot) -> bytes:
-    """MessagePack."""
+    """Encode as MessagePack."""
     return msgspec.msgpack.encode(state)
 
 
 def decode_queue(snapshot: bytes) -> QueueSnapshot:
-    """Inverse of `encode_queue`. Raises InvalidSnapshot on other bytes, or those of another version."""
+    """Inverse of `encode_queue`. Raises InvalidSnapshot for other bytes or an unknown version."""
     try:
         state = msgspec.msgpack.decode(snapshot, type=QueueSnapshot)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

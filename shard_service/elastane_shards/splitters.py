@@ -1,8 +1,8 @@
-"""How a dataset becomes tasks: task t is positions [t * task_size, (t + 1) * task_size).
+"""Sources of a dataset, split into tasks: task t is positions [t * task_size, (t + 1) * task_size).
 
-A task is computed from its index and never stored, so a source costs what it must know anyway: two integers
-for a range or a growing stream, eight bytes an entry for a list. The last task of a dataset may be shorter;
-a stream deals it only once it is closed, because until then it may fill.
+A task is computed from its index and never stored, so a source takes only the memory of its own data: two
+integers for a range or a growing stream, eight bytes per entry for a list. The last task of a dataset may be
+shorter; in a stream it is leased only after the stream is closed, because until then it may still fill up.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 from elastane_shards.errors import IllegalTransition, InvalidRequest, InvalidSettings, InvalidSource
 
 POSITION_MAX = 2**62
-"""Largest size: positions must fit signed 64 bit, also after a round-up to whole batches."""
+"""Largest size. Positions must fit in signed 64 bits, even after rounding up to whole batches."""
 
 
 class RangeSource(msgspec.Struct, frozen=True, tag="range"):
-    """Positions 0..size-1 of something that is addressed by position: a table, a map-style dataset."""
+    """Positions 0..size-1 of a dataset addressed by position: a table, a map-style dataset."""
 
     size: int
 
 
 class ListSource(msgspec.Struct, frozen=True, tag="list"):
-    """An explicit list. Position p stands for entries[p]: a record index, or where a record begins.
+    """An explicit list. Position p stands for entries[p]: a record index, or the start of a record.
 
-    entries: signed 64-bit integers in native byte order, as `array("q")` gives them.
+    packed: the entries as signed 64-bit integers in native byte order, as in `array("q")`.
     """
 
     packed: bytes
@@ -44,7 +44,7 @@ class OffsetSource(msgspec.Struct, frozen=True, tag="offsets"):
 
 
 class StreamSource(msgspec.Struct, frozen=True, tag="stream"):
-    """A dataset that grows: positions below the watermark exist; no more will come once it is closed."""
+    """A dataset that grows: positions below the watermark exist; once it is closed no more will follow."""
 
     watermark: int
     closed: bool
@@ -54,14 +54,14 @@ Source = RangeSource | ListSource | OffsetSource | StreamSource
 
 
 def range_source(size: int) -> RangeSource:
-    """A range of `size` positions, at least one. Raises InvalidSource."""
+    """Build a range source of `size` positions. Raises InvalidSource unless 0 < size <= POSITION_MAX."""
     if not 0 < size <= POSITION_MAX:
         raise InvalidSource(f"a dataset of {size} samples cannot be cut into tasks", size=size)
     return RangeSource(size)
 
 
 def list_source(entries: Iterable[int]) -> ListSource:
-    """A list of non-negative entries in the order given. Raises InvalidSource."""
+    """Build a list source of non-negative entries in the given order. Raises InvalidSource."""
     packed = _pack(entries)
     if not packed:
         raise InvalidSource("a list source needs at least one entry", entries=0)
@@ -69,7 +69,7 @@ def list_source(entries: Iterable[int]) -> ListSource:
 
 
 def offset_source(offsets: Iterable[int]) -> OffsetSource:
-    """Byte offsets of records: non-decreasing, the last one the end of the last record.
+    """Build a source of records between byte offsets: non-decreasing, the last one ends the last record.
 
     Two equal neighbours are an empty record. Raises InvalidSource.
     """
@@ -89,18 +89,17 @@ def offset_source(offsets: Iterable[int]) -> OffsetSource:
 
 
 def stream_source(watermark: int, closed: bool) -> StreamSource:
-    """A growing stream; an open one may begin empty. Raises InvalidSource."""
+    """Build a growing stream; an open one may start empty. Raises InvalidSource."""
     if not 0 <= watermark <= POSITION_MAX:
         raise InvalidSource(f"watermark {watermark} is out of range", watermark=watermark)
     return StreamSource(watermark, closed)
 
 
 def extended(source: Source, watermark: int, closed: bool) -> StreamSource:
-    """The stream after it grew to `watermark`, and was closed if `closed`.
+    """Return the stream after it grew to `watermark` and was closed if `closed`.
 
-    Saying again what holds already is allowed, so a retried request does no harm. Raises InvalidSource when
-    the watermark goes backwards, IllegalTransition when `source` is no stream, or is closed and would
-    change.
+    Repeating the current state is allowed, so a retried request does no harm. Raises InvalidSource when the
+    watermark decreases, IllegalTransition when `source` is not a stream, or is closed and would change.
     """
     if not isinstance(source, StreamSource):
         raise IllegalTransition(
@@ -123,8 +122,8 @@ def extended(source: Source, watermark: int, closed: bool) -> StreamSource:
 class Splitter:
     """A source cut into tasks of `task_size` positions.
 
-    Immutable; a grown stream gets a new one. `size` is the number of positions that exist, `num_tasks` that
-    of the tasks that can be dealt now, `closed` whether both are final.
+    Immutable; a grown stream gets a new one. size: number of positions that exist. num_tasks: number of tasks
+    that can be leased now. closed: True if both numbers are final.
     """
 
     __slots__ = ("_entries", "closed", "num_tasks", "size", "source", "task_size")
@@ -158,10 +157,10 @@ class Splitter:
         return start, min(start + self.task_size, self.size)
 
     def entries(self, positions: Sequence[int]) -> tuple[int, ...]:
-        """What the source lists for ascending or permuted positions; empty where it lists nothing.
+        """Return the listed entries of ascending or permuted positions; empty for sources without a list.
 
-        For byte offsets the positions must be a run; one more offset than positions is returned, the end of
-        the last record.
+        For byte offsets the positions must be contiguous, and one more offset than positions is returned: the
+        end of the last record.
         """
         if isinstance(self.source, OffsetSource):
             return tuple(self._entries[positions[0] : positions[-1] + 2]) if positions else ()
@@ -172,7 +171,7 @@ class Splitter:
         return ()
 
     def all_entries(self) -> tuple[int, ...]:
-        """Everything the source lists, as it was given."""
+        """All entries of the source, as given."""
         return tuple(self._entries)
 
 

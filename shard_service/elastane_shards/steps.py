@@ -1,4 +1,4 @@
-"""What a `LockstepQueue` is made of: its settings, the steps in DOING, and the state that is stored."""
+"""Settings, in-flight steps and stored state of a `LockstepQueue`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from elastane_shards.errors import InvalidSettings
 from elastane_shards.progress import RateWindow
 
 DURATIONS_KEPT = 32
-"""Step durations the median is taken of."""
+"""Number of recent step durations from which the median is taken."""
 
 STEPS_IN_FLIGHT_MAX = 2
-"""A step that waits for its commit, and the one after it."""
+"""Limit of steps in DOING: one that waits for its commit, and the next one."""
 
 
 class LockstepSettings(msgspec.Struct, frozen=True):
-    """What fixes the tasks of a job, and how long they may take.
+    """Settings that define the tasks of a job and the length of their leases.
 
-    ests: N. batch_size: samples of one task. dataset_size: 0 when nobody knows; then every batch counts as
-    full. samples_per_rank: of one EST in an epoch; 0: dataset_size / N rounded up, as DistributedSampler
-    pads it (with its drop_last: rounded down). lease_min_seconds, lease_factor: a lease is the larger of
-    the first and lease_factor x the median of the last 32 steps.
+    ests: N. batch_size: samples per task. dataset_size: 0 if unknown; then every batch counts as full.
+    samples_per_rank: samples per EST and epoch; 0 means dataset_size divided by N, rounded up, as
+    DistributedSampler pads it (with its drop_last the caller passes the value rounded down).
+    lease_min_seconds, lease_factor: a lease lasts lease_factor x the median duration of the last 32 steps,
+    but at least lease_min_seconds.
     """
 
     ests: int
@@ -35,7 +36,7 @@ class LockstepSettings(msgspec.Struct, frozen=True):
     lease_factor: float = 20.0
 
     def check(self) -> None:
-        """Raises InvalidSettings when a number is out of range."""
+        """Raise InvalidSettings if a number is out of range."""
         for name in ("ests", "steps_per_epoch", "epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise InvalidSettings(f"{name} is {getattr(self, name)}, must be at least 1", name=name)
@@ -47,30 +48,30 @@ class LockstepSettings(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> int:
-        """Steps of the whole job."""
+        """Number of steps of the whole job."""
         return self.steps_per_epoch * self.epochs
 
     @property
     def samples_of_rank(self) -> int:
-        """Samples of one EST in an epoch, cut to what its steps can consume."""
+        """Samples per EST and epoch, limited to what its steps can consume."""
         all_full = self.steps_per_epoch * self.batch_size
         samples = self.samples_per_rank or -(-self.dataset_size // self.ests) or all_full
         return min(samples, all_full)
 
     def batch_length(self, step: int) -> int:
-        """Samples of each task of a global step; the last of an epoch may be short."""
+        """Samples per task in a global step; the last step of an epoch may be short."""
         first = step % self.steps_per_epoch * self.batch_size
         return max(0, min(self.batch_size, self.samples_of_rank - first))
 
     def samples_before(self, step: int) -> int:
-        """Samples of all ESTs in the steps before a global step."""
+        """Samples of all ESTs in all steps before a global step."""
         epoch, in_epoch = divmod(step, self.steps_per_epoch)
         of_rank = epoch * self.samples_of_rank + min(in_epoch * self.batch_size, self.samples_of_rank)
         return of_rank * self.ests
 
 
 class StepLease(msgspec.Struct):
-    """One task in DOING. deadline None: reported, or its worker is between steps."""
+    """One task in DOING. deadline is None once it is reported or while its worker is between steps."""
 
     worker: str
     deadline: float | None
@@ -78,7 +79,7 @@ class StepLease(msgspec.Struct):
 
 
 class StepInFlight(msgspec.Struct, dict=True):
-    """A step that has begun and is not committed: leases by virtual rank, and how often it was begun."""
+    """A step that has begun and is not committed, with its attempt number and its leases by virtual rank."""
 
     step: int
     attempt: int
@@ -88,11 +89,11 @@ class StepInFlight(msgspec.Struct, dict=True):
 
     @property
     def all_reported(self) -> bool:
-        """Whether every task of the step is reported."""
+        """True if every task of the step is reported."""
         return all(lease.reported for lease in self.leases.values())
 
     def leases_of(self, worker: str) -> list[StepLease]:
-        """The leases of one worker. They keep their holders, so they are sorted by them once."""
+        """Leases of one worker. Holders never change within a step, so the grouping is computed once."""
         held: dict[str, list[StepLease]] | None = self.__dict__.get("held")
         if held is None:
             held = self.__dict__["held"] = {}
@@ -102,12 +103,12 @@ class StepInFlight(msgspec.Struct, dict=True):
 
 
 class LockstepState(msgspec.Struct, tag="lockstep"):
-    """All that a `LockstepQueue` is; its snapshot.
+    """Full state of a `LockstepQueue`; also its snapshot.
 
-    committed: steps 0..committed-1 are DONE. in_flight: begun steps from `committed` on, in order.
-    attempts: of steps that were begun and put back. replayed_until, replay_attempt: a step below that bound
-    was begun before a rewind, so its first attempt after it is above this one. paused: workers between
-    steps.
+    committed: steps 0..committed-1 are DONE. in_flight: begun steps from `committed` on, in order. attempts:
+    step -> attempts so far, of steps that are not committed. replayed_until, replay_attempt: after a rewind,
+    a step below replayed_until may have been begun before, so its next attempt number is above
+    replay_attempt. paused: workers between steps.
     """
 
     settings: LockstepSettings

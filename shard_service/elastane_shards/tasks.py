@@ -1,4 +1,4 @@
-"""What a task looks like from outside: leased, returned, listed."""
+"""Tasks as callers of the queues see them: leased, returned, listed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Parts = dict[str, bytes]
 
 
 class TaskState(StrEnum):
-    """TODO: waits. DOING: is leased. DONE: is committed. FAILED: parked after max_attempts."""
+    """State of a task. TODO: waiting. DOING: leased. DONE: committed. FAILED: given up after max_attempts."""
 
     TODO = "todo"
     DOING = "doing"
@@ -20,17 +20,17 @@ class TaskState(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What became of a report. ACCEPTED: counted. STALE: of a lease that is over; nothing changed."""
+    """Outcome of a report. ACCEPTED: counted. STALE: its lease has ended; nothing changed."""
 
     ACCEPTED = "accepted"
     STALE = "stale"
 
 
 class QueueStatus(StrEnum):
-    """What a worker that asks for tasks should do.
+    """What a worker that asks for tasks should do next.
 
-    HAS_TODO: it gets some. WAIT: nothing now, but a task in DOING may come back, the next epoch may start
-    or the stream may grow, so it must not leave. COMPLETE: every task is DONE or FAILED.
+    HAS_TODO: lease again, there are tasks. WAIT: none now, but a task in DOING may come back, the next epoch
+    may start or the stream may grow, so the worker must stay. COMPLETE: every task is DONE or FAILED.
     """
 
     HAS_TODO = "has_todo"
@@ -39,7 +39,7 @@ class QueueStatus(StrEnum):
 
 
 class AttemptError(msgspec.Struct, frozen=True, array_like=True):
-    """How one attempt at a task ended badly: reported by the worker, timed out, or the worker was lost."""
+    """A failed attempt at a task: the worker reported an error, timed out, or was lost."""
 
     attempt: int
     worker: str
@@ -47,13 +47,13 @@ class AttemptError(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TaskLease(msgspec.Struct, frozen=True, gc=False):
-    """A task as handed to a worker.
+    """A task, or a run of tasks, leased to a worker.
 
-    count: tasks from `index` on that this lease covers. start, end: positions of all of them; with shuffle
-    the worker permutes them. entries: what a list source says for the
-    task, in the order to be consumed (already permuted); for byte offsets one more, the end of the last
-    record. attempt: from 1. deadline: seconds, on the clock of `now`. rng: the states given with the first
-    lease of the task, so a replay draws the same augmentation.
+    count: number of tasks, from `index` on, that this lease covers. start, end: positions of all of them;
+    with shuffle the worker permutes them. entries: the task's entries of a list source in the order of
+    consumption (already permuted); for byte offsets one more than records, the end of the last record.
+    attempt: from 1. deadline: seconds, on the clock of `now`. rng: RNG states passed with the first lease of
+    the task, so that a replay draws the same augmentation.
     """
 
     epoch: int
@@ -69,7 +69,7 @@ class TaskLease(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReturnedTask(msgspec.Struct, frozen=True):
-    """A task whose lease ended without it being done. state: TODO (at the front again) or FAILED."""
+    """A task whose lease ended without DONE. state: TODO (at the front again) or FAILED."""
 
     epoch: int
     index: int
@@ -80,10 +80,10 @@ class ReturnedTask(msgspec.Struct, frozen=True):
 
 
 class TaskInfo(msgspec.Struct, frozen=True):
-    """A task as `list_tasks` shows it.
+    """A task as returned by `list_tasks`.
 
-    attempt, worker: of the lease in DOING; in TODO of the last lease (0 and "" before the first); of a DONE
-    task they are in the committed history, not here. deadline: only in DOING.
+    attempt, worker: those of the current lease in DOING and of the last lease in TODO (0 and "" before the
+    first); a DONE task has them in the committed history, not here. deadline: set only in DOING.
     """
 
     epoch: int

@@ -1,1 +1,1 @@
-"""What the operator decides. Pure: no clock, no network, no Kubernetes; see `reconcile`."""
+"""Decisions of the operator. Pure: no clock, no network, no Kubernetes; see `reconcile`."""

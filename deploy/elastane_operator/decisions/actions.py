@@ -1,7 +1,7 @@
-"""What the operator does, as data; `edge.controller` carries it out in the order given.
+"""Actions of the operator, as data; `edge.controller` carries them out in the given order.
 
-Each can be done twice without harm: pods have fixed names, deletions name a uid, and what is asked of a
-master is asked only when the master's own view says that it has not been done.
+Every action is idempotent: pods have fixed names, deletions name a uid, and a request goes to the master only
+if the master's own view shows that it has not been carried out.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import msgspec
 
 
 class CreatePod(msgspec.Struct, frozen=True, tag=True):
-    """Make the pod of an index."""
+    """Create the pod of an index."""
 
     index: int
     reason: str
 
 
 class DeletePod(msgspec.Struct, frozen=True, tag=True):
-    """Delete a pod, if it is still the one of that uid; its worker drains in its grace time."""
+    """Delete the pod if it still has this uid; its worker drains during the grace period."""
 
     name: str
     uid: str
@@ -27,7 +27,7 @@ class DeletePod(msgspec.Struct, frozen=True, tag=True):
 
 
 class CreateObject(msgspec.Struct, frozen=True, tag=True):
-    """Make an object of the job's own master."""
+    """Create an object of the job's own master."""
 
     kind: str
     body: dict[str, Any]
@@ -43,25 +43,25 @@ class DeleteObject(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskMaster(msgspec.Struct, frozen=True, tag=True):
-    """Ask the master for something: the rpc of JobService of that name."""
+    """Call the rpc of JobService with this name."""
 
     what: Literal["Create", "Scale", "Suspend", "Resume", "Cancel", "SetPrices"]
     reason: str
 
 
 class AddFinalizer(msgspec.Struct, frozen=True, tag=True):
-    """The object is not to go before the master knows."""
+    """Add the finalizer: the object must not be deleted before the master is notified."""
 
 
 class RemoveFinalizer(msgspec.Struct, frozen=True, tag=True):
-    """The object may go."""
+    """Remove the finalizer: the object may be deleted."""
 
 
 Action = CreatePod | DeletePod | CreateObject | DeleteObject | AskMaster | AddFinalizer | RemoveFinalizer
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Becomes an Event of the ElasticJob. reason: one word for machines; message: for people."""
+    """An Event to post for the ElasticJob. reason: one word for machines; message: for people."""
 
     kind: Literal["Normal", "Warning"]
     reason: str

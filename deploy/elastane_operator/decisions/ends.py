@@ -1,7 +1,7 @@
-"""Ends of pods: each is counted once, however often the operator is killed, and has its consequence.
+"""Accounting of ended pods: each end is counted once, however often the operator is killed.
 
-The book of ended pods is part of the status. A pod enters it with its end, before it is deleted, and leaves
-it when it is gone and its index may be taken again.
+The list of ended pods is part of the status. A pod is added together with its outcome before it is deleted,
+and removed once it is gone and its index may be reused.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from elastane_operator.decisions.status import Ended, Known
 from elastane_operator.decisions.turn import Turn
 
 LEFT_SECONDS = 10.0
-"""A worker whose script came to its end leaves a little before the master says that the job has succeeded."""
+"""Delay before a worker that exited normally is replaced: workers exit shortly before the job succeeds."""
 
 BACKOFF_SECONDS_MAX = 300.0
 
 
 def count_ends(turn: Turn, *, leaving: bool) -> End | None:
-    """Enters new ends into the book; the one that makes the job fail, if there is one.
+    """Record new ends; return the one that makes the job fail, if there is one.
 
-    leaving: pods are sent away, so that their ends are no failures.
+    leaving: pods are being released, so their ends are not failures.
     """
     fatal: End | None = None
+    # Released pods vanish as planned, which is no preemption.
     if not leaving:
         _count_vanished(turn)
     _forget_gone(turn)
@@ -33,6 +34,7 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
         end = judge(pod, turn.spec.exit_codes)
         if end is None:
             continue
+        # A permanent failure fails the job even while its workers leave.
         if leaving and end.outcome != "permanent":
             turn.set(ended=(*turn.status.ended, Ended(pod.uid, pod.index, "released")))
             continue
@@ -43,7 +45,7 @@ def count_ends(turn: Turn, *, leaving: bool) -> End | None:
 
 
 def waiting_indexes(turn: Turn) -> set[int]:
-    """Indexes that may not be taken yet; a look is planned for when the first may."""
+    """Indexes that may not be reused yet; plans a look for the time when the first one may."""
     waiting = set()
     for ended in turn.status.ended:
         if ended.replace_after is not None and ended.replace_after > turn.now:
@@ -53,7 +55,7 @@ def waiting_indexes(turn: Turn) -> set[int]:
 
 
 def backoff_seconds(first_seconds: float, restarts: int) -> float:
-    """Wait before restart number `restarts`, the first being 1: doubled each time, up to a bound."""
+    """Wait before restart number `restarts` (from 1): doubled each time, up to a limit."""
     longest = max(first_seconds, BACKOFF_SECONDS_MAX)
     return min(first_seconds * 2.0 ** min(restarts - 1, 30), longest)
 
@@ -67,7 +69,7 @@ def _count(turn: Turn, pod: PodView, end: End) -> End | None:
             turn.note("Normal", "WorkerLeft", end.reason)
         case "preempted":
             turn.set(preemptions=turn.status.preemptions + 1)
-            # A pod that is taken away as soon as it is made would else be made without end.
+            # Limits the creation rate when every new pod is preempted immediately.
             soon = pod.created + timedelta(seconds=turn.spec.restart_backoff_seconds)
             replace_after = soon if soon > turn.now else None
             turn.note("Warning", "Preempted", f"{end.reason}; it does not count as a restart")
@@ -96,7 +98,7 @@ def _count(turn: Turn, pod: PodView, end: End) -> End | None:
 
 
 def _count_vanished(turn: Turn) -> None:
-    """Pods that went between two looks: their node did, or they were deleted while nobody looked."""
+    """Record pods that vanished between looks: with their node, or deleted while the operator was down."""
     there = {pod.uid for pod in turn.pods} | turn.ended.keys()
     for known in turn.status.pods:
         if known.uid not in there:

@@ -1,6 +1,6 @@
-"""The ends and pauses of a job: finished, suspended, deleted.
+"""Ending, suspending and deleting a job.
 
-A job that is finished stays so: whatever else is seen, its pods are only ever deleted from then on.
+A finished job stays finished: from then on its pods are only ever deleted.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from elastane_operator.decisions.status import Phase
 from elastane_operator.decisions.turn import FINALIZER, Turn
 
 END_SECONDS = 30.0
-"""Workers of a job that succeeded end by themselves; so long they may take."""
+"""Time allowed for the workers of a succeeded job to exit by themselves."""
 
 CANCEL_SECONDS = 10.0
-"""So long a deletion waits for a master that cannot be asked to forget the job."""
+"""Time a deletion waits for a master that cannot be reached to forget the job."""
 
 _PHASES: dict[str, Phase] = {
     "succeeded": "Succeeded",
@@ -32,7 +32,7 @@ _WHY = {
 
 
 def finish(turn: Turn, phase: Phase, why: str, reason: str) -> None:
-    """The job is over, for good. why: one word for machines."""
+    """Finish the job for good. why: one word for machines."""
     turn.enter(phase, reason)
     turn.set(completion_time=turn.now, suspend_time=None)
     if phase != "Succeeded":
@@ -41,13 +41,13 @@ def finish(turn: Turn, phase: Phase, why: str, reason: str) -> None:
 
 
 def finish_as_master(turn: Turn, job: JobAtMaster) -> None:
-    """The master says that the job is over."""
+    """Finish the job with the outcome reported by the master."""
     said = job.reason or f"the master says that the job is {job.phase.replace('_', ' ')}"
     finish(turn, _PHASES[job.phase], _WHY[job.phase], said)
 
 
 def after_end(turn: Turn) -> None:
-    """What is left to do for a job that is over: tell the master, release pods, clear away in time."""
+    """Do what remains after the end: notify the master, release pods, delete everything after the TTL."""
     status, job = turn.status, turn.job
     if not status.settled:
         if not status.started or (turn.observed.master.reachable and (job is None or job.over)):
@@ -73,7 +73,7 @@ def after_end(turn: Turn) -> None:
 
 
 def suspend(turn: Turn) -> None:
-    """The spec wants the job suspended: the master saves a checkpoint, then the pods go."""
+    """Suspend the job as the spec demands: the master saves a checkpoint, then the pods are released."""
     if turn.status.suspend_time is None:
         turn.set(suspend_time=turn.now)
         if turn.status.started:
@@ -108,7 +108,7 @@ def suspend(turn: Turn) -> None:
 
 
 def delete(turn: Turn) -> None:
-    """The object is being deleted: the master is told, within a bounded time, then it may go."""
+    """Handle deletion of the object: notify the master within a bounded time, then remove the finalizer."""
     if FINALIZER not in turn.identity.finalizers:
         return
     if turn.status.finished or not (turn.status.started or turn.job is not None):

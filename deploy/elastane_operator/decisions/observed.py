@@ -1,4 +1,4 @@
-"""What is there, beside the pods: the job at its master, and the objects of a master of its own."""
+"""Observed state besides the pods: the job at its master, and the objects of a per-job master."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ MasterPhase = Literal[
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """A worker that attends. member: it is in the ring; else it stands by, drains, or is awaited."""
+    """A worker known to the master.
+
+    state: "member" of the ring, or standing by, draining, or awaited (other).
+    """
 
     worker: str
     state: Literal["member", "standby", "draining", "other"]
 
 
 class CostView(msgspec.Struct, frozen=True):
-    """In millionths of the currency's unit. savings: a fraction, None where nothing is known."""
+    """Costs in millionths of the currency's unit. savings: a fraction, None if unknown."""
 
     currency: str = "USD"
     spent_micros: int = 0
@@ -33,7 +36,7 @@ class CostView(msgspec.Struct, frozen=True):
 
 
 class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as its master has it."""
+    """A job as reported by its master."""
 
     phase: MasterPhase
     reason: str = ""
@@ -56,9 +59,11 @@ class JobAtMaster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MasterView(msgspec.Struct, frozen=True):
-    """What a master answered. reachable: it did. job: None where it has none of that name. error: why it is
-    not reachable. refused: what it said when it last refused something, refused_what: which AskMaster that
-    was."""
+    """Answer of a master.
+
+    reachable: whether it answered. job: None if it has no job of that name. error: why it is not reachable.
+    refused: its message when it last refused a request, refused_what: the AskMaster that it refused.
+    """
 
     reachable: bool
     job: JobAtMaster | None = None
@@ -68,8 +73,11 @@ class MasterView(msgspec.Struct, frozen=True):
 
 
 class Objects(msgspec.Struct, frozen=True):
-    """The objects of a job's own master. present: (kind, name) of those there; missing: bodies of those to be
-    made; foreign: "kind name" of those whose names somebody else has taken."""
+    """Objects of a per-job master.
+
+    present: (kind, name) of existing ones; missing: bodies of those to create; foreign: "kind name" of those
+    whose names are taken by objects of another owner.
+    """
 
     present: tuple[tuple[str, str], ...] = ()
     missing: tuple[dict[str, Any], ...] = ()
@@ -77,7 +85,7 @@ class Objects(msgspec.Struct, frozen=True):
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """All that a decision is made of, beside spec and status. trouble: what could not be done last."""
+    """All inputs of a decision besides spec and status. trouble: the last action that failed."""
 
     pods: tuple[PodView, ...] = ()
     master: MasterView = MasterView(reachable=False, error="not asked yet")

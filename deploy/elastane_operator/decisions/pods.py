@@ -1,10 +1,10 @@
-"""The pods of a job as they are: which index, alive or ended, and what an end means.
+"""Pods of a job: reading their state, and the meaning of their ends.
 
 what is seen                                                   outcome
-exit 0; 204 or 206, which is no master                         left       made again while the job wants it
-deleted by somebody else, evicted, node gone or shut down      preempted  not in the budget
+exit 0; 204 or 206 (no master)                                 left       replaced while the job wants it
+deleted by somebody else, evicted, node gone or shut down      preempted  not counted in the budget
 exit 137 or 143, unless memory ran out                         preempted
-another exit code that is retryable; memory ran out            retryable  in the budget
+another exit code that is retryable; memory ran out            retryable  counted in the budget
 any other exit code; the pod can never start                   permanent  the job fails
 """
 
@@ -24,25 +24,25 @@ LABEL_ROLE = "elastane.io/role"
 
 Outcome = Literal["left", "preempted", "retryable", "permanent", "released"]
 
-#: Codes of SIGKILL and SIGTERM: whoever takes a node away sends these.
+#: Codes of SIGKILL and SIGTERM, which are sent when a node is taken away.
 _SIGNALLED = {137: "SIGKILL", 143: "SIGTERM"}
-#: Codes of `elastane run` for a master that is away, or has not heard of the job (docs/exit-codes.md): no
-#: fault of the job, so they are not in its budget.
+#: Codes of `elastane run` when no master answers or the master does not have the job (docs/exit-codes.md):
+#: not a failure of the job, so not counted in its budget.
 _NO_MASTER = {204: "no master answered", 206: "the master did not have the job"}
-#: `status.reason` of pods that were taken away, or that a node could not take in the first place.
+#: `status.reason` of pods that were taken away, or that a node rejected in the first place.
 _TAKEN = frozenset(
     {
         "Evicted", "NodeLost", "NodeShutdown", "Shutdown", "Terminated", "Preempting", "Preempted",
         "NodeAffinity", "NodeAffinityChanged", "UnexpectedAdmissionError", "TaintManagerEviction",
     }
 )  # fmt: skip
-#: Waiting for what no waiting can mend.
+#: Reasons for waiting that never resolve by themselves.
 _NEVER_STARTS = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 _REASON_CHARACTERS_MAX = 300
 
 
 class PodView(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a pod. deleted: when its deletion was asked for. index: -1 where it has none."""
+    """State of a pod. deleted: time of its deletion request. index: -1 if it has none."""
 
     name: str
     uid: str
@@ -68,24 +68,27 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def live(self) -> bool:
-        """Whether it works, or will."""
+        """True if its worker runs or can still start."""
         return not self.ended and self.deleted is None
 
 
 class End(msgspec.Struct, frozen=True):
-    """What the end of a pod means, in words."""
+    """Meaning of a pod's end, with the reason in words."""
 
     outcome: Outcome
     reason: str
 
 
 def pod_name(job: str, index: int) -> str:
-    """Of the worker at an index: always the same, so that nobody can make it twice."""
+    """Name of the worker pod at an index. It is fixed, so a pod cannot be created twice."""
     return f"{job}-worker-{index}"
 
 
 def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
-    """Of a pod as the API server gives it. container: the worker's, where the pod has several."""
+    """Read a pod as returned by the API server.
+
+    container: name of the worker's container, if it has several.
+    """
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     index = (metadata.get("labels") or {}).get(LABEL_INDEX, "")
     owners = [owner["uid"] for owner in metadata.get("ownerReferences") or () if owner.get("controller")]
@@ -120,10 +123,10 @@ def read_pod(body: Mapping[str, Any], container: str = "") -> PodView:
 
 
 def judge(pod: PodView, codes: ExitCodes) -> End | None:
-    """What became of a pod, unless it works or will; nobody of ours has deleted it."""
+    """Classify the end of a pod that the operator did not delete; None while it runs or can still start."""
     why = pod.disruption or "deleted by somebody else"
     if pod.phase == "Succeeded" and (pod.disruption or pod.deleted is not None):
-        # Seen late: it drained and ended before we looked. The same as if we had seen it go.
+        # Seen late: it drained and exited before this look. Treated like a deletion seen in time.
         return End("preempted", f"{pod.name} was taken away: {why}; it left in good order")
     if pod.phase == "Succeeded":
         return End("left", f"{pod.name} left in good order (exit code 0)")

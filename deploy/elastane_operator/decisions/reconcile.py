@@ -1,13 +1,13 @@
-"""One look at a job: what is wanted, what is remembered, what is there -> what to do about it.
+"""One look at a job: spec, remembered status and observed state -> actions.
 
 Level-triggered: nothing depends on having seen a change happen. The caller writes `Decision.status` first and
-carries the actions out afterwards, in order; it stops at the first that fails and looks again. So
+carries the actions out afterwards, in order; it stops at the first failure and looks again. Therefore:
 
-- a pod's end is counted in the status before the pod is deleted: it is counted once, whoever is killed when;
-- a pod is made under a name that its index gives: it is there once, however many make it;
-- the master is asked for what its view lacks, and not for what was asked before.
+- a pod's end is in the status before the pod is deleted, so it is counted once despite a killed operator;
+- a pod's name is given by its index, so it exists once, however many operators create it;
+- requests to the master follow from what its view lacks, not from what was requested before.
 
-When, and with how many workers, a job trains is the master's decision; this carries it out.
+The master decides when and with how many workers a job trains; the operator carries it out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Decision", "reconcile", "refuse"]
 def reconcile(
     identity: Identity, spec: JobSpec, status: Status, observed: Observed, now: datetime
 ) -> Decision:
-    """What to do for a job now."""
+    """Decide what to do for a job now."""
     turn = Turn(identity, spec, status, observed, now)
     if turn.job is not None and not status.started:
         turn.set(started=True)
@@ -42,8 +42,10 @@ def reconcile(
     if status.finished:
         life.after_end(turn)
     else:
+        # Pods that end because the master released them must not count as failures.
         leaving = spec.suspend or (turn.job is not None and (turn.job.phase == "suspended" or turn.job.over))
         fatal = count_ends(turn, leaving=leaving)
+        # The master's verdict takes precedence: it knows why its workers ended.
         if turn.job is not None and turn.job.over:
             life.finish_as_master(turn, turn.job)
         elif fatal is not None:
@@ -58,7 +60,7 @@ def reconcile(
 
 
 def refuse(identity: Identity, status: Status, problems: list[str], now: datetime) -> Decision:
-    """What to do for a job whose spec is wrong: nothing is begun, and what runs is left as it is."""
+    """Decide for a job with an invalid spec: start nothing, and leave running pods as they are."""
     if identity.deleted is not None:
         held = FINALIZER in identity.finalizers
         return Decision(status, (RemoveFinalizer(),) if held else ())
@@ -115,7 +117,7 @@ def _be_active(turn: Turn) -> None:
 
 
 def _without_master(turn: Turn) -> None:
-    """Nothing is decided while the master cannot be asked: the job may be over."""
+    """Change nothing while the master cannot be reached: the job may already be over."""
     said = f"the master cannot be asked: {turn.observed.master.error}"
     if not turn.status.started:
         turn.enter("Pending", said)
@@ -165,7 +167,7 @@ def _with_job(turn: Turn, job: JobAtMaster) -> None:
 
 
 def _set_prices(turn: Turn, job: JobAtMaster) -> None:
-    """A price of the spec is told once: one that somebody sets at the master afterwards stays."""
+    """Set a price of the spec only once, so that a price later set at the master is kept."""
     spot = turn.spec.spot
     if not (spot.price or spot.on_demand_price):
         return

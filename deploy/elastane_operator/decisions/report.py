@@ -1,4 +1,4 @@
-"""What users see of a job: counts, progress, cost, conditions. Decides nothing."""
+"""Status fields shown to users: counts, progress, cost, conditions. Makes no decisions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MICROS_PER_CENT = 10_000
 
 
 def report(turn: Turn) -> None:
-    """Brings the figures of the status up to what is seen; conditions follow from the phase."""
+    """Update the status fields from the observed state; conditions follow from the phase."""
     turn.set(
         observed_generation=turn.identity.generation,
-        # An autoscaler averages over these: the pod of a master of the job's own is none of them.
+        # An autoscaler averages over these pods, so the selector must exclude the pod of a per-job master.
         selector=f"{LABEL_JOB}={turn.identity.name},{LABEL_ROLE}=worker",
         job_name=job_name(turn.identity, turn.spec),
         master_address=turn.observed.master_address,
@@ -29,7 +29,7 @@ def report(turn: Turn) -> None:
 
 
 def money(micros: int) -> str:
-    """Millionths of a currency's unit as units and cents, rounded half to even."""
+    """Format millionths of a currency's unit as units and cents, rounded half to even."""
     sign, micros = ("-", -micros) if micros < 0 else ("", micros)
     cents, rest = divmod(micros, _MICROS_PER_CENT)
     if (rest, cents % 2) > (_MICROS_PER_CENT // 2, 0) or rest > _MICROS_PER_CENT // 2:

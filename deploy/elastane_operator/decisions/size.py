@@ -1,8 +1,8 @@
-"""As many pods as are wanted, and which of them.
+"""Number of pods, and the choice of which to create or release.
 
-A pod's index is its place: places 0 to workers.max - 1 are filled, lowest first, and a place is taken as long
-as any pod bears its name. So two operators that look at the same time make the same pods, and the second
-of them is told that they are there.
+Indexes 0 to workers.max - 1 are filled, lowest first; an index is taken as long as any pod has its name. Two
+operators that look at the same time therefore create the same pods, and the second one is told that they
+exist.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastane_operator.decisions.turn import Turn
 
 
 def fit(turn: Turn, wanted: int) -> None:
-    """Makes what is missing, releases what is too many, clears away what has ended."""
+    """Create missing pods, release surplus ones, and delete those that have ended."""
     _call_off(turn, wanted)
     for pod in turn.pods:
         known = turn.ended.get(pod.uid)
@@ -32,11 +32,11 @@ def fit(turn: Turn, wanted: int) -> None:
 
 
 def attends(turn: Turn, pod: PodView, *states: str) -> bool:
-    """Whether the worker of a pod attends at the master, in one of the states."""
+    """True if the pod's worker has a session with the master, in one of `states` if any are given."""
     job = turn.job
     if job is None:
         return False
-    # The agent calls its workers by the host's name, which is the pod's.
+    # The agent names its workers after the host, whose name is the pod's.
     return any(
         worker.worker.startswith(f"{pod.name}-") and (not states or worker.state in states)
         for worker in job.workers
@@ -45,7 +45,7 @@ def attends(turn: Turn, pod: PodView, *states: str) -> bool:
 
 def _fill(turn: Turn, live: list[PodView], wanted: int) -> None:
     waiting = ends.waiting_indexes(turn)
-    # Also pods that somebody else made bear names.
+    # Also counts pods of other owners: their names are taken.
     taken = {pod.name for pod in turn.observed.pods}
     mine = {pod.index for pod in live}
     places = [index for index in range(wanted) if index not in mine][: wanted - len(live)]
@@ -56,7 +56,7 @@ def _fill(turn: Turn, live: list[PodView], wanted: int) -> None:
 
 
 def _call_off(turn: Turn, wanted: int) -> None:
-    """Pods that were to be released and are still at work may stay, if they are wanted again."""
+    """Keep pods that were to be released but still run, if they are wanted again."""
     live = {pod.uid for pod in turn.pods if pod.live}
     marked = [each for each in turn.status.ended if each.outcome == "released" and each.uid in live]
     if marked and len(live) <= wanted:
@@ -65,7 +65,7 @@ def _call_off(turn: Turn, wanted: int) -> None:
 
 
 def _worth(turn: Turn, pod: PodView) -> tuple[bool, bool, bool, bool, int]:
-    """The smaller, the sooner it goes: what was to go before, what does not train, the newest."""
+    """Sort key for release, lowest first: already marked, not training, newest."""
     return (
         pod.uid not in turn.ended,
         pod.scheduled,

@@ -1,7 +1,7 @@
-"""What a user asks for: the spec of an ElasticJob, read from its object and checked.
+"""The spec of an ElasticJob: reading and validation.
 
-The API server checks most of it by the CRD's schema; the rules across fields are checked here as well,
-because servers before 1.25 do not know them.
+The CRD's schema lets the API server check most of it; rules across fields are checked here as well, because
+servers before 1.25 do not support them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 NAME_CHARACTERS_MAX = 50
-"""A pod's name, which is a host's name of at most 63, adds "-worker-" and an index."""
+"""Limit for names: a pod's name, a host name of at most 63 characters, adds "-worker-" and an index."""
 
 JOB_CHARACTERS_MAX = 63
 
@@ -23,7 +23,7 @@ _PRICE = re.compile(r"^(\d{1,9})(?:\.(\d{1,6}))?$")
 
 
 class InvalidSpecError(ValueError):
-    """The spec cannot be carried out. problems: each in words, with the field first."""
+    """The spec is invalid. problems: one message each, beginning with the field."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -31,7 +31,7 @@ class InvalidSpecError(ValueError):
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A part of the spec, in the spelling of Kubernetes."""
+    """Part of the spec; field names follow Kubernetes' spelling."""
 
 
 class Workers(_Part, frozen=True):
@@ -40,7 +40,7 @@ class Workers(_Part, frozen=True):
 
 
 class ExitCodes(_Part, frozen=True):
-    """retryable: codes or ranges of them; see `is_retryable`."""
+    """Exit codes to retry. retryable: codes or ranges of them; see `is_retryable`."""
 
     retryable: tuple[str, ...] = ("128-255",)
 
@@ -54,7 +54,7 @@ class Checkpoint(_Part, frozen=True):
 
 
 class Spot(_Part, frozen=True):
-    """Prices per worker and hour, as decimal numbers in words."""
+    """Prices per worker and hour, as decimal numbers in strings."""
 
     provider: Literal["Auto", "None", "AWS", "GCP", "Azure", "Alibaba"] = "Auto"
     price: str = ""
@@ -67,7 +67,7 @@ class SecretName(_Part, frozen=True):
 
 
 class TlsSecret(_Part, frozen=True):
-    """client_certificate: tls.crt and tls.key are what callers show to the master."""
+    """Secret with TLS files. client_certificate: callers present tls.crt and tls.key to the master."""
 
     name: str
     client_certificate: bool = False
@@ -79,7 +79,7 @@ class Storage(_Part, frozen=True):
 
 
 class OwnMaster(_Part, frozen=True):
-    """A master for one job alone."""
+    """Settings of a per-job master."""
 
     image: str = ""
     store_url: str = ""
@@ -96,7 +96,7 @@ class MasterSpec(_Part, frozen=True):
 
 
 class JobSpec(_Part, frozen=True):
-    """The spec with its defaults, which are those of the CRD."""
+    """The spec with defaults filled in; they equal those of the CRD."""
 
     template: dict[str, Any]
     ests: int
@@ -121,7 +121,7 @@ class JobSpec(_Part, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Which object it is. deleted: when its deletion was asked for."""
+    """Identity of an ElasticJob object. deleted: time of its deletion request."""
 
     namespace: str
     name: str
@@ -137,7 +137,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def read_identity(body: Mapping[str, Any]) -> Identity:
-    """Of an object as the API server gives it."""
+    """Read the identity of an object as returned by the API server."""
     metadata = body["metadata"]
     return Identity(
         namespace=metadata["namespace"],
@@ -151,7 +151,7 @@ def read_identity(body: Mapping[str, Any]) -> Identity:
 
 
 def read_spec(body: Mapping[str, Any]) -> JobSpec:
-    """The spec of an ElasticJob. Raises InvalidSpecError that names every fault."""
+    """Read the spec of an ElasticJob. Raises InvalidSpecError listing every problem."""
     given = body.get("spec")
     if not isinstance(given, Mapping):
         raise InvalidSpecError(["spec is missing"])
@@ -165,7 +165,7 @@ def read_spec(body: Mapping[str, Any]) -> JobSpec:
 
 
 def check(spec: JobSpec, name: str) -> list[str]:
-    """What is wrong with it, in words; empty when nothing is."""
+    """Return the problems of a spec in words; empty if it is valid."""
     problems = []
     if len(name) > NAME_CHARACTERS_MAX:
         problems.append(
@@ -199,13 +199,13 @@ def check(spec: JobSpec, name: str) -> list[str]:
 
 
 def is_retryable(codes: ExitCodes, code: int) -> bool:
-    """Whether a pod is made again after this exit code."""
+    """True if a pod with this exit code is replaced."""
     ranges = (_code_range(entry) for entry in codes.retryable)
     return any(found[0] <= code <= found[1] for found in ranges if found is not None)
 
 
 def price_micros(price: str) -> int:
-    """Millionths of the currency's unit, exactly; 0: unknown. Raises ValueError."""
+    """Parse a price into millionths of the currency's unit, exactly; 0 means unknown. Raises ValueError."""
     if not price:
         return 0
     match = _PRICE.match(price)
@@ -215,7 +215,10 @@ def price_micros(price: str) -> int:
 
 
 def job_name(identity: Identity, spec: JobSpec) -> str:
-    """Of the job at its master. An object made again under an old name is another job: the uid says so."""
+    """Name of the job at its master.
+
+    It contains the uid: an object recreated under an old name is a new job.
+    """
     if spec.job_name:
         return spec.job_name
     ending = f"-{identity.uid[:8]}"
@@ -224,12 +227,12 @@ def job_name(identity: Identity, spec: JobSpec) -> str:
 
 
 def read_time(text: str | None) -> datetime | None:
-    """A time of Kubernetes."""
+    """Parse a Kubernetes timestamp."""
     return datetime.fromisoformat(text) if text else None
 
 
 def write_time(time: datetime) -> str:
-    """As Kubernetes writes it, to the second."""
+    """Format a time as Kubernetes does, in whole seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -243,7 +246,7 @@ def _code_range(text: str) -> tuple[int, int] | None:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A null field is an absent one."""
+    """Remove null fields, which mean the same as absent ones."""
     if isinstance(value, Mapping):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):

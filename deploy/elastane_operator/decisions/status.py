@@ -1,7 +1,7 @@
-"""The status of an ElasticJob: what the operator remembers, and what users see.
+"""The status of an ElasticJob: the operator's memory, and what users see.
 
-It is all that the operator keeps. Whoever takes over, after a crash or a change of leader, reads it back and
-goes on; so it is written before what it speaks of is done (see `reconcile`).
+The operator keeps no other state. Its successor, after a crash or a change of leader, reads the status and
+continues; therefore the status is written before the actions it describes (see `reconcile`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ Phase = Literal[
     "MaxWaitTimeExceeded",
 ]
 FINISHED: frozenset[str] = frozenset({"Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded"})
-"""A job in one of these is never started again."""
+"""Final phases. A job in one of them is never started again."""
 
 REASONS_MAX = 10
 
 
 class _Part(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """A part of the status, in the spelling of Kubernetes."""
+    """Part of the status; field names follow Kubernetes' spelling."""
 
 
 class Condition(_Part, frozen=True):
@@ -53,8 +53,10 @@ class WorkerCounts(_Part, frozen=True, omit_defaults=False):
 
 
 class CostStatus(_Part, frozen=True, omit_defaults=False):
-    """Decimal numbers in words: the API knows no exact ones. savings_percent: left out until it is known, for
-    API servers take an empty text for none, and refuse it."""
+    """Costs as decimal numbers in strings, because the API has no exact decimals.
+
+    savings_percent: omitted until known, because API servers reject an empty string for it.
+    """
 
     currency: str = "USD"
     spent: str = "0.00"
@@ -64,7 +66,7 @@ class CostStatus(_Part, frozen=True, omit_defaults=False):
 
 
 class Ended(_Part, frozen=True):
-    """A pod whose end has been counted. replace_after: when another may take its index."""
+    """A pod whose end has been counted. replace_after: when its index may be reused."""
 
     uid: str
     index: int
@@ -73,7 +75,7 @@ class Ended(_Part, frozen=True):
 
 
 class Known(_Part, frozen=True):
-    """A pod that was there at the last look, and whose end has not been counted."""
+    """A pod that existed at the last look and whose end has not been counted."""
 
     uid: str
     index: int
@@ -115,17 +117,17 @@ class Status(_Part, frozen=True):
         return self.phase in FINISHED
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of a type, if there is one."""
+        """Return the condition of a type, or None."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def holds(self, kind: str) -> bool:
-        """Whether the condition of a type is True."""
+        """True if the condition of a type is True."""
         found = self.condition(kind)
         return found is not None and found.status == "True"
 
 
 def read_status(body: Mapping[str, Any]) -> Status:
-    """Of an object as the API server gives it. What cannot be read there is no status."""
+    """Read the status of an object as returned by the API server. Unreadable fields get their defaults."""
     given = body.get("status") or {}
     try:
         return msgspec.convert(given, Status)
@@ -135,9 +137,9 @@ def read_status(body: Mapping[str, Any]) -> Status:
 
 
 def write_status(status: Status) -> dict[str, Any]:
-    """As an API server gives it back: a list is no tuple, or each look would find a difference to write."""
+    """Encode the status in the types of a decoded API answer: tuples would never equal its lists."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(status))
-    # The scale subresource and the printer columns want these even where they are nothing.
+    # The scale subresource and the printer columns need these fields even at their defaults.
     plain |= {"phase": status.phase, "replicas": status.replicas, "restarts": status.restarts}
     plain |= {"preemptions": status.preemptions, "workers": msgspec.to_builtins(status.workers)}
     return plain
@@ -153,7 +155,7 @@ def with_condition(
     now: datetime,
     generation: int,
 ) -> tuple[Condition, ...]:
-    """The conditions with one of them set; its time changes only when its status does."""
+    """Return the conditions with one of them set; its time changes only when its status does."""
     status: Literal["True", "False", "Unknown"] = "Unknown" if holds is None else "True" if holds else "False"
     before = next((each for each in conditions if each.type == kind), None)
     since = before.last_transition_time if before is not None and before.status == status else now
@@ -164,7 +166,7 @@ def with_condition(
 
 
 def with_reasons(kept: tuple[str, ...], new: list[str]) -> tuple[str, ...]:
-    """The newest decisions in words, the newest last; one that was said last is not said again."""
+    """Append decisions in words, newest last, skipping immediate repetitions; keep at most REASONS_MAX."""
     for reason in new:
         if not kept or kept[-1] != reason:
             kept = (*kept, reason)

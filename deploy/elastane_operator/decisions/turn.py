@@ -1,4 +1,4 @@
-"""What the parts of a decision share while it is being made."""
+"""Working state of one decision, shared by its parts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FINALIZER = "elastane.io/finalizer"
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What follows from one look.
+    """Result of one look.
 
-    The caller writes the status first, then does the actions in order, and stops at the first that fails.
-    next_look: when to look again at the latest, in seconds; None: whenever something changes.
+    The caller writes the status first, then carries the actions out in order, stopping at the first failure.
+    next_look: latest time for the next look, in seconds from now; None: at the next change.
     """
 
     status: Status
@@ -31,7 +31,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Turn:
-    """A decision in the making. pods: those of this very job, by index."""
+    """A decision being made. pods: pods owned by this job, by index."""
 
     def __init__(
         self, identity: Identity, spec: JobSpec, status: Status, observed: Observed, now: datetime
@@ -52,25 +52,25 @@ class Turn:
 
     @property
     def job(self) -> JobAtMaster | None:
-        """The job as its master has it, where the master can be asked."""
+        """The job as reported by its master; None if the master is not reachable."""
         return self.observed.master.job if self.observed.master.reachable else None
 
     @property
     def ended(self) -> dict[str, Ended]:
-        """The book of ended pods, by uid."""
+        """The recorded ends of pods, by uid."""
         return {each.uid: each for each in self.status.ended}
 
     def set(self, **fields: object) -> None:
-        """Changes fields of the status."""
+        """Change fields of the status."""
         self.status = msgspec.structs.replace(self.status, **fields)
 
     def note(self, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None:
-        """Tell the user; it is remembered among the newest reasons."""
+        """Post an Event for the user, and record it among the newest reasons."""
         self.notes.append(Note(kind, reason, message))
         self.set(last_reasons=with_reasons(self.status.last_reasons, [message]))
 
     def act(self, action: Action) -> None:
-        """Do something after the status is written."""
+        """Add an action, to be carried out after the status is written."""
         self.actions.append(action)
         reason = getattr(action, "reason", "")
         if reason:
@@ -79,7 +79,7 @@ class Turn:
     def ask(
         self, what: Literal["Create", "Scale", "Suspend", "Resume", "Cancel", "SetPrices"], why: str
     ) -> None:
-        """Ask the master for something, unless it has just refused just that."""
+        """Add a request to the master, unless it has just refused the same request."""
         refused = self.observed.master.refused
         if refused and self.observed.master.refused_what == what:
             self.look_in(30.0)
@@ -87,16 +87,16 @@ class Turn:
         self.act(AskMaster(what, why))
 
     def look_in(self, seconds: float) -> None:
-        """Look again after so long at the latest."""
+        """Look again after at most `seconds`."""
         seconds = max(seconds, 0.0)
         self.next_look = seconds if self.next_look is None else min(self.next_look, seconds)
 
     def look_at(self, time: datetime) -> None:
-        """Look again at a time at the latest."""
+        """Look again at `time` at the latest."""
         self.look_in((time - self.now).total_seconds())
 
     def passed(self, since: datetime | None, seconds: float) -> bool:
-        """Whether so many seconds have passed since a time; if not, a look is planned for when they have."""
+        """True if `seconds` have passed since a time; otherwise plans a look for when they have."""
         if since is None:
             return False
         due = since + timedelta(seconds=seconds)
@@ -106,7 +106,7 @@ class Turn:
         return False
 
     def enter(self, phase: Phase, reason: str) -> None:
-        """Be in a phase, for a reason."""
+        """Enter a phase, with its reason."""
         if phase != self.status.phase:
             kind: Literal["Normal", "Warning"] = (
                 "Warning" if phase in ("Failed", "MaxWaitTimeExceeded") else "Normal"
@@ -124,7 +124,7 @@ class Turn:
         )  # fmt: skip
 
     def release(self, pods: Iterable[PodView], reason: str) -> None:
-        """Delete pods that are not wanted any more; it is no preemption, and the book says so first."""
+        """Delete pods that are no longer wanted; recorded as "released" first, so it is not a preemption."""
         going = {action.uid for action in self.actions if isinstance(action, DeletePod)}
         for pod in pods:
             if pod.uid not in self.ended:
@@ -133,5 +133,5 @@ class Turn:
                 self.act(DeletePod(pod.name, pod.uid, reason))
 
     def decide(self) -> Decision:
-        """The decision as it stands."""
+        """Return the decision."""
         return Decision(self.status, tuple(self.actions), tuple(self.notes), self.next_look)

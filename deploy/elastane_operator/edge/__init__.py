@@ -1,1 +1,1 @@
-"""Where the operator meets the world: the API server, the masters, kopf."""
+"""Edge of the operator: the API server, the masters and kopf."""

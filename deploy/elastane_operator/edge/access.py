@@ -1,4 +1,4 @@
-"""How the master of a job is reached: from the job's secrets, or else with the operator's own credentials."""
+"""Access to the master of a job: from the job's secrets, or else with the operator's own credentials."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ async def master_access(
     defaults: MasterDefaults,
     trusted: frozenset[str] = frozenset(),
 ) -> Access:
-    """Raises MasterAwayError that says which secret is missing or unreadable.
+    """Return address and credentials of the job's master. Raises MasterAwayError naming a bad secret.
 
-    trusted: addresses that are shown the operator's own credentials. Who writes an ElasticJob chooses address
-    and CA: to any other master they would be given away. Nor do they serve for another namespace's job.
+    trusted: addresses to which the operator's own credentials may be sent. The author of an ElasticJob
+    chooses address and CA, so the credentials would leak to any other master. Nor are they used for a job of
+    another namespace.
     """
     own = _own()
     if not _speaks_for_itself(identity, spec, trusted):
@@ -62,7 +63,7 @@ async def master_access(
 
 
 def _speaks_for_itself(identity: Identity, spec: JobSpec, trusted: frozenset[str]) -> bool:
-    """Whether the operator's own credentials are used. Raises MasterAwayError for another namespace's job."""
+    """True if the operator's own credentials apply. Raises MasterAwayError for another namespace's job."""
     addresses = {address.strip() for address in spec.master.address.split(",")}
     if spec.master.token_secret is not None or spec.master.per_job is not None or not addresses <= trusted:
         return False
@@ -75,7 +76,7 @@ def _speaks_for_itself(identity: Identity, spec: JobSpec, trusted: frozenset[str
 
 
 def _own() -> Access:
-    """The operator's own credentials: the ELASTANE_TLS_... and ELASTANE_TOKEN... variables."""
+    """The operator's own credentials, from the ELASTANE_TLS_... and ELASTANE_TOKEN... variables."""
     try:
         own = read_credentials()
         token = own.read_token() if own.has_token else ""

@@ -1,7 +1,7 @@
-"""The operator as a process: election, watches by kopf, the controller, an end that leaves nothing behind.
+"""The operator process: leader election, kopf's watches, the controller, and an orderly shutdown.
 
-kopf lists and watches ElasticJobs and their pods, starts again what breaks, and takes signals. It gets no
-handlers but those of raw events: what was handled is never written to an object, so nothing depends on having
+kopf lists and watches ElasticJobs and their pods, restarts failed watches, and handles signals. Only raw
+event handlers are registered: kopf's progress is never written to an object, so nothing depends on having
 seen an event.
 """
 
@@ -36,11 +36,11 @@ _log = structlog.get_logger(__name__)
 
 
 class CannotStartError(Exception):
-    """The cluster is not as the operator needs it; the text says what to do."""
+    """The cluster does not meet the operator's requirements; the text says what to do."""
 
 
 async def serve(settings: OperatorSettings) -> int:
-    """Works until it is told to stop, or leads no more; returns the exit code. Raises CannotStartError."""
+    """Run until stopped or until the lease is lost; return the exit code. Raises CannotStartError."""
     if settings.kubeconfig:
         os.environ["KUBECONFIG"] = settings.kubeconfig  # kopf reads it from there
     try:
@@ -98,7 +98,7 @@ async def _work(
     stop.set()
     for task in waits[1:]:
         task.cancel()
-    # kopf ends by cancelling itself.
+    # kopf's task ends by cancelling itself, which must not count as a failure.
     outcome = (await asyncio.gather(*waits, return_exceptions=True))[0]
     if isinstance(outcome, Exception):
         _log.error("watches_failed", error=str(outcome))
@@ -118,7 +118,7 @@ def _registry(controller: Controller, kube: KubeClient) -> kopf.OperatorRegistry
     async def job_event(event: Mapping[str, Any], **_: Any) -> None:
         metadata = event["object"]["metadata"]
         key = (metadata["namespace"], metadata["name"])
-        # Our own status comes back as an event; to look again at that would never end.
+        # The operator's own status updates come back as events; reacting to them would never end.
         essence = json.dumps(
             [
                 metadata.get("uid"),
@@ -151,9 +151,9 @@ def _kopf_settings() -> kopf.OperatorSettings:
     settings.posting.enabled = False  # `edge.events` posts ours
     settings.scanning.disabled = True  # needs no right to watch all definitions and namespaces
     settings.watching.label_selectors["v1", "pods"] = LABEL_JOB
-    # Pods are taken away in seconds: nothing is gained by gathering events.
+    # Pods are deleted within seconds; batching of events would delay the reaction and gain nothing.
     settings.watching.reconnect_backoff = 0.5
-    # A server that went away while a watch was being opened may never answer it: nobody is deaf for longer.
+    # A server that restarted while a watch was being opened may never answer it; these bound the silence.
     settings.watching.connect_timeout = 5
     settings.watching.server_timeout = 20
     settings.watching.inactivity_timeout = 30
@@ -193,7 +193,7 @@ def _election(kube: KubeClient, settings: OperatorSettings) -> Election | None:
 
 
 async def _unless(stop: asyncio.Event, work: Any) -> bool:
-    """Waits for `work` unless it is told to stop before; whether the work was done."""
+    """Wait for `work` until `stop` is set; True if the work finished."""
     task, stopped = asyncio.ensure_future(work), asyncio.create_task(stop.wait())
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
@@ -208,7 +208,7 @@ async def _unless(stop: asyncio.Event, work: Any) -> bool:
 
 @contextlib.asynccontextmanager
 async def _health(address: str, election: Election | None) -> AsyncIterator[None]:
-    """GET /healthz: the process answers; leader or standby, both are well."""
+    """Serve GET /healthz. It succeeds on leader and standby alike, as long as the process answers."""
     if not address:
         yield
         return
@@ -233,7 +233,7 @@ async def _health(address: str, election: Election | None) -> AsyncIterator[None
 
 
 def configure_logs(level: str, form: Literal["text", "json"]) -> None:
-    """What the operator says goes to stderr, in the form of a master's lines; kopf's own from warnings on."""
+    """Log to stderr in the format of a master's lines; kopf's own messages from warnings on."""
     log_lines.configure(
         level,
         "json" if form == "json" else "console",

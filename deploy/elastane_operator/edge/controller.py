@@ -1,7 +1,7 @@
-"""Looks at jobs, decides by `decisions.reconcile`, and carries it out: one task for each ElasticJob.
+"""Reconciliation loop: one task per ElasticJob looks, decides by `decisions.reconcile`, and acts.
 
-What wakes a task (an event of the object or of its pods, news from its master, the time it asked for) only
-makes it look again; what is true is read anew each time. Looks at one job never overlap.
+A wake-up (an event of the object or of its pods, news from its master, a timer) only triggers a new look; the
+state is read anew each time. Looks at one job never overlap.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ Key = tuple[str, str]
 """Namespace and name of an ElasticJob."""
 
 AGAIN_SECONDS = 0.5
-"""After something was done: what came of it is seen soon, and a master is not asked without pause."""
+"""Delay before the next look after actions: their effects show soon, and the master is not polled nonstop."""
 
 REFUSED_SECONDS = 30.0
-"""What a master refused it is asked again after so long, or when the spec has changed."""
+"""A request refused by the master is repeated after this time, or when the spec has changed."""
 
 NAME_TAKEN = "NameTaken"
 _BACKOFF_SECONDS_MAX = 30.0
@@ -63,7 +63,7 @@ _log = structlog.get_logger(__name__)
 
 
 class _Desk:
-    """What is kept in memory of a job; nothing that matters is lost with it."""
+    """In-memory state of one job; it may be lost without harm."""
 
     def __init__(self) -> None:
         self.wake = asyncio.Event()
@@ -75,7 +75,7 @@ class _Desk:
 
 
 class Controller:
-    """All jobs of an operator. `wake` is called for each thing that happens; `close` ends everything."""
+    """All jobs of an operator. Call `wake` on every event and `close` at the end."""
 
     def __init__(self, kube: KubeClient, masters: Masters, settings: OperatorSettings) -> None:
         self._kube = kube
@@ -86,7 +86,7 @@ class Controller:
         self._looks = asyncio.Semaphore(settings.looks_max)
 
     def wake(self, namespace: str, name: str) -> None:
-        """Something happened to a job, its pods or its master. Call it from the event loop."""
+        """Trigger a look at a job: it, its pods or its master changed. Call it from the event loop."""
         key = (namespace, name)
         desk = self._desks.get(key)
         if desk is None:
@@ -95,7 +95,7 @@ class Controller:
         desk.wake.set()
 
     async def close(self) -> None:
-        """No job is looked at any more."""
+        """Stop looking at jobs, and close all watches."""
         desks, self._desks = list(self._desks.values()), {}
         for desk in desks:
             if desk.task is not None:
@@ -106,6 +106,7 @@ class Controller:
 
     async def _serve(self, key: Key, desk: _Desk) -> None:
         while True:
+            # Cleared before the look, so that an event during it triggers another one.
             desk.wake.clear()
             try:
                 async with self._looks:
@@ -138,7 +139,7 @@ class Controller:
     # ------------------------------------------------------------------ one look
 
     async def _look(self, key: Key, desk: _Desk) -> float | None:
-        """Sees, decides, acts; returns when to look again. Raises KubeError, _GoneError."""
+        """Look, decide and act; return the seconds until the next look. Raises KubeError, _GoneError."""
         try:
             body = await self._kube.get("ElasticJob", *key)
         except KubeError as error:
@@ -152,7 +153,7 @@ class Controller:
             decision = refuse(identity, status, error.problems, now)
             await self._carry_out(identity, None, None, body, decision, desk)
             return None
-        # Pods first: the master's word on why they ended is to be as new as their ends.
+        # Pods first: the master's answer must not be older than the pod ends that it explains.
         pods, objects = await self._pods(identity, spec), await self._objects(identity, spec)
         access, view = await self._ask_master(identity, spec, desk, wanted=not status.settled)
         address = master_address(identity, spec, self._defaults)
@@ -229,7 +230,8 @@ class Controller:
         decision: Decision,
         desk: _Desk,
     ) -> float | None:
-        """The status, then the actions in order; the first that fails ends it. Raises KubeError."""
+        """Write the status, then carry the actions out in order until one fails. Raises KubeError."""
+        # The status first: it records pod ends that the actions may erase (see `reconcile`).
         version = await self._write_status(identity, body, decision)
         now = datetime.now(UTC)
         for note in decision.notes:
@@ -268,7 +270,10 @@ class Controller:
         return usual if decision.next_look is None else min(usual, max(decision.next_look, 0.05))
 
     async def _write_status(self, identity: Identity, body: Mapping[str, Any], decision: Decision) -> str:
-        """The object's resourceVersion afterwards. `conflict` where it has changed since it was read."""
+        """Write the status; return the new resourceVersion.
+
+        KubeError `conflict` if the object has changed.
+        """
         patch = merge_patch(body.get("status") or {}, write_status(decision.status))
         if not patch:
             return identity.resource_version
@@ -289,7 +294,7 @@ class Controller:
         version: str,
         desk: _Desk,
     ) -> str:
-        """Does one thing; the object's resourceVersion afterwards. Raises KubeError."""
+        """Carry out one action; return the object's resourceVersion afterwards. Raises KubeError."""
         kube, namespace = self._kube, identity.namespace
         match action:
             case AddFinalizer():
@@ -325,13 +330,14 @@ class Controller:
             _log.warning("master_away", job=identity.full_name, what=what, error=str(error))
 
     async def _create(self, identity: Identity, kind: str, body: Mapping[str, Any]) -> None:
-        """Makes it, or finds that it is there and this job's."""
+        """Create the object, or accept an existing one that belongs to this job."""
         name = body["metadata"]["name"]
         try:
             await self._kube.create(kind, identity.namespace, body)
         except KubeError as error:
             if not error.conflict:
                 raise
+            # An earlier attempt may have created it although its answer was lost.
             there = await self._kube.get(kind, identity.namespace, name)
             if not _is_of(there, identity):
                 raise KubeError(422, NAME_TAKEN, f"{kind} {name} is there and not of this job") from None
@@ -345,6 +351,7 @@ class Controller:
                 "ElasticJob", identity.namespace, identity.name, {"metadata": metadata}
             )
         except KubeError as error:
+            # Already deleted: there is no finalizer left to remove.
             if error.not_found and identity.deleted is not None:
                 return version
             raise
@@ -353,7 +360,7 @@ class Controller:
     async def _tell_failure(
         self, identity: Identity, action: Action, error: KubeError, desk: _Desk, now: datetime
     ) -> None:
-        """Says it once: it is tried again and again."""
+        """Post a failure once: the action is retried and would repeat it."""
         said = f"{type(action).__name__}: {error}"
         if desk.told != said:
             desk.told = said
@@ -361,11 +368,11 @@ class Controller:
 
 
 class _GoneError(Exception):
-    """The object is not there any more."""
+    """The ElasticJob no longer exists."""
 
 
 def _what(action: Action) -> tuple[str, str]:
-    """The Event's reason and what it is of, for an action that was done."""
+    """Reason and subject of the Event for an action that was carried out."""
     match action:
         case CreatePod(index=index):
             return "PodsCreated", f"worker {index}"
@@ -381,6 +388,6 @@ def _what(action: Action) -> tuple[str, str]:
 
 
 def _is_of(body: Mapping[str, Any], identity: Identity) -> bool:
-    """Whether an object belongs to a job."""
+    """True if an object belongs to a job."""
     owners = body["metadata"].get("ownerReferences") or ()
     return any(owner.get("uid") == identity.uid for owner in owners)

@@ -1,9 +1,9 @@
-"""Which of several operators works: the holder of a Lease, as other controllers of Kubernetes do it.
+"""Leader election among operators by a Lease, as in other Kubernetes controllers.
 
-The holder renews it; who sees it unchanged for lease_seconds by its own clock takes it. A holder that cannot
-renew stops working before that. Should two work for a moment all the same (one was frozen), nothing is
-doubled: see `decisions.reconcile`. The client library's own election ends with an error of the network, and
-never gives a lease back; hence this one.
+The holder renews the Lease; a candidate that sees it unchanged for lease_seconds by its own clock takes it. A
+holder that cannot renew stops working before that. If two work for a moment all the same (one was frozen),
+nothing is done twice: see `decisions.reconcile`. The client library's own election stops at any network error
+and never releases the Lease; hence this one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Election:
-    """One candidate. monotonic: seconds of a clock that only goes forward."""
+    """One candidate. monotonic: returns the seconds of a monotonic clock."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Election:
         self.leads = False
 
     async def acquire(self) -> None:
-        """Returns when this candidate leads."""
+        """Wait until this candidate leads."""
         said = ""
         while not await self._try():
             holder = str(self._seen[0] if self._seen else "")
@@ -58,18 +58,19 @@ class Election:
         _log.info("leads", identity=self._identity, lease=f"{self._namespace}/{self._name}")
 
     async def hold(self) -> None:
-        """Renews until that has failed for two thirds of the lease; then this candidate leads no more."""
+        """Renew the Lease until that has failed for two thirds of its duration; then `leads` is False."""
         while True:
             await asyncio.sleep(self._lease_seconds / 5)
             if await self._try():
                 continue
+            # Stop well before a candidate may take the Lease, so that two operators rarely work at once.
             if self._monotonic() - self._renewed_at > self._lease_seconds * 2 / 3 or self._is_other():
                 self.leads = False
                 _log.error("leads_no_more", identity=self._identity, lease=f"{self._namespace}/{self._name}")
                 return
 
     async def release(self) -> None:
-        """Gives the lease back, so that the next need not wait for it."""
+        """Release the Lease, so that the next candidate need not wait for its expiry."""
         if not self.leads:
             return
         self.leads = False
@@ -93,6 +94,7 @@ class Election:
         return False
 
     async def _try_once(self) -> bool:
+        # Taken before the request, because the Lease may be renewed at any time after it.
         started = self._monotonic()
         try:
             there = await self._kube.get("Lease", self._namespace, self._name)
@@ -105,6 +107,8 @@ class Election:
         spec = there.get("spec") or {}
         seen = (spec.get("holderIdentity") or "", spec.get("renewTime"), spec.get("leaseTransitions"))
         if seen != self._seen:
+            # Only the candidate's own clock counts: renewTime is written by another machine, whose clock may
+            # differ.
             self._seen, self._seen_at = seen, started
         if seen[0] == self._identity:
             how: Literal["take", "renew"] = "renew"

@@ -1,4 +1,4 @@
-"""Events of an ElasticJob, as `kubectl describe` shows them; one that is posted again is counted."""
+"""Events of an ElasticJob, as shown by `kubectl describe`; repeated ones increase their count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def post(kube: KubeClient, identity: Identity, note: Note, now: datetime) -> None:
-    """Never raises: what is said must not hold up what is done."""
+    """Post an Event. Never raises: reporting must not delay the actions."""
     body = event(identity, note, now)
     name = body["metadata"]["name"]
     try:
@@ -39,7 +39,7 @@ async def post(kube: KubeClient, identity: Identity, note: Note, now: datetime) 
 
 
 def event(identity: Identity, note: Note, now: datetime) -> Mapping[str, Any]:
-    """The same note of the same object has the same name."""
+    """Build the Event. Equal notes of one object get the same name, so a repetition is counted, not added."""
     digest = hashlib.sha256(f"{identity.uid}\0{note.reason}\0{note.message}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""The API server, by plain objects: what it is asked and what it answers are dictionaries.
+"""Client for the API server; requests and answers are plain dictionaries.
 
-The official client's asyncio part does authentication, TLS and renewal of tokens. Its models are left
-out on purpose: they know the fields of one release, and a user's pod template may have newer ones.
+The official client's asyncio part does authentication, TLS and renewal of tokens. Its models are not used on
+purpose: they know the fields of one release, and a user's pod template may have newer ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastane_operator import GROUP, PLURAL, VERSION
 
 MERGE_PATCH = "application/merge-patch+json"
 
-#: Where objects of a kind are.
+#: API path and plural name of each kind.
 _COLLECTIONS = {
     "Pod": ("/api/v1", "pods"),
     "Service": ("/api/v1", "services"),
@@ -36,7 +36,7 @@ _COLLECTIONS = {
 
 
 class KubeError(Exception):
-    """The API server refused a request, or could not be asked (status 0).
+    """The API server refused a request, or could not be reached (status 0).
 
     reason: one word, as in metav1.Status; the text says more.
     """
@@ -56,7 +56,7 @@ class KubeError(Exception):
 
 
 class KubeClient:
-    """One connection pool to the API server. `open` it, and `close` it."""
+    """One connection pool to the API server. Create it with `open`, end it with `close`."""
 
     def __init__(self, client: ApiClient, kubeconfig: str, timeout_seconds: float) -> None:
         self._client = client
@@ -65,15 +65,18 @@ class KubeClient:
 
     @classmethod
     async def open(cls, kubeconfig: str = "", *, timeout_seconds: float = 30.0) -> KubeClient:
-        """kubeconfig: file; empty: as `OperatorSettings.kubeconfig` says. Raises config.ConfigException."""
+        """Connect. kubeconfig: file; empty: see `OperatorSettings.kubeconfig`.
+
+        Raises config.ConfigException.
+        """
         return cls(ApiClient(await _configuration(kubeconfig)), kubeconfig, timeout_seconds)
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._client.close()
 
     async def connection(self) -> kopf.ConnectionInfo:
-        """The same access for kopf, which asks again when it is refused: tokens are renewed."""
+        """Credentials for kopf, which calls this again after a refusal, because tokens are renewed."""
         configuration = await _configuration(self._kubeconfig)
         header = await configuration.get_api_key_with_prefix("BearerToken") or ""
         scheme, _, token = header.rpartition(" ")
@@ -89,32 +92,35 @@ class KubeClient:
         )
 
     async def get(self, kind: str, namespace: str, name: str) -> dict[str, Any]:
-        """One object. Raises KubeError."""
+        """Return one object. Raises KubeError."""
         return await self._request("GET", _path(kind, namespace, name))
 
     async def list(self, kind: str, namespace: str, labels: str = "") -> list[dict[str, Any]]:
-        """All objects of a kind with these labels. Raises KubeError."""
+        """Return all objects of a kind with these labels. Raises KubeError."""
         query = f"?labelSelector={quote(labels)}" if labels else ""
         found = await self._request("GET", _path(kind, namespace) + query)
         return list(found.get("items") or ())
 
     async def create(self, kind: str, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises KubeError; `conflict` where one of that name is there."""
+        """Create an object. Raises KubeError; `conflict` if the name is taken."""
         return await self._request("POST", _path(kind, namespace), body)
 
     async def patch(
         self, kind: str, namespace: str, name: str, patch: Mapping[str, Any], *, subresource: str = ""
     ) -> dict[str, Any]:
-        """A merge patch; with a resourceVersion in it, `conflict` where the object has changed since."""
+        """Apply a merge patch.
+
+        With a resourceVersion in it, KubeError `conflict` if the object has changed.
+        """
         path = _path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._request("PATCH", path, patch, content_type=MERGE_PATCH)
 
     async def replace(self, kind: str, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises KubeError; `conflict` where the object has changed since."""
+        """Replace an object. Raises KubeError; `conflict` if it has changed since it was read."""
         return await self._request("PUT", _path(kind, namespace, name), body)
 
     async def delete(self, kind: str, namespace: str, name: str, *, uid: str = "") -> None:
-        """Deletes it, if it is still that one; what is gone is as good as deleted. Raises KubeError."""
+        """Delete an object if it still has this uid; succeeds if it is already gone. Raises KubeError."""
         body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -133,7 +139,7 @@ class KubeClient:
     ) -> dict[str, Any]:
         status, text = await self._send(method, path, body, content_type)
         if status == 401:
-            # The token may have been renewed behind our back: once more with what is there now.
+            # The token file may have been renewed meanwhile: read it again and retry once.
             old, self._client = self._client, ApiClient(await _configuration(self._kubeconfig))
             await old.close()
             status, text = await self._send(method, path, body, content_type)

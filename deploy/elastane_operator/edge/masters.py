@@ -1,8 +1,8 @@
-"""The masters of the jobs, by gRPC: what they have, and what they are asked for.
+"""gRPC client for the masters of the jobs: reading their views and sending requests.
 
-One channel per master and credentials; of several addresses of a master the one that leads is found by
-asking.
-Nothing here waits longer than it was told to: a master that does not answer is something to decide upon.
+One channel per master and credentials; among several addresses of a master the leader is found by trying.
+
+Every call has a timeout: that a master does not answer is an input of the decisions.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
 IDLE_SECONDS_MAX = 900.0
-"""A channel that nobody used for so long is closed: masters of jobs' own come and go, certificates too."""
+"""An unused channel is closed after this time: per-job masters come and go, and certificates change."""
 
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
 class MasterRefusedError(Exception):
-    """The master will not do it; the text says why."""
+    """The master refused the request; the text says why."""
 
 
 class MasterAwayError(Exception):
@@ -49,8 +49,11 @@ class MasterAwayError(Exception):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """How a master is reached. ca, cert, key: PEM; without a ca no TLS. plain_token: the token may go
-    unencrypted beyond this machine."""
+    """Address and credentials of a master.
+
+    ca, cert, key: PEM; without a ca, no TLS. plain_token: the token may be sent unencrypted beyond this
+    machine.
+    """
 
     address: str
     token: str = ""
@@ -62,7 +65,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Masters:
-    """All masters that jobs name. timeout_seconds: of one call."""
+    """Connections to all masters named by jobs. timeout_seconds: limit for one call."""
 
     def __init__(
         self, timeout_seconds: float = 5.0, *, monotonic: Callable[[], float] = time.monotonic
@@ -75,14 +78,14 @@ class Masters:
         self._books: dict[str, AddressBook] = {}
 
     async def close(self) -> None:
-        """Closes all channels."""
+        """Close all channels."""
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()
         await asyncio.gather(*self._closing)
 
     async def view(self, access: Access, name: str) -> MasterView:
-        """The job of that name as its master has it; never raises for a master that is away."""
+        """Return the master's view of a job; never raises for a master that is not reachable."""
         try:
             response = await self._call(
                 access,
@@ -99,7 +102,7 @@ class Masters:
         return MasterView(True, translate.job_view(response.job, await self._rate(access, response.job)))
 
     async def ask(self, access: Access, what: str, name: str, spec: JobSpec) -> None:
-        """Asks for one of `AskMaster.what`. Raises MasterRefusedError or MasterAwayError."""
+        """Send one of the requests of `AskMaster.what`. Raises MasterRefusedError or MasterAwayError."""
         request_id = uuid.uuid4().hex
         plain = {
             "Suspend": job_pb2.JobServiceSuspendRequest,
@@ -128,8 +131,9 @@ class Masters:
         )
 
     async def changes(self, access: Access, name: str) -> AsyncIterator[job_pb2.Job]:
-        """The job now and at each change; ends when the stream breaks. Raises MasterAwayError,
-        MasterRefusedError.
+        """Yield the job now and at each change, until the stream breaks.
+
+        Raises MasterAwayError, MasterRefusedError.
         """
         address = await asyncio.to_thread(self._book(access).current)
         options = self._options(access)
@@ -142,7 +146,7 @@ class Masters:
             raise self._translated(error, access, address) from None
 
     async def _rate(self, access: Access, job: job_pb2.Job) -> float:
-        """Samples a second of all datasets; a figure to look at, so none is as good as an error."""
+        """Samples per second over all datasets. Only informational, so errors give 0.0."""
         if job.phase != job_pb2.JOB_PHASE_RUNNING:
             return 0.0
         try:
@@ -159,7 +163,7 @@ class Masters:
     async def _call(
         self, access: Access, call: Callable[[grpc.aio.Channel, dict[str, Any]], Awaitable[Any]]
     ) -> Any:
-        """Asks each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""
+        """Try each address once. Raises MasterAwayError, MasterRefusedError, _NotFoundError."""
         book = self._book(access)
         tried: set[str] = set()
         last = MasterAwayError("it has no address")
@@ -203,7 +207,7 @@ class Masters:
                 f"the token would go to {address} unencrypted: name a master.tlsSecret, "
                 "or set the operator's ELASTANE_INSECURE=1"
             )
-        # The files of a secret may be renewed: other credentials are another channel.
+        # The files of a secret may be renewed: different credentials need a new channel.
         credentials = hashlib.sha256(b"\0".join((access.ca, access.cert, access.key))).hexdigest()
         key = (address, credentials)
         now = self._asked[key] = self._monotonic()
@@ -237,7 +241,7 @@ class _NotFoundError(Exception):
 
 
 def _detail(error: grpc.aio.AioRpcError) -> errors_pb2.ErrorDetail | None:
-    """The master's own words on a refusal; None where it is not the master that refused."""
+    """The master's error detail of a refusal; None if something other than the master refused."""
     metadata: Any = error.trailing_metadata()
     for key, value in metadata or ():
         if key == _DETAILS_KEY:

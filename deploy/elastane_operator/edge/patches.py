@@ -1,4 +1,4 @@
-"""Merge patches (RFC 7386): what turns one plain object into another."""
+"""Merge patches (RFC 7386) that turn one plain object into another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Only what differs; empty when nothing does. Lists are replaced as a whole."""
+    """Return only the differences; empty if there are none. Lists are replaced as a whole."""
     patch: dict[str, Any] = {key: None for key in before if key not in after and before[key] is not None}
     for key, value in after.items():
         old = before.get(key)

@@ -1,4 +1,4 @@
-"""Between a master's messages and what decisions are made of."""
+"""Translation between the master's messages and the decisions' types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECOVERY = {"Elastic": job_pb2.RECOVERY_POLICY_ELASTIC, "Fixed": job_pb2.RECOVE
 
 
 def job_view(job: job_pb2.Job, samples_per_second: float = 0.0) -> JobAtMaster:
-    """A job as its master told of it. A phase that this release does not know counts as waiting."""
+    """Translate a job reported by its master. A phase unknown to this release counts as waiting."""
     cost = job.cost
     return JobAtMaster(
         phase=_PHASES.get(job.phase, "waiting"),
@@ -60,7 +60,7 @@ def job_view(job: job_pb2.Job, samples_per_second: float = 0.0) -> JobAtMaster:
 
 
 def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
-    """The message for Create."""
+    """Build the settings for a Create request."""
     settings = job_pb2.JobSettings(
         ests=spec.ests,
         workers_min=spec.workers.min,
@@ -83,7 +83,7 @@ def job_settings(spec: JobSpec) -> job_pb2.JobSettings:
 
 
 def prices(spec: JobSpec, name: str, request_id: str) -> job_pb2.JobServiceSetPricesRequest:
-    """The message for SetPrices: a price that the spec does not name stays."""
+    """Build a SetPrices request. A price that the spec does not name is left unchanged."""
     request = job_pb2.JobServiceSetPricesRequest(name=name, request_id=request_id)
     if spec.spot.price:
         request.spot_price_micros = price_micros(spec.spot.price)

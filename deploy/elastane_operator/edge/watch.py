@@ -1,4 +1,4 @@
-"""News of a job from its master, so that what it decides is carried out at once and not at the next look."""
+"""Watch on a job at its master, so that its decisions are carried out at once instead of at the next look."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAUSE_SECONDS = 2.0
 
 
 class MasterWatch:
-    """Follows a job until `close`. on_change: its phase, its wishes or its workers are others than before."""
+    """Follows a job until `close`. on_change: called when its phase, sizes, generation or workers change."""
 
     def __init__(self, masters: Masters, access: Access, name: str, *, on_change: Callable[[], None]) -> None:
         self.access = access
@@ -22,7 +22,7 @@ class MasterWatch:
         self._task = asyncio.create_task(self._follow(), name=f"watch {name}")
 
     def close(self) -> None:
-        """No more news."""
+        """Stop following."""
         self._task.cancel()
 
     async def _follow(self) -> None:
@@ -40,6 +40,6 @@ class MasterWatch:
 
 
 def _essence(job: job_pb2.Job) -> object:
-    """What a look could act upon; steps are not."""
+    """The fields that a look could act on; the step number is not one of them."""
     workers = tuple(sorted((each.worker_id, each.state) for each in job.workers))
     return job.phase, job.reason, job.settings.workers_min, job.settings.workers_max, job.generation, workers

@@ -1,6 +1,6 @@
-"""A master for one job alone: StatefulSet, Service, and a NetworkPolicy that keeps others out.
+"""Objects of a per-job master: StatefulSet, Service, and a NetworkPolicy that keeps others out.
 
-Everything bears the ElasticJob as its owner, so the cluster deletes it with the job.
+The ElasticJob is the owner of all of them, so the cluster deletes them with the job.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _STATE, _TLS, _TOKENS, _STORE = (
 
 
 class MasterDefaults(msgspec.Struct, frozen=True):
-    """What a job's own master gets where the spec names nothing. domain: of the cluster's DNS.
-    operator_namespace: the operator's pods are let in from there; empty: from anywhere, as it runs elsewhere.
+    """Defaults for a per-job master. domain: the cluster's DNS domain.
+
+    operator_namespace: namespace from which the operator's pods are admitted; empty: from any, because the
+    operator runs outside the cluster.
     """
 
     image: str = "elastane-master:latest"
@@ -35,19 +37,19 @@ class MasterDefaults(msgspec.Struct, frozen=True):
 
 
 def master_name(identity: Identity) -> str:
-    """Of all objects of a job's own master."""
+    """Name of all objects of a per-job master."""
     return f"{identity.name}-master"
 
 
 def master_address(identity: Identity, spec: JobSpec, defaults: MasterDefaults) -> str:
-    """Where the job's master is asked."""
+    """Address of the job's master."""
     if spec.master.per_job is None:
         return spec.master.address
     return f"{master_name(identity)}.{identity.namespace}.svc.{defaults.domain}:{PORT}"
 
 
 def master_objects(identity: Identity, spec: JobSpec, defaults: MasterDefaults) -> list[dict[str, Any]]:
-    """All that a master of the job's own consists of, in the order it is made; empty for a shared one."""
+    """Return all objects of a per-job master in creation order; empty if the job uses a shared one."""
     own = spec.master.per_job
     if own is None:
         return []
@@ -72,7 +74,7 @@ def _labels(identity: Identity) -> dict[str, str]:
 
 
 def _network_policy(identity: Identity, defaults: MasterDefaults) -> dict[str, Any]:
-    # Anybody may give a pod the operator's label, in a namespace of theirs.
+    # Pods in other namespaces may carry the operator's label, too, so its namespace is required as well.
     home = {"matchLabels": {"kubernetes.io/metadata.name": defaults.operator_namespace}}
     allowed = [
         {"podSelector": {"matchLabels": {LABEL_JOB: identity.name, LABEL_ROLE: "worker"}}},
@@ -100,7 +102,7 @@ def _service(identity: Identity) -> dict[str, Any]:
         "metadata": _metadata(identity),
         "spec": {
             "clusterIP": "None",
-            # Workers wait for the master themselves; a probe that fails for a moment need not hide it.
+            # Workers wait for the master by themselves; a brief probe failure must not remove its address.
             "publishNotReadyAddresses": True,
             "selector": _labels(identity),
             "ports": [{"name": "grpc", "port": PORT, "targetPort": "grpc", "protocol": "TCP"}],
@@ -122,7 +124,8 @@ def _stateful_set(identity: Identity, spec: JobSpec, own: OwnMaster, image: str)
         }
         if own.storage.storage_class_name:
             claim["storageClassName"] = own.storage.storage_class_name
-        # Not as its controller, which is the StatefulSet's part; and that one may not hold up the deletion.
+        # Not the controlling owner, which is the StatefulSet; and the claim must not block the job's
+        # deletion.
         keeper = owner(identity) | {"controller": False, "blockOwnerDeletion": False}
         claims.append({"metadata": {"name": "state", "ownerReferences": [keeper]}, "spec": claim})
     if own.store_url:
@@ -131,7 +134,7 @@ def _stateful_set(identity: Identity, spec: JobSpec, own: OwnMaster, image: str)
         volumes.append(_secret("store", own.store_secret.name, ["password"]))
         mounts.append({"name": "store", "mountPath": _STORE, "readOnly": True})
         environment.append({"name": "ELASTANE_MASTER_STORE_PASSWORD_FILE", "value": f"{_STORE}/password"})
-    # As those of deploy/kubernetes/base/master.yaml: the kubelet needs neither certificate nor token for it.
+    # As in deploy/kubernetes/base/master.yaml: the kubelet needs neither certificate nor token for it.
     scheme = "HTTP" if spec.master.tls_secret is None else "HTTPS"
     probe = {"httpGet": {"path": "/healthz", "port": "http", "scheme": scheme}, "timeoutSeconds": 5}
     container = {
@@ -185,7 +188,7 @@ def _stateful_set(identity: Identity, spec: JobSpec, own: OwnMaster, image: str)
 
 
 def _security(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Environment, volumes and mounts: who is let in, and how the master proves itself."""
+    """Environment, volumes and mounts for the master's TLS files and access tokens."""
     environment = [
         {"name": "ELASTANE_LISTEN", "value": f"0.0.0.0:{PORT}"},
         {"name": "ELASTANE_HTTP", "value": f"0.0.0.0:{HTTP_PORT}"},
@@ -206,7 +209,7 @@ def _security(spec: JobSpec) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
         mounts.append({"name": "tokens", "mountPath": _TOKENS, "readOnly": True})
         environment.append({"name": "ELASTANE_MASTER_TOKEN_FILE", "value": f"{_TOKENS}/tokens.toml"})
     if spec.master.tls_secret is None or spec.master.token_secret is None:
-        # The network policy keeps others out; the spec can ask for more.
+        # The network policy keeps others out; TLS and tokens are optional in the spec.
         environment.append({"name": "ELASTANE_MASTER_INSECURE", "value": "1"})
     return environment, volumes, mounts
 

@@ -1,7 +1,7 @@
-"""The pod of a worker: the user's template, and what `elastane run` is told through its environment.
+"""The pod of a worker: the user's template plus the environment for `elastane run`.
 
-The container's command may be just `elastane run train.py`: which job it joins, at which master, with which
-credentials, and where notices of reclaim are read, are variables. What the user sets in the template stays.
+The container's command may be just `elastane run train.py`: job, master, credentials and the source of
+spot-termination notices are passed as variables. Values set by the user in the template take precedence.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from elastane_operator.decisions.spec import Identity, JobSpec, job_name
 LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 WORKER_CONTAINER = "worker"
 GRACE_SECONDS = 60
-"""Time for a worker to drain at the end of its step; a spot node's notice may give less."""
+"""Time for a worker to drain at the end of its step; a spot node's notice may be shorter."""
 
 _TLS_FOLDER = "/etc/elastane/tls"
 _TOKEN_FOLDER = "/etc/elastane/token"
 
 
 def worker_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> dict[str, Any]:
-    """The pod of an index. master: address of the job's master."""
+    """Build the pod of an index. master: address of the job's master."""
     template: dict[str, Any] = copy.deepcopy(spec.template)
     given = template.get("metadata") or {}
     pod: dict[str, Any] = template["spec"]
     pod["restartPolicy"] = "Never"
     pod.setdefault("terminationGracePeriodSeconds", GRACE_SECONDS)
-    # What trains is the user's code; it has no business with the API server unless the template says so.
+    # The pod runs the user's code, which needs no access to the API server unless the template grants it.
     pod.setdefault("automountServiceAccountToken", False)
     if spec.priority_class_name:
         pod.setdefault("priorityClassName", spec.priority_class_name)
@@ -58,7 +58,7 @@ def worker_pod(identity: Identity, spec: JobSpec, index: int, master: str) -> di
 
 
 def owner(identity: Identity) -> dict[str, Any]:
-    """Makes an object go when the ElasticJob does."""
+    """Owner reference that deletes an object together with its ElasticJob."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -85,10 +85,10 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
         {"name": "ELASTANE_SPOT", "value": spec.spot.provider.lower()},
         # 1 to 127 permanent, 128 to 255 retryable (docs/exit-codes.md).
         {"name": "ELASTANE_EXIT_CODES", "value": "pod"},
-        # The agent is to have killed what does not drain before the kubelet kills the agent.
+        # The agent must have killed workers that do not drain before the kubelet kills the agent.
         {"name": "ELASTANE_GRACE", "value": str(_agent_grace(pod["terminationGracePeriodSeconds"]))},
-        # Of ranks that other workers connect to: a pod's name does not resolve in the cluster, its address
-        # does.
+        # Address for ranks that other workers connect to: a pod's name does not resolve in the cluster, its
+        # IP address does.
         {"name": "ELASTANE_STORE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
     if (tls := spec.master.tls_secret) is not None:
@@ -110,14 +110,14 @@ def _give_environment(pod: dict[str, Any], identity: Identity, spec: JobSpec, ma
 
 
 def _agent_grace(pod_seconds: int) -> int:
-    """Seconds for workers to drain, of those that the pod has."""
+    """Seconds of the pod's grace period that workers may use to drain; the rest is for the agent."""
     return max(1, pod_seconds - min(5, pod_seconds // 4))
 
 
 def _mount(
     pod: dict[str, Any], container: dict[str, Any], name: str, path: str, secret: str, files: list[str]
 ) -> None:
-    """Mounts those files of a secret, and no others."""
+    """Mount only the given files of a secret."""
     items = [{"key": file, "path": file} for file in files]
     source = {"name": name, "secret": {"secretName": secret, "items": items}}
     pod["volumes"] = [*(pod.get("volumes") or []), source]

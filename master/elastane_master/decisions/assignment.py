@@ -1,9 +1,8 @@
-"""Who is in the ring, in which order, and which virtual ranks each hosts.
+"""Choice of the ring's members, their order, and the virtual ranks that each hosts.
 
-A ring change should move as few ESTs and as little state as possible: survivors keep their
-order, newcomers come after them, ranges are contiguous and as even as possible. The last
-place where the job's weights are held is never left out of the next ring, also when that
-worker drains: it stays for one ring more and hands them over.
+A ring change should move as few ESTs and as little state as possible: surviving members keep their order, new
+ones follow, ranges are contiguous and as even as possible. The last worker that holds the job's weights is
+never left out of the next ring, even if it drains: it stays for one more ring and hands them over.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from elastane_master.decisions.effects import Member
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """An attending ring worker, as far as the choice of members needs it.
+    """A candidate for the ring: a worker with a session.
 
-    place: its index in the ring before, None for a newcomer. joined_order: grows with each joining.
-    step: steps applied to the weights it holds, -1 when it holds none that can be gone on from.
+    place: its index in the previous ring, None for a joining worker. joined_order: increases with each join.
+    step: steps applied to the weights it holds, -1 if it holds none that are usable.
     """
 
     worker: str
@@ -31,7 +30,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
-    """Cuts virtual ranks 0..ests-1 into `places` contiguous ranges whose sizes differ by at most one."""
+    """Split virtual ranks 0..ests-1 into `places` contiguous ranges whose sizes differ by at most one."""
     size, larger = divmod(ests, places)
     ranges, start = [], 0
     for place in range(places):
@@ -44,11 +43,11 @@ def even_ranges(ests: int, places: int) -> list[tuple[int, int]]:
 def choose_members(
     candidates: Sequence[Candidate], *, ests: int, workers_min: int, workers_max: int, planned: bool = False
 ) -> tuple[Member, ...]:
-    """The next ring, leader first; empty when fewer than `workers_min` can be in it.
+    """Return the next ring, leader first; empty if fewer than `workers_min` can be in it.
 
-    At most min(workers_max or ests, ests) members, and one more where the only holder of the state
-    drains. With one EST that one more is not possible: the draining holder then trains on alone, or, if
-    planned, is left out, because the caller saves a checkpoint first.
+    At most min(workers_max or ests, ests) members, plus one if the only holder of the state drains. With one
+    EST there can be no extra member: the draining holder then trains on alone or, if planned, is left out,
+    because the caller saves a checkpoint first.
     """
     limit = min(workers_max or ests, ests)
     ordered = sorted(candidates, key=_seniority)
@@ -72,6 +71,7 @@ def _with_holder(
     holders = [candidate for candidate in ordered if candidate.step >= 0]
     if not holders:
         return chosen
+    # Prefer a holder that stays: a draining one needs one more ring change to leave.
     donor = min(holders, key=lambda holder: (holder.draining, -holder.step))
     if not donor.draining:
         return [*chosen[:-1], donor]

@@ -1,9 +1,9 @@
-"""What happens at a step boundary: the step is prepared, and everything planned is decided there.
+"""Decisions at a step boundary: the step is prepared, and everything planned takes effect.
 
-A boundary is the one place where the ring can change without losing work, so joins, drains,
-scaling, suspension and checkpoints all wait for it and ride on its Prepared. When the ring would
-end, or lose every holder of the state, a checkpoint is saved first: the next step's Prepared is held
-back meanwhile, so that nothing is applied that is not in it.
+A boundary is the only point at which the ring can change without losing work, so joins, drains, scaling,
+suspension and checkpoints all wait for it and are sent with its Prepared. If the ring would end, or lose
+every holder of the state, a checkpoint is saved first: meanwhile the next step's Prepared is held back, so
+that nothing is applied that is not in the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elastane_master.decisions.turn import Turn
 
 
 def report_step(turn: Turn, event: StepReported) -> None:
-    """A member has done its ESTs of a step; the last one's report prepares it."""
+    """Handle a member's report of a step; the last member's report prepares the step."""
     state, steps = turn.state, turn.state.steps
     if _reports_forgotten_ring(turn, event):
         why = f"{event.worker} trains in a ring whose Go the store has forgotten"
@@ -49,6 +49,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     if member is None:
         return
     if event.step <= steps.prepared:
+        # The Prepared may have been lost with an old stream: send it again.
         if event.step == steps.prepared and steps.prepared >= state.ring.resume_step:
             turn.send(event.worker, ring.prepared_message(state, event.worker))
         return
@@ -68,6 +69,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
     steps.report(event.worker, contexts, event.tasks, event.epoch, digests)
     turn.queues.step_reported(event.worker, range(member.start, member.end))
     ring.commit_applied(turn)
+    # A member whose script ended cannot take part in this step's all-reduce.
     ended = [worker for worker in state.ring.gone if state.finished.get(worker, event.step + 1) <= event.step]
     if ended:
         ring.reform(turn, f"the script of {ended[0]} ended before step {event.step}, the others go on")
@@ -76,7 +78,7 @@ def report_step(turn: Turn, event: StepReported) -> None:
 
 
 def prepare_if_complete(turn: Turn) -> None:
-    """All N contexts are in and nothing holds it back: the members may apply the step."""
+    """Prepare the step if all N contexts are in and nothing holds it back; members may then apply it."""
     state, book = turn.state, turn.state.steps
     if (
         book.hold
@@ -102,7 +104,7 @@ def prepare_if_complete(turn: Turn) -> None:
 
 
 def applied(turn: Turn, event: AppliedReported) -> None:
-    """Heartbeat news: a member applied a step, or went into or out of user code between steps."""
+    """Handle a heartbeat: a member applied a step, or entered or left user code between steps."""
     state = turn.state
     record = turn.attending(event.worker, event.session)
     if record is None or record.role != "ring":
@@ -119,7 +121,7 @@ def applied(turn: Turn, event: AppliedReported) -> None:
             turn.queues.training.resume(event.worker, turn.now)
     if not member or event.generation != state.ring.generation:
         return
-    # A member that receives the state shows that it has it by the first step it applies with it.
+    # A member that receives the state proves that it has it by applying its first step.
     known = record.applied_step if record.holds_state else state.ring.resume_step
     if known < event.applied_step <= state.steps.prepared + 1:
         turn.touch()
@@ -131,7 +133,7 @@ def applied(turn: Turn, event: AppliedReported) -> None:
 
 
 def saved(turn: Turn, event: SavedReported) -> None:
-    """A shard or the manifest is written, or could not be."""
+    """Handle the result of a member's write of a shard or the manifest."""
     state = turn.state
     record = turn.attending(event.worker, event.session)
     if record is None:
@@ -141,13 +143,13 @@ def saved(turn: Turn, event: SavedReported) -> None:
         state.suspending = False
         turn.note("job_running", "the suspension is given up: its checkpoint could not be saved")
     if flight is not None and flight.checkpoint == event.checkpoint and record.applied_step < flight.step:
-        # A shard is written of weights after the step: its writer has applied it.
+        # A shard contains the weights after the step, so its writer has applied the step.
         claims.proven(state, record, flight.step)
         ring.commit_applied(turn)
 
 
 def release(turn: Turn) -> None:
-    """Goes on once the checkpoint that held back Prepared is saved or given up."""
+    """Continue once the checkpoint that held back Prepared is saved or given up."""
     state, book = turn.state, turn.state.steps
     if not book.hold or state.checkpoints.in_flight is not None or state.awaited():
         return
@@ -166,13 +168,14 @@ def release(turn: Turn) -> None:
 
 
 def _change_planned(turn: Turn) -> bool:
-    """Decides what rides on the Prepared of the step just prepared; True when the ring changes."""
+    """Decide what is sent with the Prepared of the step just prepared; True if the ring changes."""
     state, book = turn.state, turn.state.steps
     if state.awaited() or state.ring.put_off:
         return False
     is_last = 0 < state.total_steps <= book.current  # the members only have to end
-    # What the code between two epochs draws is known once every member has said so (intervals.py): who left
-    # before would take its part with it. So the ring changes behind the first step of the next epoch.
+    # The draws of the code between two epochs are known only once every member has reported them
+    # (intervals.py); a member that left earlier would take its part with it. So the ring changes after the
+    # first step of the next epoch.
     stays = is_last or state.begins_epoch(book.current)
     members = None if stays else _wanted_members(turn)
     loses = members is not None and _loses_state(state, members)
@@ -204,12 +207,12 @@ def _wanted_members(turn: Turn) -> tuple[Member, ...] | None:
 
 
 def _loses_state(state: JobState, members: tuple[Member, ...]) -> bool:
-    """True when nobody of the ring as it is would be in the next one."""
+    """True if the next ring would contain no member of the current one."""
     return not set(state.ring.names()) & {member.worker for member in members}
 
 
 def _change_reason(state: JobState, members: tuple[Member, ...]) -> str:
-    """Why the ring changes, out of the difference."""
+    """Describe the reasons of a ring change, from the difference of both rings."""
     before, after = set(state.ring.names()), {member.worker for member in members}
     reasons = [f"{member.worker} joins" for member in members if member.worker not in before]
     for worker in state.ring.names():
@@ -226,7 +229,7 @@ def _change_reason(state: JobState, members: tuple[Member, ...]) -> str:
 
 
 def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
-    """The member that reports; None for a message that is late or of an old stream."""
+    """Return the reporting member; None for a message that is late or from an old stream."""
     state, ring_state = turn.state, turn.state.ring
     if turn.attending(event.worker, event.session) is None or state.phase != "running":
         return None
@@ -246,7 +249,7 @@ def _reporting_member(turn: Turn, event: StepReported) -> Member | None:
 
 
 def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
-    """Whether a member trains where, by the store, the ring has not formed: it lost the acknowledged Go."""
+    """True if a member trains in a ring that has not formed by the store's data: the store lost its Go."""
     ring_state = turn.state.ring
     return (
         ring_state.stage in ("preparing", "loading")
@@ -261,8 +264,8 @@ def _reports_forgotten_ring(turn: Turn, event: StepReported) -> bool:
 def _check_report(turn: Turn, event: StepReported, member: Member) -> None:
     current, total = turn.state.steps.current, turn.state.total_steps
     if event.step != current or (total and event.step >= total):
-        # Not a fault of the worker's where a store forgot what this master's predecessor had acknowledged: it
-        # must be free to join anew.
+        # Not the worker's fault if the store lost what the previous master had acknowledged: the worker must
+        # be able to join anew.
         raise Rejection(
             "stale",
             f"{event.worker} reports step {event.step}, the ring is at step {current}",

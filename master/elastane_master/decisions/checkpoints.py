@@ -1,10 +1,10 @@
-"""The save protocol: shards of all members, then the leader's manifest, then it counts.
+"""The save protocol: shards of all members, then the leader's manifest, then the checkpoint is valid.
 
-    Prepared(s).then_checkpoint --> Saved(shard i) from each member --> Checkpoint(manifest) to the leader
-    --> Saved(complete)
+  Prepared(s).then_checkpoint --> Saved(shard i) from each member --> Checkpoint(manifest) to the leader
+  --> Saved(complete)
 
-Training goes on meanwhile. An error, a lost member or a change of the ring ends a checkpoint; if
-somebody asked for it, it is asked for again. Weights never pass the master: it only keeps names.
+Training continues meanwhile. An error, a lost member or a ring change ends a checkpoint; if it was requested,
+the next attempt takes its place. Weights never pass through the master: it only keeps names.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 LISTED_MAX = 20
 RETRY_SECONDS = 5.0
-"""A checkpoint that must be saved before the ring ends is tried again after so long."""
+"""Delay before the next attempt at a checkpoint that must be saved before the ring ends."""
 
 
 class CheckpointInFlight(msgspec.Struct):
-    """A checkpoint being written. workers: who writes shard 0, 1, ...; the first writes the manifest.
+    """A checkpoint being written. workers: writers of shard 0, 1, ...; the first also writes the manifest.
 
     closing: the ring ends once it is saved.
     """
@@ -43,7 +43,7 @@ class CheckpointInFlight(msgspec.Struct):
 
 
 class SavedCheckpoint(msgspec.Struct, frozen=True):
-    """A complete checkpoint. step: first step that is not in it. requests: who asked for it."""
+    """A complete checkpoint. step: first step not included. requests: ids of the requests it fulfils."""
 
     checkpoint: str
     step: int
@@ -62,11 +62,11 @@ class FailedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class CheckpointBook(msgspec.Struct):
-    """What is asked for, being written, saved, failed.
+    """Checkpoints requested, being written, saved, failed.
 
-    wanted: request ids of checkpoints asked for and not begun. saved: newest last; saved_step: -1
-    without any. rejected: what a Load found unusable. not_before: a closing checkpoint failed, and is
-    tried again then.
+    wanted: ids of requests not begun yet. saved: newest last; saved_step: step of the newest, -1 without any.
+    rejected: checkpoints that a Load found unusable. not_before: time of the next attempt after a failed
+    closing checkpoint.
     """
 
     wanted: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class CheckpointBook(msgspec.Struct):
 
 
 def due_reason(state: JobState, step: int) -> str:
-    """Why a checkpoint is taken at the start of `step`; empty when none is."""
+    """Return the reason for a checkpoint at the start of `step`; empty if none is due."""
     book, interval = state.checkpoints, state.settings.checkpoint_interval_steps
     if not state.settings.checkpoint_url or book.in_flight is not None or book.saved_step == step:
         return ""
@@ -91,7 +91,7 @@ def due_reason(state: JobState, step: int) -> str:
 
 
 def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
-    """The members save a checkpoint when they have applied the step before `step`."""
+    """Start a checkpoint: members save it when they have applied the step before `step`."""
     state, book = turn.state, turn.state.checkpoints
     workers = tuple(record.worker for record in state.active_members())
     name = f"step-{step:012d}-generation-{state.ring.generation}"
@@ -103,7 +103,7 @@ def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
 
 
 def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
-    """The Checkpoint for a member at the boundary before `step`, if one is being taken there."""
+    """Return the Checkpoint message for a member at the boundary before `step`, if one is taken there."""
     flight = state.checkpoints.in_flight
     if flight is None or flight.step != step or worker not in flight.workers:
         return None
@@ -118,9 +118,9 @@ def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
 
 
 def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
-    """A member's Saved; returns what became of the checkpoint, empty while it is being written.
+    """Handle a member's Saved; return the outcome of the checkpoint, empty while it is being written.
 
-    Raises Rejection when the member reports a shard that is not its own.
+    Raises Rejection if the member reports another member's shard.
     """
     book = turn.state.checkpoints
     flight = book.in_flight
@@ -155,7 +155,7 @@ def report(turn: Turn, event: SavedReported) -> Literal["", "saved", "failed"]:
 
 
 def give_up(turn: Turn, reason: str, *, again: bool) -> None:
-    """Ends the checkpoint in flight, if any. again: those who asked get the next one, else the error."""
+    """End the checkpoint in flight, if any. again: its requests pass to the next one instead of failing."""
     book = turn.state.checkpoints
     flight, book.in_flight = book.in_flight, None
     if flight is None:
@@ -171,7 +171,7 @@ def give_up(turn: Turn, reason: str, *, again: bool) -> None:
 
 
 def refuse_wanted(turn: Turn, reason: str) -> None:
-    """The job is over: checkpoints asked for and not begun will never be taken."""
+    """Fail requests for checkpoints that were not begun: the job is over."""
     book = turn.state.checkpoints
     if book.wanted:
         _failed(turn, "", turn.state.steps.committed, reason, book.wanted)
@@ -179,11 +179,12 @@ def refuse_wanted(turn: Turn, reason: str) -> None:
 
 
 def loaded(turn: Turn, checkpoint: str, step: int, rejected: tuple[str, ...]) -> None:
-    """The leader loaded `checkpoint` (empty: the initial state) and found `rejected` unusable."""
+    """Record that the leader loaded `checkpoint` (empty: the initial state) and found `rejected` unusable."""
     book = turn.state.checkpoints
     for what in rejected:
         turn.note("checkpoint_rejected", what)
     book.rejected = (*book.rejected, *rejected)[-LISTED_MAX:]
+    # Later checkpoints belong to the history that this load abandons.
     book.saved = tuple(saved for saved in book.saved if checkpoint and saved.step <= step)
     book.saved_step = step if checkpoint else -1
 
@@ -220,7 +221,8 @@ def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
         checkpoint=flight.checkpoint,
         at_step=flight.step,
         bytes=size,
-        # As `sha256sum` of the lines "FILE SHA256" of all shards, in their order.
+        # The digest of a text with a line "FILE SHA256" per shard, so that users can check it with
+        # `sha256sum`.
         sha256=hashlib.sha256("".join(shards).encode()).hexdigest(),
     )
 

@@ -1,8 +1,8 @@
-"""Dynamic datasets: leases and reports over `DynamicQueue`, made safe to retry.
+"""Dynamic datasets: leases and reports on top of `DynamicQueue`, made safe to retry.
 
-A worker that did not get its answer asks again with the same request id. Its reports must not
-count twice and it must get the same leases, so the last request of each worker is remembered, and of one
-that has several on the way those before it.
+A worker that did not receive an answer repeats the request with the same id. Its reports must not count twice
+and it must get the same leases, so the last request of each worker is remembered; for a worker with several
+requests in flight, earlier ones as well.
 """
 
 from __future__ import annotations
@@ -31,22 +31,25 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 10_000
 REMEMBERED_MAX = 10_000
-"""Workers of a dataset whose requests are remembered."""
+"""Limit of workers per dataset whose requests are remembered."""
 UNANSWERED_MAX = 63
-"""Requests of one worker that are remembered beside its last. One that says as many `unanswered` may be older
-than those decided on before it: a waiting one that is asked again, or one repeated after a break."""
+"""Limit of remembered requests per worker, besides its last.
+
+A request with this many `unanswered` may be older than those decided on before it: a waiting one that is
+retried, or one repeated after a disconnect.
+"""
 REMEMBERED_BYTES_MAX = 4 * 2**20
-"""Of one worker: what its remembered requests may take in all; its last one is always kept."""
+"""Limit for the size of a worker's remembered answers; its last one is always kept."""
 TASK_BYTES = 120
 OUTCOME_BYTES = 40
-"""What one takes in a snapshot, about, the states of random numbers not counted."""
+"""Approximate size in a snapshot, without RNG states."""
 NOTES_MAX = 20
 LOCKSTEP_DATASET = "train"
-"""The name under which the progress of the training itself is shown."""
+"""Name under which the progress of the training itself is shown."""
 
 
 class TaskOutcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of the report of `count` tasks."""
+    """Outcome of the report of `count` tasks."""
 
     epoch: int
     index: int
@@ -57,7 +60,7 @@ class TaskOutcome(msgspec.Struct, frozen=True, gc=False):
 class LeaseResult(msgspec.Struct, frozen=True, gc=False):
     """Answer to TasksRequested.
 
-    wait: nothing now, but tasks may come back or be added; ask again with the same event once the state has
+    wait: no tasks now, but some may come back or be added; submit the same event again once the state has
     changed. complete: every task is DONE or FAILED.
     """
 
@@ -68,9 +71,9 @@ class LeaseResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
-    """The last request of a worker and its answer; before: those it had no answer to then, oldest first.
+    """The last request of a worker and its answer. before: earlier unanswered ones, oldest first.
 
-    late: decided on behind requests that may have come after it. size_bytes: of the answer, about.
+    late: decided after requests that may have been sent after it. size_bytes: approximate size of the answer.
     """
 
     request_id: str
@@ -80,13 +83,13 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int = 0
 
     def found(self, request_id: str) -> RememberedRequest | None:
-        """The request of that id, if it is one of these."""
+        """Return the remembered request with this id, or None."""
         if self.request_id == request_id:
             return self
         return next((one for one in self.before if one.request_id == request_id), None)
 
     def with_answer(self, request_id: str, result: LeaseResult) -> RememberedRequest:
-        """The same, but that the request of that id, which is one of these, has another answer."""
+        """Return a copy in which the request with this id, which must be remembered, has another answer."""
         if self.request_id == request_id:
             return msgspec.structs.replace(self, result=result, size_bytes=_size_bytes(result))
         before = tuple(
@@ -96,18 +99,19 @@ class RememberedRequest(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, before=before)
 
     def followed_by(self, event: TasksRequested, result: LeaseResult) -> RememberedRequest:
-        """Request `event` as the last one, and of these those that its worker may repeat too."""
+        """Return a copy with `event` as the last request, keeping earlier ones that its worker may repeat."""
         late = event.unanswered >= UNANSWERED_MAX
         before: tuple[RememberedRequest, ...] = ()
         if event.unanswered:
             before = (*self.before, msgspec.structs.replace(self, before=()))
-            # A late one may have been answered and stand before one that has not: it takes nobody's place.
+            # A late request may be answered already and precede an unanswered one, so it must not displace
+            # any.
             kept = min(event.unanswered + sum(one.late for one in before), UNANSWERED_MAX)
             before = before[-kept:]
         return RememberedRequest(event.request_id, result, before, late, _size_bytes(result))
 
     def bounded(self) -> RememberedRequest:
-        """The same without the oldest ones that are too much in all."""
+        """Return a copy without the oldest requests beyond the size limit."""
         room = REMEMBERED_BYTES_MAX - self.size_bytes
         if sum(one.size_bytes for one in self.before) <= room:
             return self
@@ -124,14 +128,17 @@ def _size_bytes(result: LeaseResult) -> int:
 
 
 class DatasetBook(msgspec.Struct):
-    """task_sizes: by dataset. remembered: by dataset and worker, oldest first."""
+    """Settings and remembered requests. task_sizes: by dataset.
+
+    remembered: by dataset and worker, oldest first.
+    """
 
     task_sizes: dict[str, int] = {}
     remembered: dict[str, dict[str, RememberedRequest]] = {}
 
 
 def create(turn: Turn, event: DatasetCreated) -> None:
-    """Creates a dataset; the result is False when it was there with equal settings."""
+    """Create a dataset; the result is False if it existed with equal settings."""
     if not event.dataset or event.dataset == LOCKSTEP_DATASET:
         raise Rejection(
             "invalid_argument",
@@ -161,7 +168,7 @@ def create(turn: Turn, event: DatasetCreated) -> None:
 
 
 def extend(turn: Turn, event: DatasetExtended) -> None:
-    """Grows or closes a stream source; saying the same again changes nothing."""
+    """Grow or close a stream source; repeating a request changes nothing."""
     queue = _queue(turn, event.dataset)
     before = queue.snapshot(with_settings=False)
     try:
@@ -173,7 +180,7 @@ def extend(turn: Turn, event: DatasetExtended) -> None:
 
 
 def lease(turn: Turn, event: TasksRequested) -> None:
-    """Counts the reports, then leases; the result is a `LeaseResult`."""
+    """Count the reports, then lease tasks; the result is a `LeaseResult`."""
     queue = _queue(turn, event.dataset)
     if turn.state.phase in ("suspended", "max_wait_exceeded", "failed", "cancelled"):
         raise Rejection(
@@ -190,6 +197,7 @@ def lease(turn: Turn, event: TasksRequested) -> None:
     last = turn.state.datasets.remembered.get(event.dataset, {}).get(event.worker)
     known = last.found(event.request_id) if last is not None and event.request_id else None
     outcomes: tuple[TaskOutcome, ...] = ()
+    # Reports of a repeated request must not count twice; only an empty lease is tried again.
     if known is not None:
         if known.result.tasks or known.result.complete or not event.max_tasks:
             turn.result = known.result
@@ -206,7 +214,7 @@ def lease(turn: Turn, event: TasksRequested) -> None:
 
 
 def abandon(turn: Turn, worker: str, reason: str, *, counts: bool) -> None:
-    """A worker is gone: its leases go back to the front of TODO. counts: as failed attempts."""
+    """Return a lost worker's leases to the front of TODO. counts: as failed attempts."""
     for name, queue in turn.queues.dynamic.items():
         turn.state.datasets.remembered.get(name, {}).pop(worker, None)
         returned = queue.abandon(worker, turn.now, reason, counts=counts)
@@ -216,7 +224,7 @@ def abandon(turn: Turn, worker: str, reason: str, *, counts: bool) -> None:
 
 
 def expire(turn: Turn) -> None:
-    """Ends the leases whose deadline has come."""
+    """End the leases whose deadline has passed."""
     for name, queue in turn.queues.dynamic.items():
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= turn.now:
@@ -225,13 +233,13 @@ def expire(turn: Turn) -> None:
 
 
 def next_deadline(queues: dict[str, DynamicQueue]) -> float | None:
-    """When the next lease of any dataset ends."""
+    """Time at which the next lease of any dataset ends; None without leases."""
     deadlines = [queue.next_deadline() for queue in queues.values()]
     return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
 
 def _check_reports(queue: DynamicQueue, reports: tuple[TaskReport, ...]) -> None:
-    """Raises Rejection unless all reports are of tasks that were leased."""
+    """Raise Rejection unless all reports are for tasks that may have been leased."""
     tasks = 0
     try:
         for report in reports:
@@ -309,6 +317,7 @@ def _lease(
     tasks: tuple[TaskLease, ...] = ()
     if event.max_tasks and status is QueueStatus.HAS_TODO:
         turn.touch()
+        # Overdue tasks are leased before new ones, without waiting for the next Tick.
         deadline = queue.next_deadline()
         if deadline is not None and deadline <= turn.now:
             _note_returned(turn, event.dataset, queue.expire(turn.now), timed_out=True)

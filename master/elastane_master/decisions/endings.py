@@ -1,12 +1,12 @@
-"""The script ends the training before all epochs are done (early stopping): all workers do, or the job fails.
+"""Early stopping: scripts end the training before all epochs are done. All must do so, or the job fails.
 
-    a member's script leaves its loop over epochs --> EndEarly; it waits
-    all members have said so, after the same step --> AllEnd: the training has ended with that step
-    another one reports a further step, or is     --> the job has failed; both are named
-      about to begin the next epoch
+  a member's script leaves its loop over epochs --> EndEarly; it waits
+  all members have said so, after the same step --> AllEnd: the training has ended with that step
+  another one reports a further step, or is     --> the job has failed; both are named
+   about to begin the next epoch
 
-A member that waits takes part in changes of the ring, and sends EndEarly again in the next one. The state it
-hands to a newcomer includes that the training is over, so that nobody trains on in its place. From AllEnd on
+A member that waits takes part in ring changes, and sends EndEarly again in the next ring. The state it sends
+to a joining worker includes that the training is over, so that nobody trains on in its place. From AllEnd on
 the job behaves as if it had no further steps.
 """
 
@@ -20,8 +20,7 @@ from elastane_master.decisions.turn import Turn
 
 
 def end_early(turn: Turn, event: EndEarlyReported) -> None:
-    """A member's script has left its loop over epochs. One that says so in an older ring will send it
-    again."""
+    """Handle the end of a member's loop over epochs; one sent in an older ring will be sent again."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
     if record is None or ring_state.stage != "running" or event.generation != ring_state.generation:
@@ -42,7 +41,7 @@ def end_early(turn: Turn, event: EndEarlyReported) -> None:
 
 
 def settle(turn: Turn) -> None:
-    """The training has ended once every member has said so."""
+    """End the training once every member has ended."""
     state, ends = turn.state, turn.state.early_ends
     members = state.ring.names()
     if not members or not set(members) <= ends.keys():
@@ -66,7 +65,7 @@ def settle(turn: Turn) -> None:
 
 
 def goes_on(turn: Turn, worker: str) -> bool:
-    """Whether a member's report fails the job, because another member's script ended before that step."""
+    """True if a member's report fails the job because another member's script ended before that step."""
     if worker in turn.state.early_ends or not turn.state.early_ends:
         return False
     _fail(turn, worker)
@@ -74,7 +73,7 @@ def goes_on(turn: Turn, worker: str) -> bool:
 
 
 def _fail(turn: Turn, worker: str) -> None:
-    """`worker` trains on where another has ended."""
+    """Fail the job: `worker` trains on after another worker has ended."""
     other, end = next(iter(turn.state.early_ends.items()))
     life.end(
         turn,

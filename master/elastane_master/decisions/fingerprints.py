@@ -1,14 +1,14 @@
-"""Workers of a job hold the same state, or the job stops.
+"""Comparison of members' state: if members of a ring hold different state, the job stops.
 
-With its report of a step each member sends digests of its hyperparameters and of a part of its state as of
-the start of the step. They are compared before the step is prepared, so that a difference is never applied:
+With its report of a step each member sends digests of its hyperparameters and of part of its state as of the
+start of the step. They are compared before the step is prepared, so that a difference is never applied:
 
-    all reports are in --> digests alike?  yes: the step is prepared
-                                           no:  Explain to all members --> StateDetails --> the job has failed
+  all reports are in --> digests alike?  yes: the step is prepared
+                         no:  Explain to all members --> StateDetails --> the job has failed
 
-Nobody applies anything in the meantime, so members answer from the very state that their digests were of. The
-reason names the odd worker out (all of them if there is no majority), what differs, and the step. The answer
-of a member that is lost, or silent for too long, is not waited for.
+Nothing is applied in the meantime, so members answer from the same state as their digests. The reason names
+the odd worker out (all of them if there is no majority), what differs, and the step. The answer of a member
+that is lost, or silent for too long, is not awaited.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from elastane_master.decisions.state import Drift, JobState
 from elastane_master.decisions.turn import Turn
 
 EXPLAIN_SECONDS = 10.0
-"""So long members are waited for to say what their state consists of."""
+"""Time members have to send the details of their state."""
 NAMED_MAX = 3
-"""So many of the things that differ are named."""
+"""Limit of differing entries named in the reason."""
 
 
 def hold_back(turn: Turn) -> bool:
-    """Whether the current step, for which all reports are in, must not be prepared because members differ."""
+    """True if the current step, fully reported, must not be prepared because members differ."""
     state = turn.state
     if state.drift is not None:
         return True
@@ -45,12 +45,12 @@ def hold_back(turn: Turn) -> bool:
 
 
 def explain_message(drift: Drift) -> Explain:
-    """The request for details that is sent to a member."""
+    """Build the request for details that is sent to a member."""
     return Explain(drift.generation, drift.step)
 
 
 def detailed(turn: Turn, event: StateDetailed) -> None:
-    """A member has sent the details of its state."""
+    """Handle the details of a member's state."""
     state, drift = turn.state, turn.state.drift
     if turn.attending(event.worker, event.session) is None or drift is None:
         return
@@ -63,7 +63,7 @@ def detailed(turn: Turn, event: StateDetailed) -> None:
 
 
 def conclude(turn: Turn) -> bool:
-    """Fails the job with what is known so far; False if there is no difference to report."""
+    """Fail the job with the differences known so far; False if there is none to report."""
     state, drift = turn.state, turn.state.drift
     if drift is None:
         return False
@@ -88,19 +88,19 @@ def conclude(turn: Turn) -> bool:
 
 
 def next_deadline(state: JobState) -> float | None:
-    """When to stop waiting for answers."""
+    """Time at which to stop waiting for answers."""
     return state.drift.since + EXPLAIN_SECONDS if state.drift is not None else None
 
 
 def expire(turn: Turn) -> None:
-    """Proceeds without the answers that are overdue."""
+    """Continue without overdue answers."""
     due = next_deadline(turn.state)
     if due is not None and turn.now >= due:
         conclude(turn)
 
 
 def _alike(digests: object) -> bool:
-    """Whether all that were sent are equal."""
+    """True if all digests that were sent are equal."""
     return len({digest for digest in digests if digest is not None}) < 2  # type: ignore[attr-defined]
 
 
@@ -109,7 +109,7 @@ def _whole(details: tuple[StateDetail, ...]) -> Hashable:
 
 
 def _named(details: Mapping[str, tuple[StateDetail, ...]]) -> list[str]:
-    """The entries that differ, with their values."""
+    """Return the entries that differ, with their values."""
     by_worker = {
         worker: {detail.name: detail for detail in known} for worker, known in sorted(details.items())
     }

@@ -1,17 +1,17 @@
-"""What the store has forgotten, and the workers bring back.
+"""Recovery of acknowledged writes that the store has lost, from the workers.
 
-A store that fsyncs once a second loses its latest acknowledged writes when its host dies; if the master dies
-with it, only the workers still have them: each keeps its latest reports, and resends those that the master
-does not know (Welcome.reports_from). A Hello or a report that the stored state cannot explain shows that
-something was forgotten:
+A store that fsyncs once per second loses its latest acknowledged writes when its host dies; if the master
+dies with it, only the workers still have them: each keeps its latest reports, and resends those that the
+master does not know (Welcome.reports_from). A Hello or a report that the stored state cannot explain shows
+that something was lost:
 
-    a ring, a step or a history newer than the store's --> catching up: the ring is formed anew, all reports
-    are `brought` --> all are ready: each step with all N parts from one ring is prepared again -->
-    Go from the highest step that the history leads up to
+  a ring, a step or a history newer than the store's --> catching up: the ring is formed anew, all reports
+  are `brought` --> all are ready: each step with all N parts from one ring is prepared again -->
+  Go from the highest step that the history leads up to
 
-A worker whose part is missing is waited for as long as members are after a restart. If it does not come, the
-job goes back to the last complete step, and later steps that anybody holds belong to another history. A gap
-is never skipped: no checkpoint of a step that the history does not lead up to is loaded either.
+A worker whose part is missing is awaited as long as members are after a restart. If it does not come, the job
+goes back to the last complete step, and later steps that any worker holds belong to another history. A gap is
+never skipped: a checkpoint of a step that the history does not lead up to is not loaded either.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from elastane_master.decisions.steps import Brought, PreparedStep
 from elastane_master.decisions.turn import Turn
 
 GENERATIONS_AHEAD_MAX = 1000
-"""A worker that knows of a ring so much newer than the store's does not belong to this job."""
+"""A worker that knows a ring this much newer than the store's does not belong to this job."""
 STEPS_AHEAD_MAX = 100_000
-"""No store forgets so many steps."""
+"""Upper bound for lost steps; a larger difference cannot come from a store's data loss."""
 
 
 def notice(turn: Turn, event: WorkerJoined) -> None:
-    """Checks whether a Hello shows that the store has forgotten something. Raises Rejection.
+    """Check whether a Hello shows that the store has lost something. Raises Rejection.
 
-    The number of a ring that it has forgotten must not be reused, nor may messages of that ring be taken for
-    those of the store's ring.
+    The number of a lost ring must not be reused, or messages of that ring would be taken for those of the new
+    one.
     """
     state, ring = turn.state, turn.state.ring
     if event.role != "ring":
@@ -74,7 +74,7 @@ def notice(turn: Turn, event: WorkerJoined) -> None:
 
 
 def begin(turn: Turn, why: str, worker: str) -> None:
-    """The store is behind: from now on reports are collected as brought, until the ring starts."""
+    """Start catching up: from now on reports are collected as brought, until the ring starts."""
     state, steps = turn.state, turn.state.steps
     turn.touch()
     if not steps.catching_up:
@@ -90,7 +90,7 @@ def begin(turn: Turn, why: str, worker: str) -> None:
 
 
 def bring(turn: Turn, event: StepReported) -> None:
-    """A worker resends its report of a step that the store does not know. Raises Rejection."""
+    """Handle a resent report of a step that the store does not know. Raises Rejection."""
     state, steps = turn.state, turn.state.steps
     total, whole = state.total_steps, steps.whole_until
     if event.step < whole or event.generation < state.history_generation:
@@ -114,7 +114,7 @@ def bring(turn: Turn, event: StepReported) -> None:
 
 
 def restore(turn: Turn) -> None:
-    """Prepares again, in order, the steps for which all parts were brought."""
+    """Prepare again, in order, the steps for which all parts were brought."""
     state, steps = turn.state, turn.state.steps
     first = step = steps.whole_until
     least = state.history_generation
@@ -144,13 +144,13 @@ def restore(turn: Turn) -> None:
 
 
 def waits(turn: Turn) -> bool:
-    """Whether a worker is ahead of the history, and the missing parts may still be brought."""
+    """True if a worker is ahead of the history, and the missing parts may still be brought."""
     steps = turn.state.steps
     return steps.catch_up_until is not None and turn.now < steps.catch_up_until and any(_ahead(turn.state))
 
 
 def expire(turn: Turn) -> bool:
-    """Ends the wait for missing parts; True if there was one."""
+    """End the wait for missing parts; True if there was one."""
     steps = turn.state.steps
     if steps.catch_up_until is None or turn.now < steps.catch_up_until:
         return False
@@ -160,7 +160,7 @@ def expire(turn: Turn) -> bool:
 
 
 def give_up(turn: Turn) -> None:
-    """The ring goes on without the steps that the store lost and nobody brought."""
+    """Continue without the steps that the store lost and nobody brought."""
     state = turn.state
     step, held = state.steps.whole_until, max(_ahead(state), default=0)
     if held:
@@ -174,13 +174,13 @@ def give_up(turn: Turn) -> None:
 
 
 def loadable_until(state: JobState) -> int | None:
-    """The newest step that a loaded checkpoint may be of; None if history begins with what is loaded."""
+    """Newest step that a loaded checkpoint may have; None if history begins with what is loaded."""
     begun = state.history_generation > 0 or state.steps.catching_up
     return state.steps.whole_until if begun else None
 
 
 def _whole(brought: Iterable[Brought], ests: int, least: int) -> list[Brought]:
-    """The parts of all N ranks from the newest ring that has them all; empty if there is no such ring."""
+    """Return the parts of all N ranks from the newest ring that has all of them; empty if there is none."""
     rings: dict[int, list[Brought]] = {}
     for part in brought:
         if part.generation >= least:
@@ -193,14 +193,14 @@ def _whole(brought: Iterable[Brought], ests: int, least: int) -> list[Brought]:
 
 
 def _ahead(state: JobState) -> Iterator[int]:
-    """The steps held by workers that are ahead of the known part of this history."""
+    """Yield the steps of workers that are ahead of the known part of this history."""
     for record in state.ring_workers():
         if record.holds_state and record.applied_step > state.steps.whole_until:
             yield record.applied_step
 
 
 def _missing(state: JobState) -> str:
-    """Which parts of the first unknown step nobody brought."""
+    """Describe the missing parts of the first unknown step."""
     step = state.steps.whole_until
     there = {task.virtual_rank for part in state.steps.brought.get(step, ()) for task in part.tasks}
     missing = [rank for rank in range(state.settings.ests) if rank not in there]

@@ -1,20 +1,20 @@
-"""Attributes what the script's code between two epochs has drawn, from what all members report.
+"""Attribution of random draws by the script's code between two epochs, from all members' reports.
 
-Between two epochs a stock rank runs the script's code with generators of its own. A worker runs it once, with
+Between two epochs a stock rank runs the script's code with its own generators. A worker runs it once, with
 those of its first EST; its other ESTs draw the same number of values, or, if that number cannot be
 determined, the job ends with the reason. Before the first step of an epoch every member reports the state of
 its generators, and nobody begins the step before this is decided:
 
-    workers that ran the code must agree on what became of ESTs other than EST 0
-    EST 0's context is as its host reports; if that host is gone, EST 0 changed as the others did,
-    unless the script asked who leads: then EST 0's part is lost with it
-    contexts known in full (the code ran once for each EST) stay as they are
+  workers that ran the code must agree on what became of ESTs other than EST 0
+  EST 0's context is as its host reports; if that host is gone, EST 0 changed as the others did,
+  unless the script asked who leads: then EST 0's part is lost with it
+  contexts known in full (the code ran once for each EST) stay as they are
 
 A part that is lost with its worker, such as EST 0's when the leader dies in its evaluation, is run again by
-going back to the newest checkpoint: nobody holds a state that the job could go on from.
+going back to the newest checkpoint, because no worker holds a state from which the job could continue.
 
-The decision is kept with the step's contexts: whoever starts the step again starts it from the same states.
-Reports of workers that are gone remain valid, since the code they describe has run.
+The decision is stored with the step's contexts: a repetition of the step starts from the same states. Reports
+of workers that are gone remain valid, since the code they describe has run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CURE = (
 
 
 class Unattributable(Exception):  # noqa: N818 - an outcome
-    """What stock ranks would have drawn cannot be determined with certainty."""
+    """The draws of stock ranks cannot be determined with certainty."""
 
 
 class PartLost(Exception):  # noqa: N818 - an outcome
@@ -45,14 +45,17 @@ class PartLost(Exception):  # noqa: N818 - an outcome
 
 
 class Attribution(msgspec.Struct, frozen=True):
-    """changes: of every EST except those in `contexts`, which are known in full (deltas, by virtual rank)."""
+    """Attributed draws.
+
+    changes: of every EST except those in `contexts`, which are known in full (by rank).
+    """
 
     changes: dict[str, Change]
     contexts: dict[int, Parts]
 
 
 def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
-    """How each EST changed, as workers that ran the code report. Raises Unattributable, PartLost."""
+    """Determine how each EST changed, from workers that ran the code. Raises Unattributable, PartLost."""
     if not reports:
         raise PartLost("every worker that ran it is gone")
     for worker, report in reports.items():
@@ -72,7 +75,7 @@ def attribute(reports: Mapping[str, IntervalReport], ests: int) -> Attribution:
 
 
 def _agreed(reports: Mapping[str, IntervalReport]) -> dict[str, Change]:
-    """How ESTs other than EST 0 changed, on which all workers that can tell must agree."""
+    """Return how ESTs other than EST 0 changed; all workers that can tell must agree."""
     sure = {worker: report for worker, report in reports.items() if not report.uncertain}
     if not sure:
         worker, report = next(iter(reports.items()))
@@ -97,7 +100,7 @@ def _in_words(change: Change) -> str:
 
 
 def reported(turn: Turn, event: IntervalReported) -> None:
-    """A member is about to begin an epoch; once the last one has reported, the first step may begin."""
+    """Handle a member's report before an epoch; after the last one the first step may begin."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     record = turn.attending(event.worker, event.session)
     if record is None or state.phase != "running" or event.generation < ring_state.generation:
@@ -149,7 +152,7 @@ def reported(turn: Turn, event: IntervalReported) -> None:
 
 
 def decide_if_complete(turn: Turn) -> None:
-    """Once every member has reported: attributes the draws, or ends the job."""
+    """Attribute the draws once every member has reported, or end the job."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     interval = steps.intervals.get(steps.current)
     if interval is None or interval.changes is not None or ring_state.stage != "running":
@@ -188,7 +191,7 @@ def decide_if_complete(turn: Turn) -> None:
 
 
 def waits(state: JobState, worker: str) -> bool:
-    """Whether a member has reported while others are still running the code between the epochs."""
+    """True if a member has reported while others are still running the code between the epochs."""
     interval = state.steps.intervals.get(state.steps.current)
     return (
         interval is not None
@@ -198,7 +201,7 @@ def waits(state: JobState, worker: str) -> bool:
 
 
 def decided_message(state: JobState, member: Member) -> IntervalDecided:
-    """The decision for the ESTs of one member."""
+    """Build the decision for the ESTs of one member."""
     step = state.steps.current
     interval = state.steps.intervals[step]
     contexts = state.contexts.steps[step]

@@ -1,15 +1,15 @@
-"""What is overdue: a step, a Ready, a Load, a user's evaluation; and when to look again.
+"""Deadlines of the training: steps, Ready, Load, user code between steps.
 
-A stuck trainer is found by the lease of its tasks, but only where it alone can be to blame:
+A stuck trainer is detected by the lease of its tasks, but blamed only if no other can be the cause:
 
-    it has applied the step before and does not report this one: it hangs, and is evicted
-    a prepared step is not applied by all: the collective hangs, any member may be the cause, and
-    the ring is formed anew
-    the first step of a ring is not reported: forming the group needs all of them, so the one that was
-    silent for longest is evicted, and the others get a new lease
+  it has applied the step before and does not report this one: it hangs, and is evicted
+  a prepared step is not applied by all: the collective hangs, any member may be the cause, and
+  the ring is formed anew
+  the first step of a ring is not reported: forming the group needs all of them, so the one that was
+  silent for longest is evicted, and the others get a new lease
 
-A member in user code between two steps holds no lease; idle_max_seconds bounds that. One that waits for
-others to come out of it is not to blame, however long that takes.
+A member in user code between two steps holds no lease; idle_max_seconds bounds that. A member that waits for
+others to leave such code is not to blame, however long it takes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from elastane_master.decisions.turn import Turn
 
 READY_SECONDS_MIN = 10.0
 FIRST_STEP_FACTOR = 4.0
-"""The first step of a ring includes forming the group and handing over the state."""
+"""The first step of a ring includes forming the group and transferring the state."""
 FIRST_STEP_UNTIMED_FACTOR = 20.0
-"""The job's first step may also include compiling the model: so many times the least lease."""
+"""The job's first step may also include compiling the model: multiple of the minimum lease."""
 
 
 def tick(turn: Turn) -> None:
-    """Decides on everything whose time has come."""
+    """Decide on everything that is due."""
     state, ring_state = turn.state, turn.state.ring
     if state.grace_until is not None and turn.now >= state.grace_until:
         sessions.grace_over(turn)
@@ -71,7 +71,7 @@ def tick(turn: Turn) -> None:
 
 
 def next_deadline(turn: Turn) -> float | None:
-    """When the next Tick is needed, None if nothing is waited for."""
+    """Time at which the next Tick is needed, None if there is no deadline."""
     state, ring_state = turn.state, turn.state.ring
     deadlines: list[float | None] = [
         state.grace_until,
@@ -98,7 +98,7 @@ def next_deadline(turn: Turn) -> float | None:
 
 
 def ready_seconds(turn: Turn) -> float:
-    """How long a worker may take to answer Prepare."""
+    """Time a worker has to answer Prepare, in seconds."""
     lockstep = turn.queues.lockstep
     return max(READY_SECONDS_MIN, _lease_seconds(turn) if lockstep else 0.0)
 
@@ -113,7 +113,7 @@ def _rebuild(turn: Turn) -> None:
 
 
 def _changing(turn: Turn) -> None:
-    """A change of the ring does not come to an end."""
+    """Handle a ring change that does not complete in time."""
     state, ring_state = turn.state, turn.state.ring
     if ring_state.stage == "loading":
         leader = state.workers.get(ring_state.members[0].worker)
@@ -128,7 +128,7 @@ def _changing(turn: Turn) -> None:
     unready = ring.unready(state)
     names = ", ".join(record.worker for record in unready)
     if any(record.worker in ring_state.planned_from for record in unready):
-        # They wait for the all-reduce of the step before, and any of its members may be the cause.
+        # They wait for the all-reduce of the previous step, in which any member may be the cause.
         ring.reform(turn, f"{names} did not apply step {state.steps.prepared} within {limit_seconds:g} s")
         return
     evicted = [
@@ -141,7 +141,7 @@ def _changing(turn: Turn) -> None:
 
 
 def _running(turn: Turn) -> None:
-    """Members that hang."""
+    """Evict members that hang."""
     state, ring_state = turn.state, turn.state.ring
     overdue = [(record, reason) for due, record, reason in _member_deadlines(turn) if due <= turn.now]
     blamed = [(record, reason) for record, reason in overdue if record is not None]
@@ -152,6 +152,7 @@ def _running(turn: Turn) -> None:
         return
     if state.steps.current == ring_state.resume_step and not state.steps.reports:
         blamed = [min(blamed, key=lambda item: item[0].trainer_at or 0.0)]
+        # The others could not proceed without it, so their time starts anew.
         ring_state.stalled_since = None
         for record in state.active_members():
             record.trainer_at = turn.now if record.trainer_at is not None else None
@@ -163,14 +164,14 @@ def _running(turn: Turn) -> None:
 
 
 def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, str]]:
-    """(when, who is to blame or None if nobody can tell, why) of everything a running ring waits for."""
+    """Yield (deadline, worker to blame or None if unknown, reason) of everything a running ring waits for."""
     state, ring_state, steps = turn.state, turn.state.ring, turn.state.steps
     if ring_state.stage != "running":
         return
     records = [record for record in state.active_members() if not intervals.waits(state, record.worker)]
     idle_seconds = state.settings.idle_max_seconds
     between = [record for record in records if record.between_since is not None]
-    # One text for all of them: with thousands of members the texts would cost more than the deadlines.
+    # One text for all of them: with thousands of members, building texts would cost more than the deadlines.
     reason = f"was between two steps for more than {idle_seconds:g} s"
     for record in between:
         yield (record.between_since or 0.0) + idle_seconds, record, reason
@@ -204,7 +205,7 @@ def _member_deadlines(turn: Turn) -> Iterator[tuple[float, WorkerRecord | None, 
 
 
 def _lease_seconds(turn: Turn) -> float:
-    """How long a step may take; never longer than user code between two steps."""
+    """Time limit for a step; never longer than the limit for user code between two steps."""
     return min(turn.queues.training.lease_seconds, turn.state.settings.idle_max_seconds)
 
 
@@ -217,7 +218,7 @@ def _first_step_seconds(turn: Turn) -> float:
 
 
 def _leavers(turn: Turn) -> None:
-    """Workers that left the ring but do not stop."""
+    """Evict workers that left the ring but do not stop."""
     if turn.now >= turn.state.ring.since + ready_seconds(turn):
         for record in list(_unready_leavers(turn.state)):
             sessions.evict(turn, record, "left the ring but did not answer Prepare")

@@ -1,10 +1,10 @@
-"""The life of a job: its phase, and why it is in it.
+"""Life cycle of a job: its phase, and the reason for it.
 
 waiting <--> running --> succeeded | failed
-   ^            |
-   |            v
-   +------- suspended          cancelled from any phase but the last three
-   +------- max_wait_exceeded, from waiting
+ ^            |
+ |            v
+ +------- suspended          cancelled from any phase but the last three
+ +------- max_wait_exceeded, from waiting
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
 
 FAILURES_MAX = 3
-"""So many times in a row the script may raise at one step before the job counts as failed."""
+"""Number of consecutive errors of the script at one step after which the job fails."""
 
 ESTS_MAX = 65_536
-"""Every step holds a task and a context of each: a number sent by mistake must not fill the memory."""
+"""Limit for ests.
+
+Every step holds a task and a context of each, so a mistyped number could fill the memory.
+"""
 
 
 SECONDS_MAX = 1e9
-"""Thirty years: what is longer is a mistake, and few programs can read it as a duration."""
+"""Thirty years: longer durations are mistakes, and many programs cannot represent them."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def check_settings(settings: JobSettings) -> None:
-    """Raises Rejection when the settings of a new job are not possible."""
+    """Raise Rejection if the settings of a new job are invalid."""
     check_workers(settings.ests, settings.workers_min, settings.workers_max or settings.ests)
     positive = ("heartbeat_timeout_seconds", "lease_min_seconds", "lease_factor", "idle_max_seconds")
     least = {
@@ -67,7 +70,7 @@ def check_settings(settings: JobSettings) -> None:
 
 
 def check_prices(settings: JobSettings) -> None:
-    """Raises Rejection on a price or a currency that cannot be."""
+    """Raise Rejection for an invalid price or currency."""
     for name in ("spot_price_micros", "on_demand_price_micros"):
         if not 0 <= getattr(settings, name) <= PRICE_MICROS_MAX:
             raise _out_of_range(name, getattr(settings, name), f"0 (unknown) to {PRICE_MICROS_MAX}")
@@ -76,7 +79,7 @@ def check_prices(settings: JobSettings) -> None:
 
 
 def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
-    """Raises Rejection unless 1 <= workers_min <= workers_max and workers_min <= N."""
+    """Raise Rejection unless 1 <= workers_min <= workers_max and workers_min <= N."""
     if ests < 1:
         raise _out_of_range("ests", ests, "at least 1")
     if workers_min < 1:
@@ -88,7 +91,7 @@ def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
 
 
 def set_phase(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
-    """Enters a phase, or changes the reason for being in it. facts: of the event that tells of the phase."""
+    """Enter a phase, or change its reason. facts: details for the event that reports the phase."""
     state = turn.state
     if (state.phase, state.reason) == (phase, reason):
         return
@@ -99,13 +102,13 @@ def set_phase(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
 
 
 def tell_cost(turn: Turn, kind: str, why: str) -> None:
-    """Tells people what the job has cost so far."""
+    """Report the job's cost so far as an event."""
     spent = cost.view(turn.state, turn.now)
     turn.note(kind, f"{why}: {cost.in_words(spent)}", "", **cost.facts(spent))
 
 
 def end(turn: Turn, phase: Phase, reason: str) -> None:
-    """The job is over: nobody trains for it any more."""
+    """End the job: all workers are released."""
     state, ring = turn.state, turn.state.ring
     if phase != "succeeded":
         cost.dropped(state, turn.now)
@@ -131,7 +134,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
 
 
 def suspend(turn: Turn, reason: str) -> None:
-    """Sends every worker away; Resume goes on."""
+    """Release every worker until Resume."""
     halt(turn, "suspended", reason)
     lost = turn.state.steps_unsaved
     if lost > 0:
@@ -139,7 +142,7 @@ def suspend(turn: Turn, reason: str) -> None:
 
 
 def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
-    """Stops training and sends every worker away until Resume. phase: one of HALTED."""
+    """Stop training and release every worker until Resume. phase: one of HALTED."""
     state, ring = turn.state, turn.state.ring
     state.suspending = False
     dissolve(turn, reason)
@@ -154,7 +157,7 @@ def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
 
 
 def dissolve(turn: Turn, reason: str) -> None:
-    """There is no ring any more, and what it was doing is dropped; the caller tells its members."""
+    """Dissolve the ring and drop its work in progress; the caller notifies its members."""
     state, ring = turn.state, turn.state.ring
     turn.touch()
     cost.dropped(state, turn.now)
@@ -172,7 +175,7 @@ def dissolve(turn: Turn, reason: str) -> None:
 
 
 def conclude_if_finished(turn: Turn) -> bool:
-    """Ends the job when no member is left and the scripts of some came to their end; True if so."""
+    """End the job if no member is left and some scripts have finished; True if so."""
     state = turn.state
     if not state.finished or state.phase in OVER or state.active_members():
         return False
@@ -199,10 +202,10 @@ def conclude_if_finished(turn: Turn) -> bool:
 
 
 def count_failure(turn: Turn, worker: str, step: int, message: str) -> bool:
-    """The script raised in a member after `step` steps; True when the job failed by it.
+    """Count an error of the script in a member after `step` steps; True if the job failed because of it.
 
-    A script that raises at the same step in three rings after each other will raise there for ever:
-    a replay is exact. Several members that raise in one ring count once.
+    A script that fails at the same step in three consecutive rings will always fail there, because a replay
+    is exact. Several members that fail in one ring count once.
     """
     state = turn.state
     generation = state.ring.generation

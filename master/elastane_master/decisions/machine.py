@@ -1,8 +1,8 @@
-"""The decisions of one job: `(state, now, event) -> (state, effects, reason)`.
+"""The state machine of one job: `(state, now, event) -> (state, effects, reason)`.
 
-`handle` is pure: no I/O, no clock, no randomness, so that the stored events with their times give the
-same state again after a restart, and the simulation runs this very code. An event that is refused
-raises `Rejection` before anything changed; one that changes nothing need not be stored.
+`handle` is pure: no I/O, no clock, no randomness, so that replaying the stored events with their times yields
+the same state after a restart, and the simulation runs this very code. A refused event raises `Rejection`
+before anything is changed; an event that changes nothing need not be stored.
 """
 
 from __future__ import annotations
@@ -58,14 +58,17 @@ from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
 
 VERSION = 3
-"""2: tasks leased as a run are one entry of a queue's snapshot. 3: a job has a cost, and may wait for so long
-only."""
+"""Version of the snapshot.
+
+Version 2: tasks leased as a run are one entry of a queue's snapshot. Version 3: cost, and a limit on the wait
+for workers.
+"""
 VERSIONS_READ = (1, 2, VERSION)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 class Stored(msgspec.Struct, array_like=True):
-    """The snapshot of a job."""
+    """Snapshot of a job."""
 
     version: int
     state: JobState
@@ -77,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(Stored)
 
 
 class JobMachine:
-    """One job's state machine. Made by `create` or `restore`; only `handle` changes it."""
+    """One job's state machine. Created by `create` or `restore`; only `handle` changes it."""
 
     __slots__ = ("_queues", "_state")
 
@@ -87,7 +90,7 @@ class JobMachine:
 
     @classmethod
     def create(cls, name: str, settings: JobSettings, now: float) -> JobMachine:
-        """A new job that waits for workers. Raises Rejection("invalid_argument") on bad settings."""
+        """Create a job that waits for workers. Raises Rejection("invalid_argument") for invalid settings."""
         if not _NAME.fullmatch(name):
             raise Rejection(
                 "invalid_argument",
@@ -102,22 +105,22 @@ class JobMachine:
 
     @property
     def state(self) -> JobState:
-        """For views and tests; never to be changed."""
+        """Current state, for views and tests; must not be modified."""
         return self._state
 
     @property
     def queues(self) -> Queues:
-        """For views and tests; never to be changed."""
+        """Current queues, for views and tests; must not be modified."""
         return self._queues
 
     def creation_note(self) -> Note:
-        """What to tell people of a job that was just created."""
+        """Return the event that reports the creation of the job."""
         settings = self._state.settings
         limit = settings.workers_max or settings.ests
         return Note("job_created", f"{settings.ests} ESTs on {settings.workers_min} to {limit} workers")
 
     def handle(self, event: AnyEvent, now: float) -> Decision:
-        """Decides on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
+        """Decide on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""
         turn = Turn(self._state, self._queues, now)
         members = cost.ring_key(self._state)
         _HANDLERS.get(type(event), operators.request)(turn, event)
@@ -128,16 +131,16 @@ class JobMachine:
         return turn.decision()
 
     def next_deadline(self) -> float | None:
-        """When the next Tick is needed; None while nothing is waited for."""
+        """Time at which the next Tick is needed; None while there is no deadline."""
         return leases.next_deadline(Turn(self._state, self._queues, 0.0))
 
     def snapshot(self) -> bytes:
-        """The whole state."""
+        """Serialise the full state."""
         return _encoder.encode(Stored(VERSION, self._state, self._queues.stored()))
 
     @classmethod
     def restore(cls, snapshot: bytes) -> JobMachine:
-        """The job as it was at `snapshot`. Raises ValueError on a snapshot of another version."""
+        """Rebuild the job from `snapshot`. Raises ValueError for an unknown version."""
         stored = _decoder.decode(snapshot)
         if stored.version not in VERSIONS_READ:
             raise ValueError(f"a job's snapshot of version {stored.version}; this master reads {VERSION}")
@@ -165,4 +168,4 @@ _HANDLERS: dict[type[AnyEvent], Callable[[Turn, Any], None]] = {
     DatasetCreated: datasets.create,
     DatasetExtended: datasets.extend,
 }
-"""Who decides on an event; operators' requests are not among them."""
+"""Handler of each event; operators' requests have a common one."""

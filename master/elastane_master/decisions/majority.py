@@ -1,4 +1,4 @@
-"""Which of several workers is the odd one out, and how that is put into words."""
+"""Comparison of workers' values: finds the odd one out and describes it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ CURE = (
     " job.carry(...); what only the leader changes belongs behind the training; if neither is so, look at the"
     " hardware"
 )
-"""What most differences between workers come from."""
+"""Advice on the usual causes of differences between workers."""
 
 
 def odd_ones_out(found: Mapping[str, Hashable]) -> list[str]:
-    """The workers whose value is not that of the majority; all of them if there is no majority."""
+    """Workers whose value is not that of the majority; all of them if there is no majority."""
     counts = Counter(found.values())
     if len(counts) < 2:
         return []
@@ -25,7 +25,7 @@ def odd_ones_out(found: Mapping[str, Hashable]) -> list[str]:
 
 
 def in_words(odd: list[str], everybody: list[str]) -> str:
-    """Who differs from whom."""
+    """Describe who differs from whom."""
     others = sorted(worker for worker in everybody if worker not in odd)
     verb = "holds" if len(odd) == 1 else "hold"
     if others:

@@ -1,4 +1,4 @@
-"""What an operator can ask of a job. Each request takes effect once, however often it is repeated."""
+"""Operators' requests on a job. Each takes effect once, however often it is repeated."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REQUESTS_MAX = 1000
 
 
 def request(turn: Turn, event: Request) -> None:
-    """Carries a request out, unless its id did take effect before."""
+    """Carry a request out, unless one with its id has already taken effect."""
     if event.request_id and event.request_id in turn.state.requests:
         return
     match event:
@@ -61,7 +61,8 @@ def _scale(turn: Turn, event: ScaleRequested) -> None:
     state = turn.state
     _require_not_over(turn)
     most = event.workers_max
-    # Who names the most alone does not ask for more patience: with fewer workers than before it goes on.
+    # If only the maximum is given, the minimum is lowered to it, so that the job does not wait for more
+    # workers than allowed.
     least = event.workers_min or min(max(state.settings.workers_min, 1), most)
     life.check_workers(state.settings.ests, least, most)
     turn.touch()

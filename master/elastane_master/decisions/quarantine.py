@@ -1,13 +1,13 @@
-"""Workers that die again and again are let into the ring only after a growing delay.
+"""Quarantine: workers that die repeatedly may rejoin the ring only after a growing delay.
 
-Every death costs the others a replay, and every return a change of the ring: a worker that lives for seconds
-would keep all of them from training. So the deaths of each worker id are remembered for a while. The
-first ones are free, they are what spot machines do; from then on each doubles the time for which the worker
-stands by when it comes back.
+Every death costs the others a replay, and every return a ring change: a worker that lives for seconds would
+keep all of them from training. So the deaths of each worker id are remembered for a while. The first ones are
+free, since spot machines do that; from then on each doubles the time for which the worker stands by when it
+comes back.
 
-It is held back only from a ring that can do without it: where too few others are there, or where it alone
-holds the job's state, it is let in at once (`held`, asked by ring.next_members). One that the sentinel has
-found to compute wrongly is never let in again.
+A worker is held back only from a ring that can do without it: if there are too few others, or it alone holds
+the job's state, it is admitted at once (`held`, used by ring.next_members). A worker that the sentinel has
+found to compute wrongly is never admitted again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 WINDOW_SECONDS = 600.0
-"""Deaths count for so long."""
+"""Time for which deaths count."""
 DEATHS_FREE = 2
 FIRST_SECONDS = 2.0
-"""The delay after the first death that is not free; each further one doubles it."""
+"""Delay after the first death that is not free; each further death doubles it."""
 SECONDS_MAX = 120.0
 WORKERS_MAX = 1000
-"""So many worker ids are remembered at most; those whose last death is oldest are forgotten."""
+"""Limit of remembered worker ids; those whose last death is oldest are forgotten."""
 
 
 def died(state: JobState, worker: str, now: float) -> None:
-    """Remembers a death of a ring worker."""
+    """Record a death of a ring worker."""
     deaths = [at for at in state.deaths.pop(worker, ()) if now - at < WINDOW_SECONDS]
     kept = int(DEATHS_FREE + 1 + SECONDS_MAX // FIRST_SECONDS)
     state.deaths[worker] = (*deaths, now)[-kept:]
@@ -37,14 +37,14 @@ def died(state: JobState, worker: str, now: float) -> None:
 
 
 def delay_seconds(deaths: int) -> float:
-    """How long a worker that died so often within the window stands by."""
+    """Delay for a worker that died this often within the window."""
     if deaths <= DEATHS_FREE:
         return 0.0
     return float(min(FIRST_SECONDS * 2.0 ** min(deaths - DEATHS_FREE - 1, 32), SECONDS_MAX))
 
 
 def receive(turn: Turn, record: WorkerRecord) -> None:
-    """A ring worker has joined: holds it back if it died too often, or was found to compute wrongly."""
+    """Hold a joining ring worker back if it died too often, or was found to compute wrongly."""
     wrong_in = turn.state.sentinel.faulty.get(record.worker)
     if wrong_in is not None:
         put_out(turn, record, wrong_in)
@@ -67,7 +67,7 @@ def receive(turn: Turn, record: WorkerRecord) -> None:
 
 
 def put_out(turn: Turn, record: WorkerRecord, step: int) -> None:
-    """A worker that computes wrongly stands by for good; a repaired machine comes back under another id."""
+    """Hold back for good a worker that computes wrongly; a repaired machine comes back under another id."""
     turn.touch()
     record.held_until = math.inf
     record.reason = f"computed other gradients than two other workers in step {step}: stands by for good"
@@ -75,7 +75,7 @@ def put_out(turn: Turn, record: WorkerRecord, step: int) -> None:
 
 
 def for_good(record: WorkerRecord) -> bool:
-    """Whether a worker stands by for good: a ring that cannot be without it is not formed."""
+    """True if a worker stands by for good: a ring that would need it is not formed."""
     return record.held_until == math.inf
 
 
@@ -85,14 +85,14 @@ def held(state: JobState) -> frozenset[str]:
 
 
 def lift(state: JobState, members: tuple[str, ...]) -> None:
-    """These are in the ring, because it could not be without them."""
+    """Release these from quarantine: they are in the ring because it needs them."""
     for worker in members:
         if worker in state.workers:
             state.workers[worker].held_until = None
 
 
 def next_deadline(state: JobState) -> float | None:
-    """When the first of them has waited long enough."""
+    """Time at which the first delay ends."""
     return min(
         (
             record.held_until
@@ -104,7 +104,7 @@ def next_deadline(state: JobState) -> float | None:
 
 
 def release(turn: Turn) -> bool:
-    """Lets in those who have waited long enough; True if there were any."""
+    """Release workers whose delay has ended; True if there were any."""
     due = [
         record
         for record in turn.state.workers.values()

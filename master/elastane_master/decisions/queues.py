@@ -1,6 +1,6 @@
-"""The task queues of one job: one lockstep queue of the training, and a dynamic queue per dataset.
+"""Task queues of one job: one lockstep queue for the training, and a dynamic queue per dataset.
 
-`LockstepQueue` knows leases, attempts and progress; this module keeps it in step with the ring.
+`LockstepQueue` handles leases, attempts and progress; this module keeps it synchronised with the ring.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from elastane_shards.lockstep import LockstepQueue
 from elastane_shards.steps import LockstepSettings, LockstepState
 
 EPOCHS_UNKNOWN = 1 << 31
-"""Stands for the number of epochs while the script has not said it."""
+"""Number of epochs used while the script has not given it."""
 
 
 class StoredQueues(msgspec.Struct, array_like=True):
-    """The snapshot of a job's queues."""
+    """Snapshot of a job's queues."""
 
     lockstep: bytes
     dynamic: dict[str, bytes]
 
 
 class Queues:
-    """lockstep: None until the first ring worker has said how large the training is. dynamic: by dataset."""
+    """Queues of a job. lockstep: None until the first ring worker joins. dynamic: by dataset."""
 
     __slots__ = ("dynamic", "lockstep")
 
@@ -37,7 +37,7 @@ class Queues:
         self.dynamic: dict[str, DynamicQueue] = {}
 
     def stored(self) -> StoredQueues:
-        """The whole state."""
+        """Serialise all queues."""
         lockstep = self.lockstep.snapshot() if self.lockstep else b""
         return StoredQueues(lockstep, {name: queue.snapshot() for name, queue in self.dynamic.items()})
 
@@ -51,7 +51,7 @@ class Queues:
         return queues
 
     def create_lockstep(self, settings: JobSettings, signature: Signature) -> None:
-        """The tasks of the training, as the first ring worker describes it."""
+        """Create the training's queue from the first ring worker's signature."""
         self.lockstep = LockstepQueue(
             LockstepSettings(
                 ests=settings.ests,
@@ -66,17 +66,17 @@ class Queues:
 
     @property
     def training(self) -> LockstepQueue:
-        """The lockstep queue; there is one as soon as there is a ring."""
+        """The lockstep queue, which exists whenever there is a ring."""
         assert self.lockstep is not None, "a ring without a signature"
         return self.lockstep
 
     def ring_stopped(self, *, timed_out: int = 0) -> None:
-        """The ring changes: what was in DOING is TODO again. timed_out: how many tasks were overdue."""
+        """Return tasks in DOING to TODO for a ring change. timed_out: number of overdue tasks."""
         if self.lockstep is not None:
             self.lockstep.requeue(timed_out=timed_out)
 
     def ring_started(self, members: Sequence[Member], resume_step: int, now: float) -> None:
-        """A ring goes on from `resume_step`: earlier steps are DONE, its tasks are leased to the members."""
+        """Resume at `resume_step`: earlier steps are DONE, its tasks are leased to the members."""
         queue = self.training
         queue.requeue()
         if resume_step < queue.committed:
@@ -86,30 +86,30 @@ class Queues:
         self.step_begins(members, resume_step, now)
 
     def step_begins(self, members: Sequence[Member], step: int, now: float) -> None:
-        """Leases the tasks of `step`, unless the training has no such step."""
+        """Lease the tasks of `step`, unless it lies beyond the training."""
         queue = self.training
         if step < queue.settings.steps:
             holders = {rank: member.worker for member in members for rank in range(member.start, member.end)}
             queue.begin(step, holders, now)
 
     def step_reported(self, worker: str, ranks: Sequence[int]) -> None:
-        """A member is through with its tasks of the step in DOING."""
+        """Record that a member has finished its tasks of the step in DOING."""
         for rank in ranks:
             self.training.report(rank, worker)
 
     def step_committed(self, step: int, now: float) -> None:
-        """The N tasks of `step` are DONE, if a resume has not said so before."""
+        """Mark the N tasks of `step` as DONE, unless a resume has already done so."""
         if self.training.committed != step:
             return
         try:
             self.training.commit(now)
         except IllegalTransition:
-            # Known from a member's weights or a checkpoint, while a ring was about to do the step again.
+            # A member's weights or a checkpoint prove the step, while a ring was about to repeat it.
             self.lockstep = _forward(self.training, step + 1)
 
 
 def _forward(queue: LockstepQueue, step: int) -> LockstepQueue:
-    """The same queue further on: a checkpoint, or a member's weights, hold the steps before `step`."""
+    """Advance a queue: a checkpoint, or a member's weights, include the steps before `step`."""
     state = _state_of(queue)
     state.in_flight = []
     state.attempts = {kept: attempt for kept, attempt in state.attempts.items() if kept >= step}

@@ -1,9 +1,9 @@
-"""How long finished jobs are kept, and what is remembered of one that is closed. Pure.
+"""Retention of finished jobs, and the record of closed ones. Pure.
 
-    over --> nobody asks for it for a while --> closed: a record, which List and Get answer from
-         --> older than is kept, or more of them than are kept --> deleted, with all that is stored of it
+  over --> unused for a while --> closed: a record, from which List and Get answer
+    --> older than the limit, or too many --> deleted, with all its stored data
 
-A job that is over, but was changed since (its prices, a Resume and a new end), is as old as its last change.
+The age of a finished job counts from its last change (new prices, a Resume with another end).
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TIME = re.compile(r"([0-9]{1,9})([smhdw])")
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """Which finished jobs are kept: those of the last `seconds`, and of them the `newest`."""
+    """Limits for finished jobs: those of the last `seconds` are kept, and of them the `newest`."""
 
     seconds: float = math.inf
     newest: float = math.inf
 
     @classmethod
     def parse(cls, text: str) -> Retention:
-        """ "7d" (s, m, h, d, w), "100" (the newest hundred), or "forever". Raises ValueError."""
+        """Parse "7d" (s, m, h, d, w), "100" (the newest hundred), or "forever". Raises ValueError."""
         text = text.strip()
         if text == FOREVER:
             return cls()
@@ -43,7 +43,7 @@ class Retention(msgspec.Struct, frozen=True):
         return cls(seconds=int(match[1]) * _UNITS[match[2]])
 
     def overdue(self, ended: Iterable[tuple[str, float]], now: float) -> list[str]:
-        """Which of the finished jobs (name, when it ended) are not kept any longer, oldest first."""
+        """Return finished jobs (name, end time) beyond the limits, oldest first."""
         newest_first = sorted(ended, key=lambda one: (-one[1], one[0]))
         gone = [
             name
@@ -54,7 +54,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A closed job. view: as it was when it was closed. ended_at: seconds since the Unix epoch."""
+    """Record of a closed job. view: as of its closing. ended_at: seconds since the Unix epoch."""
 
     view: JobView
     ended_at: float
@@ -66,7 +66,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def require_deletable(machine: JobMachine, force: bool) -> None:
-    """Raises Rejection unless the job is over, or is to be ended for it."""
+    """Raise Rejection unless the job is over, or `force` allows to end it."""
     state = machine.state
     if state.phase not in OVER and not force:
         raise Rejection(
@@ -78,17 +78,17 @@ def require_deletable(machine: JobMachine, force: bool) -> None:
 
 
 def may_rest(machine: JobMachine) -> bool:
-    """Whether nothing is awaited of the job any more: it is over, and no deadline is left."""
+    """True if the job is over and no deadline is left, so that it can be closed."""
     return machine.state.phase in OVER and machine.next_deadline() is None
 
 
 def record_of(machine: JobMachine, now: float) -> bytes:
-    """What is stored of a job that is closed."""
+    """Encode the record of a job that is being closed."""
     return _encoder.encode(Record(job_view(machine, now), machine.state.decided_at, now))
 
 
 def read_record(payload: bytes) -> Record | None:
-    """The record; None: it is of another version, and the job has to be read whole."""
+    """Decode a record; None for another version: the job must then be read completely."""
     try:
         return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):

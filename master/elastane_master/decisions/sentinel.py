@@ -1,17 +1,17 @@
-"""Finding broken hardware: the same step of the same EST, run by two workers, must have the same bits.
+"""Detection of broken hardware: two workers that run the same step of the same EST must get the same bits.
 
-    every K steps   two members report the digest of one EST's gradients: its host, which computes them
-                    anyway, and another member, which runs that EST's turn in addition to its own
-    both agree      both are clean as of this step
-    they differ     the step is not applied; it is run again, and a third member runs the EST's turn too
-    two of three    agree: the third is faulty ("lies"). It is evicted for good, and history goes back to a
-                    checkpoint from before anything that it may have spoiled (verdicts.py)
-    no third        the job is suspended, and both are named
+  every K steps   two members report the digest of one EST's gradients: its host, which computes them
+                  anyway, and another member, which runs that EST's turn in addition to its own
+  both agree      both are clean as of this step
+  they differ     the step is not applied; it is run again, and a third member runs the EST's turn too
+  two of three    agree: the third is faulty. It is evicted for good, and history goes back to a
+                  checkpoint from before anything that it may have spoiled (verdicts.py)
+  no third        the job is suspended, and both are named
 
 The host role rotates: it goes to the member whose own turn has not been compared for longest, so with P
 members a worker that computes wrongly from some step on is found within K * P steps. The other role goes to
-the member of which nothing has been compared for longest. What a worker computes wrongly only in steps that
-are not checked is not found.
+the member of which nothing has been compared for longest. Wrong results only in steps that are not checked
+are not found.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from elastane_master.decisions.state import JobState
 
 VOTERS_MAX = 3
-"""Where three workers have three results it is not one of them that is broken."""
+"""Three workers with three different results: no single worker can be blamed."""
 KEPT_MAX = 10_000
-"""So many worker ids are remembered, and more only while so many train."""
+"""Limit of remembered worker ids, exceeded only by current members."""
 
 
 class Check(msgspec.Struct):
     """One EST's turn of one step, run by several workers.
 
-    workers: who must report a digest. votes: each one's digest, in hexadecimal; in a dispute they are kept
-    while the step is run again. disputed: they differ.
+    workers: those that must report a digest. votes: digests by worker, in hexadecimal; in a dispute they are
+    kept while the step is run again. disputed: the digests differ.
     """
 
     step: int
@@ -48,33 +48,33 @@ class Check(msgspec.Struct):
 
     @property
     def open(self) -> bool:
-        """Whether a digest is still missing."""
+        """True if a digest is still missing."""
         return any(worker not in self.votes for worker in self.workers)
 
 
 class SentinelBook(msgspec.Struct):
-    """What the sentinel knows of the workers.
+    """The sentinel's results about workers.
 
-    check: of the step being reported. hosted, clean: the last step in which a worker's own EST, or anything
-    it computed, was found right. faulty: who was found so, and in which step; they never train again.
-    doubts: which checkpoints may be spoiled. anew_generation: processes that were in a ring before this
-    generation are ahead of the history, and must be restarted.
+    check: check in the step being reported. hosted, clean: last step in which a worker's own EST, or anything
+    it computed, was found right. faulty: workers found faulty, with the step; they never train again. doubts:
+    checkpoints that may be spoiled. anew_generation: processes that were in a ring before this generation are
+    ahead of the history, and must be restarted.
     """
 
     check: Check | None = None
     hosted: dict[str, int] = {}
     clean: dict[str, int] = {}
-    #: Its name in stores is the one of before.
+    #: Stored under its former name, so that older snapshots can be read.
     faulty: dict[str, int] = msgspec.field(name="liars", default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     anew_generation: int = 0
 
 
 def is_due(step: int, every: int, epoch_steps: int) -> bool:
-    """Whether `step` is checked. every: K, 0: never. epoch_steps: steps of an epoch, 0 if unknown.
+    """True if `step` is checked. every: K, 0: never. epoch_steps: steps of an epoch, 0 if unknown.
 
-    The contexts that an epoch's first step starts from are known only once the script's code between the
-    epochs has run everywhere (intervals.py): a check due there is postponed to the next step.
+    The contexts of an epoch's first step are known only once the script's code between the epochs has run
+    everywhere (intervals.py): a check due there is postponed to the next step.
     """
     if every <= 0 or step <= 0:
         return False
@@ -87,9 +87,9 @@ def is_due(step: int, every: int, epoch_steps: int) -> bool:
 def choose(
     members: Sequence[Member], step: int, every: int, hosted: Mapping[str, int], clean: Mapping[str, int]
 ) -> Check | None:
-    """Who is checked in `step`, which is due, and by whom; None if there is nobody to check it.
+    """Choose the checked EST and its two workers for a due `step`; None if there are fewer than two members.
 
-    Each time a member's turn comes round, the next of its ESTs is taken.
+    Each time a member's turn comes round, its next EST is taken.
     """
     count = len(members)
     if count < 2:
@@ -103,7 +103,7 @@ def choose(
 
 
 def faulty(votes: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Who differs from the result that at least two workers share; None if no single result prevails."""
+    """Workers that differ from the result shared by at least two; None if no single result prevails."""
     counts = Counter(votes.values()).most_common(2)
     (result, supporters), *others = counts
     if supporters < 2 or (others and others[0][1] == supporters):
@@ -115,7 +115,7 @@ def faulty(votes: Mapping[str, str]) -> tuple[str, ...] | None:
 
 
 def _forget_oldest(state: JobState) -> None:
-    """Bounds what is remembered: workers that are gone are dropped, the oldest first."""
+    """Limit the memory: workers that are gone are dropped, oldest first."""
     book, members = state.sentinel, state.ring.names()
     for steps in (book.clean, book.hosted, book.faulty):
         for worker in [worker for worker in steps if worker not in members][: max(0, len(steps) - KEPT_MAX)]:
@@ -123,7 +123,7 @@ def _forget_oldest(state: JobState) -> None:
 
 
 def ring_goes(state: JobState) -> None:
-    """A ring resumes from its resume step: results found clean after it are no longer part of the history."""
+    """Adapt to a ring's resume step: results found clean after it are no longer part of the history."""
     book, ring = state.sentinel, state.ring
     if not state.settings.sentinel_steps:
         return
@@ -131,7 +131,7 @@ def ring_goes(state: JobState) -> None:
     for steps in (book.clean, book.hosted):
         steps.update({worker: min(step, before) for worker, step in steps.items()})
     for member in ring.members:
-        book.clean.setdefault(member.worker, before)  # it cannot have spoiled what it took no part in
+        book.clean.setdefault(member.worker, before)  # it cannot have spoiled steps in which it took no part
     _forget_oldest(state)
     if book.check is not None and not (book.check.disputed and book.check.step == ring.resume_step):
         book.check = None
@@ -143,7 +143,7 @@ def ring_goes(state: JobState) -> None:
 
 
 def step_begins(state: JobState, step: int) -> None:
-    """The members begin `step`: decides what is checked in it."""
+    """Choose the check of `step`, which the members begin."""
     book, every = state.sentinel, state.settings.sentinel_steps
     if not every:
         return
@@ -155,7 +155,7 @@ def step_begins(state: JobState, step: int) -> None:
 
 
 def order_for(state: JobState, member: Member | None, step: int) -> CheckOrder | None:
-    """What a member is asked to do for the check in `step`, if anything."""
+    """Return a member's order for the check in `step`, or None."""
     check = state.sentinel.check
     if check is None or member is None or check.step != step or member.worker not in check.workers:
         return None
@@ -165,7 +165,7 @@ def order_for(state: JobState, member: Member | None, step: int) -> CheckOrder |
 
 
 def owes(state: JobState, worker: str) -> bool:
-    """Whether a worker's part of the check in the current step is missing."""
+    """True if a worker's digest for the check in the current step is missing."""
     check = state.sentinel.check
     return (
         check is not None
@@ -176,13 +176,13 @@ def owes(state: JobState, worker: str) -> bool:
 
 
 def holds(state: JobState) -> bool:
-    """Whether the current step must not be applied yet: its check is open, or in dispute."""
+    """True if the current step must not be applied yet: its check is open, or in dispute."""
     check = state.sentinel.check
     return check is not None and check.step == state.steps.current and (check.open or check.disputed)
 
 
 def undecidable(state: JobState) -> bool:
-    """Whether the dispute cannot be resolved: nobody is left who could decide it."""
+    """True if the dispute cannot be resolved: no worker is left that could decide it."""
     check = state.sentinel.check
     if check is None or not check.disputed:
         return False
@@ -193,7 +193,7 @@ def undecidable(state: JobState) -> bool:
 
 
 def agreed(state: JobState, check: Check) -> None:
-    """All agree: they are clean as of this step."""
+    """All digests agree: mark their workers as clean as of this step."""
     book = state.sentinel
     book.clean.update(dict.fromkeys(check.votes, check.step))
     for worker in check.votes:
@@ -204,12 +204,12 @@ def agreed(state: JobState, check: Check) -> None:
 
 
 def clean_until(state: JobState, workers: Sequence[str]) -> int:
-    """The first step that one of these may have spoiled."""
+    """First step that one of these workers may have spoiled."""
     return min((state.sentinel.clean.get(worker, -1) for worker in workers), default=-1) + 1
 
 
 def doubt(state: JobState, workers: Sequence[str]) -> int:
-    """Marks whatever these computed since they were last clean as suspect; returns the first such step."""
+    """Mark everything these workers computed since last clean as suspect; return the first such step."""
     step = clean_until(state, workers)
     older = tuple(kept for kept in state.sentinel.doubts if kept.step_max < step)
     state.sentinel.doubts = (*older, Doubt(step, state.ring.generation))
@@ -221,12 +221,12 @@ def doubt(state: JobState, workers: Sequence[str]) -> int:
 
 
 def condemn(state: JobState, worker: str, step: int) -> None:
-    """A worker was found wrong in `step`."""
+    """Record that a worker was found faulty in `step`."""
     state.sentinel.faulty[worker] = step
 
 
 def checkpoints_kept(state: JobState) -> int:
-    """How many checkpoints are kept: those that history might go back to are never removed."""
+    """Number of checkpoints to keep: those that history might go back to are never removed."""
     keep = state.settings.checkpoint_keep
     if not state.settings.sentinel_steps:
         return keep

@@ -1,9 +1,9 @@
-"""Workers come, go, and return to a restarted master.
+"""Sessions of workers: join, leave, death, and return to a restarted master.
 
-A session is one stream, from Hello to Bye. A stream that ends without Bye while the master lives is
-a death: the worker is put out, and its next Hello is a newcomer's. Only a restart of the master ends streams
-for which no worker is to blame: the ring's members are then awaited for the return grace, and
-if all come back the generation does not change.
+A session is one stream, from Hello to Bye. A stream that ends without Bye while the master lives means a
+death: the worker is evicted, and its next Hello counts as a new join. Only a restart of the master ends
+streams through no fault of the workers: the ring's members then have the return grace to come back, and if
+all of them do, the generation does not change.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
 
 NOTICE_MARGIN_SECONDS = 1.0
-"""So much before the end of its notice, a tenth of it at most, a worker is not waited for any more."""
+"""Time before the end of its notice, at most a tenth of it, from which a worker is no longer awaited."""
 RESTART = "restart"
-"""Phase of a Done that ends a process which is to be started anew."""
+"""Phase in a Done that tells the process to restart."""
 ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000
 
 
 def joined(turn: Turn, event: WorkerJoined) -> None:
-    """Hello: a newcomer, or a member that returns after the master's restart."""
+    """Handle a Hello: a new worker, or a member that returns after the master's restart."""
     state = turn.state
     if not event.worker or not event.session:
         raise Rejection("invalid_argument", "Hello without a worker id", hint="set worker_id")
@@ -85,7 +85,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
 
 
 def stream_lost(turn: Turn, event: StreamLost) -> None:
-    """The stream ended without Bye, or no heartbeat came for too long: the worker is dead."""
+    """Handle a stream's end without Bye, or a heartbeat timeout: the worker is dead."""
     record = turn.attending(event.worker, event.session)
     if record is None:
         return
@@ -96,14 +96,14 @@ def stream_lost(turn: Turn, event: StreamLost) -> None:
 
 
 def evict(turn: Turn, record: WorkerRecord, reason: str) -> bool:
-    """Puts a worker out; True if the ring needed it. The caller goes on with `after_loss`."""
+    """Evict a worker; True if the ring needed it. The caller continues with `after_loss`."""
     turn.note("worker_evicted", f"{record.worker}: {reason}", record.worker)
     turn.close(record.worker, "evicted", reason)
     return _remove(turn, record, reason, counts=True)
 
 
 def bye(turn: Turn, event: ByeReported) -> None:
-    """The session ends as it should: the script came to its end, was drained, or raised."""
+    """Handle the regular end of a session: the script finished, was drained, or raised."""
     state = turn.state
     record = turn.attending(event.worker, event.session)
     if record is None:
@@ -134,7 +134,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
 
 
 def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported, was_member: bool) -> bool:
-    """Whether the end of a script counts: a worker put out earlier may end with steps of an older history."""
+    """True if a script's end counts: an evicted worker may end with steps of an older history."""
     state = turn.state
     if claims.is_fenced(state, event.worker, event.applied_step):
         return False
@@ -147,7 +147,7 @@ def _ended_in_this_history(turn: Turn, record: WorkerRecord, event: ByeReported,
 
 
 def leaving(turn: Turn, event: LeavingReported) -> None:
-    """A worker asks to be drained: now, or within the notice its node was given."""
+    """Handle a worker's request to be drained: now, or within its node's spot-termination notice."""
     record = turn.attending(event.worker, event.session)
     if record is None:
         return
@@ -160,7 +160,7 @@ def leaving(turn: Turn, event: LeavingReported) -> None:
 
 
 def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
-    """The worker leaves at the next step boundary, or at once if it hosts no ESTs."""
+    """Drain a worker: it leaves at the next step boundary, or at once if it hosts no ESTs."""
     turn.touch()
     record.draining, record.drain_reason = True, reason
     record.reason = f"leaves: {reason}"
@@ -173,7 +173,7 @@ def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
 
 
 def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
-    """Decides what the ring does without workers that have just been removed."""
+    """Decide how the ring continues without workers that were just removed."""
     state, ring_state = turn.state, turn.state.ring
     if state.phase in OVER or state.phase in HALTED or life.conclude_if_finished(turn):
         return
@@ -189,7 +189,7 @@ def after_loss(turn: Turn, was_needed: bool, reason: str) -> None:
 
 
 def master_started(turn: Turn, event: MasterStarted) -> None:
-    """A master took over: the ring's members have a grace to return, everybody else joins anew."""
+    """Handle a master's start: the ring's members have a grace to return, all others join anew."""
     state, ring_state = turn.state, turn.state.ring
     turn.touch()
     cost.recount(state, turn.now)
@@ -217,7 +217,7 @@ def master_started(turn: Turn, event: MasterStarted) -> None:
 
 
 def grace_over(turn: Turn) -> None:
-    """The return grace has passed: who is missing is put out."""
+    """End the return grace: evict workers that have not returned."""
     state, ring_state = turn.state, turn.state.ring
     turn.touch()
     unsettled = bool(state.awaited())
@@ -232,7 +232,7 @@ def grace_over(turn: Turn) -> None:
 
 
 def _settle(turn: Turn) -> None:
-    """Nobody of the ring is awaited any more: clocks run again, and what was put off is decided."""
+    """Settle after the last awaited member: clocks run again, and postponed decisions are made."""
     state, ring_state = turn.state, turn.state.ring
     turn.touch()
     if life.conclude_if_finished(turn):
@@ -255,7 +255,7 @@ def _settle(turn: Turn) -> None:
 
 
 def _check_signature(turn: Turn, event: WorkerJoined) -> None:
-    """The first ring worker fixes what all must have in common."""
+    """Check a worker's signature; that of the first ring worker defines the job's."""
     state = turn.state
     level = state.settings.determinism
     require_level(level, event.signature, event.worker)
@@ -271,12 +271,12 @@ def _check_signature(turn: Turn, event: WorkerJoined) -> None:
 
 
 def _reports_from(state: JobState, event: WorkerJoined) -> int | None:
-    """From which step on a worker's reports are not known, or may not be."""
+    """Return the first step from which the worker must resend its reports."""
     return state.steps.whole_until if event.role == "ring" else None
 
 
 def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
-    """Whether an awaited worker's Hello comes from the same process, so that it is still in the ring."""
+    """True if an awaited worker's Hello comes from the same process, so that it is still in the ring."""
     return (record.role, record.host, record.pid, record.store_address) == (
         event.role,
         event.host,
@@ -329,7 +329,7 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
 
 
 def _admit(turn: Turn, worker: str) -> None:
-    """A newcomer waits for the join window, or stands by when the ring is full."""
+    """Let a joining worker wait for the join window, or stand by if the ring is full."""
     state = turn.state
     if state.join_due is None:
         state.join_due = turn.now + state.settings.join_window_seconds
@@ -345,9 +345,9 @@ def _admit(turn: Turn, worker: str) -> None:
 
 
 def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> bool:
-    """Forgets a worker; True if the ring needed it.
+    """Remove a worker; True if the ring needed it.
 
-    counts: it died: its dynamic tasks have failed an attempt, and it is let in later if that goes on.
+    counts: the worker died: its dynamic tasks failed an attempt, and repeated deaths delay its return.
     """
     state, ring_state, worker = turn.state, turn.state.ring, record.worker
     turn.touch()
@@ -369,7 +369,7 @@ def _remove(turn: Turn, record: WorkerRecord, reason: str, *, counts: bool) -> b
 
 
 def _still_needed(turn: Turn, worker: str) -> bool:
-    """Whether a planned change waits for members whose all-reduce needs `worker`, which leaves."""
+    """True if a planned change waits for members whose all-reduce needs `worker`, which leaves."""
     state, ring_state = turn.state, turn.state.ring
     return worker in ring_state.planned_from and any(
         record.ready_generation != ring_state.generation

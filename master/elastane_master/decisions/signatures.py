@@ -1,7 +1,7 @@
-"""What must be equal in all workers of a job, and how to say what is not.
+"""Comparison of workers' signatures: what must be equal in all workers of a job.
 
-Two scripts that differ would train two models at once without anybody noticing; so a worker whose model,
-data or environment differs is refused, and the refusal names the first difference.
+Two different scripts would silently train two models at once; so a worker whose model, data or environment
+differs is refused, and the refusal names the first difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBERS = {
 }
 
 
-#: Facts of the machine a worker runs on, and what to do when two are unlike.
+#: Facts of a worker's machine, with advice if two differ.
 _PINNED = {
     "instruction_set": "",
     "onednn": "",
@@ -33,9 +33,9 @@ _REDUCED = ("tf32", "bf16", "high,", "medium")
 
 
 def require_level(level: Determinism, worker: Signature, name: str) -> None:
-    """Raises Rejection("mismatch") when a worker was not started, or is not kept, at its job's level.
+    """Raise Rejection("mismatch") if a worker does not run at its job's determinism level.
 
-    Nothing is asked of a worker that says nothing of levels, except at d2: it is older than they are.
+    A worker that reports no level is accepted, except at d2: it is older than the levels.
     """
     facts = worker.environment
     found = facts.get("determinism", "(absent)")
@@ -56,9 +56,9 @@ def require_level(level: Determinism, worker: Signature, name: str) -> None:
 
 
 def require_equal(job: Signature, worker: Signature, name: str, level: Determinism) -> None:
-    """Raises Rejection("mismatch") that names the first difference between a worker and its job.
+    """Raise Rejection("mismatch") naming the first difference between a worker and its job.
 
-    At level d0 unlike hardware is no difference.
+    At level d0 different hardware is allowed.
     """
     if job == worker:
         return
@@ -70,25 +70,26 @@ def require_equal(job: Signature, worker: Signature, name: str, level: Determini
         expected, found = job.environment.get(key, "(absent)"), worker.environment.get(key, "(absent)")
         if expected == found or (level == "d0" and key in _HARDWARE):
             continue
+        # The job was created before workers reported this fact.
         if expected == "(absent)" and _is_older(job, worker):
             continue
         raise _mismatch(name, f"environment {key}", expected, found, _hint(key, level))
 
 
 def completed(job: Signature, worker: Signature) -> Signature:
-    """The job's signature; one that was stored before workers told their facts gets those of `worker`."""
+    """Return the job's signature; one stored before workers reported facts gets those of `worker`."""
     if not _is_older(job, worker):
         return job
     return msgspec.structs.replace(job, environment=worker.environment | job.environment)
 
 
 def _is_older(job: Signature, worker: Signature) -> bool:
-    """Whether the job's signature is from before there were levels, and the worker's is not."""
+    """True if the job's signature predates the levels, and the worker's does not."""
     return "determinism" not in job.environment and "determinism" in worker.environment
 
 
 def _hint(key: str, level: Determinism) -> str:
-    """What to do when a fact of the environment differs."""
+    """Advice for a differing fact of the environment."""
     if key == "threads":
         return f"threads belong to the job: start workers with `elastane run`, which passes them; {_MIXTURE}"
     if key == "device":

@@ -1,7 +1,7 @@
-"""Everything the decisions of one job depend on, as plain values.
+"""State of one job, as plain values.
 
-The whole state is these structs and the task queues; a snapshot is their MessagePack form. Nothing here
-decides anything: the modules named in the comments do.
+The whole state is these structs and the task queues; a snapshot is their MessagePack form. This module
+decides nothing: the modules named in the comments do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from elastane_master.decisions.steps import StepBook
 
 Phase = Literal["waiting", "running", "suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"]
 OVER: frozenset[Phase] = frozenset({"succeeded", "failed", "cancelled"})
-"""Phases in which no worker is wanted any more."""
+"""Final phases, in which no worker is wanted any more."""
 HALTED: frozenset[Phase] = frozenset({"suspended", "max_wait_exceeded"})
 """Phases in which no worker is wanted until Resume."""
 
@@ -31,14 +31,13 @@ Stage = Literal["none", "preparing", "loading", "running"]
 
 
 class WorkerRecord(msgspec.Struct):
-    """A worker that attends, or is awaited after the master restarted.
+    """A worker with a session, or awaited after a restart of the master.
 
-    joined_order: grows with each joining. applied_step, holds_state: its weights, as far as they are believed
-    (claims.py). asked_generation, ready_generation: the newest it got Prepare for, and answered.
-    trainer_at: when its trainer last showed life; None before its first ring. between_since: when it
-    went into user code between two steps; None inside a step. held_until: it died too often and stands by
-    until then, for good where that is infinite (quarantine.py). leave_by: shortly before its node is taken
-    away, where that is known.
+    joined_order: increases with each join. applied_step, holds_state: its weights, as far as its claims are
+    accepted (claims.py). asked_generation, ready_generation: newest generation for which it was sent Prepare,
+    and answered. trainer_at: last sign of life of its trainer; None before its first ring. between_since:
+    when it entered user code between two steps; None inside a step. held_until: end of its quarantine,
+    infinite if for good (quarantine.py). leave_by: shortly before its node is taken away, if known.
     """
 
     worker: str
@@ -67,16 +66,16 @@ class WorkerRecord(msgspec.Struct):
 
 
 class RingState(msgspec.Struct, dict=True):
-    """The ring, and the change of membership in flight (ring.py).
+    """The ring, and the change of membership in progress (ring.py).
 
-    stage: none (no ring), preparing (Ready is awaited), loading (the leader loads a checkpoint), running; it
-    began at `since`. gone: members that left since the ring was decided; gone_applied: the step up to
-    which each had applied, or its script ended. order: seats of the last ring
-    that had members. planned: decided at a step boundary. planned_from: members of the ring before
-    whose last Prepared carries the change, empty once the ring goes. rebuild_due: when the ring is
-    formed anew because a member's collective broke. put_off: why the ring must change once the return
-    grace is over. stalled_since: the first Go after which no step was prepared. unblocked_at: when a member
-    last went into or came back from user code.
+    stage, entered at `since`: none (no ring), preparing (awaiting Ready), loading (the leader loads a
+    checkpoint), running. gone: members that left since the ring was decided; gone_applied: the step up to
+    which each had applied, or its script ended. order: order of members in the last ring that had any.
+    planned: decided at a step boundary. planned_from: members of the previous ring whose last Prepared
+    carries the change, empty once the ring starts. rebuild_due: when the ring is formed anew because a
+    member's collective broke. put_off: reason for a change that must follow once the return grace is over.
+    stalled_since: the first Go after which no step was prepared. unblocked_at: when a member last entered or
+    left user code.
     """
 
     generation: int = 0
@@ -100,17 +99,17 @@ class RingState(msgspec.Struct, dict=True):
     unblocked_at: float = 0.0
 
     def names(self) -> tuple[str, ...]:
-        """The worker ids of the members that are not gone, in the ring's order."""
+        """Worker ids of the members that are not gone, in the ring's order."""
         return tuple(member.worker for member in self.members if member.worker not in self.gone)
 
     def member(self, worker: str) -> Member | None:
-        """The worker's place, or None; a newcomer of a gone member's name has none."""
+        """Return the worker's member entry, or None; a new worker with a lost member's id has none."""
         if worker in self.gone:
             return None
         return self._places().get(worker)
 
     def _places(self) -> dict[str, Member]:
-        """The members by worker id: asked for at every message, so nothing is searched for in the tuple."""
+        """Members by worker id, cached because every message needs it."""
         members, places = self.__dict__.get("places", (None, {}))
         if members is not self.members:
             places = {member.worker: member for member in self.members}
@@ -119,7 +118,7 @@ class RingState(msgspec.Struct, dict=True):
 
 
 class EarlyEnd(msgspec.Struct, frozen=True):
-    """Where a worker's script left its loop over epochs, and the digest of its state."""
+    """Position at which a worker's script left its loop over epochs, and the digest of its state."""
 
     step: int
     epoch: int
@@ -128,7 +127,7 @@ class EarlyEnd(msgspec.Struct, frozen=True):
 
 
 class Drift(msgspec.Struct):
-    """Members of the ring that report `step` hold different state. details: what each one's consists of."""
+    """A difference of state between members that report `step`. details: by worker."""
 
     generation: int
     step: int
@@ -137,19 +136,19 @@ class Drift(msgspec.Struct):
 
 
 class JobState(msgspec.Struct):
-    """One job.
+    """State of one job.
 
-    original: the settings as created; `settings` differ after a Scale. revision: counts every change.
-    decided_at: when the last of them was decided; the clock of the next master goes on from there.
-    join_due: until then joins are gathered. grace_until: until then members of the ring may return after a
-    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at
-    which each member's script ended; final_digests: of their state then. early_ends: members of the ring
-    whose scripts left their loop over epochs; ended_step: with which step the training ended, once all had
-    (endings.py). drift: members differ, and were asked in what (fingerprints.py). failures, failed_step,
-    failed_generation: script errors in a row at one step. requests: operators' request ids that took
-    effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
-    workers have cost (cost.py). waiting_since: since when too few workers are there, where that is
-    bounded; wait_until: then those there are released (waiting.py). sentinel: see sentinel.py.
+    original: the settings as created; `settings` may differ after a Scale. revision: counter of changes.
+    decided_at: time of the last one; the next master's clock continues from there. join_due: end of the
+    window in which joins are collected. grace_until: time until which members of the ring may return after a
+    restart of the master. history_generation, fenced_claims: see claims.py. finished: applied step at which
+    each member's script ended; final_digests: of their state then. early_ends: members of the ring whose
+    scripts left their loop over epochs; ended_step: step with which the training ended, once all had
+    (endings.py). drift: a difference between members, under investigation (fingerprints.py). failures,
+    failed_step, failed_generation: script errors in a row at one step. requests: operators' request ids that
+    took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
+    workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
+    limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py.
     """
 
     name: str
@@ -190,7 +189,7 @@ class JobState(msgspec.Struct):
 
     @property
     def workers_needed(self) -> int:
-        """How many workers a ring has at least; all of them where recovery is fixed."""
+        """Minimum number of workers for a ring; all of them if recovery is fixed."""
         settings = self.settings
         if (
             self.finished
@@ -202,13 +201,13 @@ class JobState(msgspec.Struct):
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole training; 0 while the script has not said it."""
+        """Steps of the whole training; 0 while the script has not given them."""
         if self.ended_step is not None:
             return self.ended_step
         return self.signature.steps if self.signature else 0
 
     def begins_epoch(self, step: int) -> bool:
-        """Whether `step` is the first of an epoch of several: False while the script has not said it."""
+        """True if `step` is the first of one of several epochs; False while the script has not given them."""
         return (
             self.signature is not None
             and self.signature.steps_per_epoch > 1
@@ -217,21 +216,21 @@ class JobState(msgspec.Struct):
 
     @property
     def steps_unsaved(self) -> int:
-        """Committed steps that no checkpoint holds: they are done again once no worker holds the state."""
+        """Committed steps in no checkpoint: they are repeated if no worker holds the state any more."""
         return max(0, self.steps.committed - max(self.checkpoints.saved_step, 0))
 
     @property
     def all_committed(self) -> bool:
-        """Every step of the training is committed: the members only have to end."""
+        """True if every step of the training is committed: the members only have to finish."""
         return 0 < self.total_steps <= self.steps.committed
 
     def ring_workers(self) -> list[WorkerRecord]:
-        """Workers that attend to train, in the order they joined."""
+        """Workers with a session that train, in the order they joined."""
         return [record for record in self.workers.values() if record.role == "ring" and not record.awaited]
 
     def awaited(self) -> list[WorkerRecord]:
         """Workers of the ring that may still return after the master's restart."""
-        if self.grace_until is None:  # asked at every Ready: nobody is looked at where nobody can be
+        if self.grace_until is None:  # called at every Ready: without a grace no worker can be awaited
             return []
         return [record for record in self.workers.values() if record.awaited and record.role == "ring"]
 
@@ -240,10 +239,10 @@ class JobState(msgspec.Struct):
         return [self.workers[name] for name in self.ring.names()]
 
     def lagging(self, lags: Callable[[WorkerRecord], bool]) -> bool:
-        """Whether `lags` is true of an active member.
+        """True if `lags` holds for an active member.
 
-        Asked at every message of a step, each of which clears one member: the search goes on where it
-        found somebody the last time, and so passes each member once a step and not N times.
+        Called at every message of a step, each of which clears one member: the search continues where it
+        found a member the last time, and so visits each member once per step instead of N times.
         """
         ring, count = self.ring, len(self.ring.members)
         first = ring.__dict__.get("lagging", 0)

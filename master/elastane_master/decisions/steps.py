@@ -1,13 +1,12 @@
 """Bookkeeping of the steps: reported, prepared, applied, committed.
 
-    reported    a member has done forward and backward of its ESTs
-    prepared    all N contexts after the step are in
-    committed   every member of the ring has applied it
+  reported    a member has done forward and backward of its ESTs
+  prepared    all N contexts after the step are in
+  committed   every member of the ring has applied it
 
-At any time one step is being reported, `prepared + 1`; a worker starts the one after it only once
-it has applied it, which it does only when it is prepared. What a prepared step consisted of is
-kept until it is committed, also across changes of the ring: whoever applied it holds a state
-from which the job may go on.
+At any time one step is being reported, `prepared + 1`; a worker starts the next one only after it has applied
+this one, for which it must be prepared. The parts of a prepared step are kept until it is committed, even
+across ring changes: any worker that applied it holds a state from which the job may continue.
 """
 
 from __future__ import annotations
@@ -21,8 +20,11 @@ from elastane_master.decisions.events import Change, ContextDelta, Parts, StepTa
 
 
 class Report(msgspec.Struct):
-    """One member's part of the step being reported: contexts after it by virtual rank, its tasks, and the
-    digests of its hyperparameters and of a part of its state."""
+    """One member's part of the step being reported.
+
+    contexts: after the step, by virtual rank. settings_digest, state_digest: digests of its hyperparameters
+    and of part of its state.
+    """
 
     contexts: dict[int, Parts]
     tasks: tuple[StepTask, ...]
@@ -32,7 +34,7 @@ class Report(msgspec.Struct):
 
 
 class PreparedStep(msgspec.Struct):
-    """What a prepared step consisted of, until it is committed."""
+    """Parts of a prepared step, kept until it is committed."""
 
     epoch: int
     generation: int
@@ -40,7 +42,7 @@ class PreparedStep(msgspec.Struct):
 
 
 class IntervalReport(msgspec.Struct, frozen=True):
-    """What a worker says of the code between two epochs that it ran (see ring.proto)."""
+    """A worker's report on the code between two epochs that it ran (see ring.proto)."""
 
     changes: dict[str, Change] = {}
     contexts: dict[int, Parts] = {}
@@ -54,8 +56,8 @@ class IntervalReport(msgspec.Struct, frozen=True):
 class Interval(msgspec.Struct):
     """The script's code before the first step of an epoch (intervals.py).
 
-    reports: of those who ran it, by worker. here: the generation in which each worker last said that it is
-    before the step. changes: what is decided, None before. whole: ESTs whose contexts of the step are behind
+    reports: by worker, of those that ran it. here: generation in which each worker last reported that it is
+    before the step. changes: the decision, None before it. whole: ESTs whose stored contexts are those after
     the code.
     """
 
@@ -66,7 +68,7 @@ class Interval(msgspec.Struct):
 
 
 class Brought(msgspec.Struct, frozen=True):
-    """A member's part of a step that the store has lost, as its report was (forgotten.py)."""
+    """A member's resent report of a step that the store has lost (forgotten.py)."""
 
     worker: str
     generation: int
@@ -76,11 +78,11 @@ class Brought(msgspec.Struct, frozen=True):
 
 
 class StepBook(msgspec.Struct, dict=True):
-    """Where the steps stand.
+    """Progress of the steps.
 
-    committed: the next step to commit. prepared: the newest prepared step of this generation, resume_step - 1
-    before the first. prepared_at: when that was, or when the ring started. prepared_count: steps
-    prepared in all. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
+    committed: the next step to commit. prepared: newest prepared step of this generation, resume_step - 1
+    before the first. prepared_at: time of that, or of the ring's start. prepared_count: total number of
+    prepared steps. epoch: of the newest prepared step. reports: of step prepared + 1, by worker.
     prepared_steps: by step, until committed. hold: Prepared is held back until the checkpoint in flight is
     saved, because the ring ends with it. ready_order: gradient-ready order of EST 0. intervals: by the step
     that they precede, until it is committed. brought, catching_up, catch_up_until: see forgotten.py.
@@ -102,18 +104,18 @@ class StepBook(msgspec.Struct, dict=True):
 
     @property
     def whole_until(self) -> int:
-        """The first step of which nothing is known: all before it are committed, or prepared."""
+        """First step that is neither committed nor prepared."""
         step = self.committed
         while step in self.prepared_steps:
             step += 1
         return step
 
     def interval(self, step: int) -> Interval:
-        """The code before `step`."""
+        """Return the record of the code before `step`, creating it on first use."""
         return self.intervals.setdefault(step, Interval())
 
     def before_epoch(self, generation: int) -> list[str]:
-        """Workers that stand before the current step of that ring, where it is the first of an epoch."""
+        """Workers of that ring waiting before the current step, if it is the first of an epoch."""
         interval = self.intervals.get(self.current)
         here = interval.here if interval is not None else {}
         return [worker for worker, told in here.items() if told == generation]
@@ -124,7 +126,7 @@ class StepBook(msgspec.Struct, dict=True):
         return self.prepared + 1
 
     def start(self, resume_step: int, now: float) -> None:
-        """A ring goes on from `resume_step`."""
+        """Start a ring at `resume_step`."""
         self.prepared = resume_step - 1
         self.prepared_at = now
         self.hold = False
@@ -132,7 +134,7 @@ class StepBook(msgspec.Struct, dict=True):
         self._caught_up()
 
     def drop_reports(self) -> None:
-        """The ring changes: what was not prepared is done again."""
+        """Drop the reports for a ring change: steps that were not prepared are repeated."""
         self.reports = {}
         self.hold = False
 
@@ -144,21 +146,22 @@ class StepBook(msgspec.Struct, dict=True):
         epoch: int,
         digests: tuple[int | None, int | None] = (None, None),
     ) -> None:
-        """A member's part of the current step is in."""
+        """Add a member's part of the current step."""
         before = self.reports.get(worker)
         known = self.reported_ranks() - (len(before.contexts) if before else 0)
         self.reports[worker] = Report(contexts, tasks, epoch, *digests)
+        # Cached, because counting all reports at each of N messages would cost N^2 per step.
         self.__dict__["reported"] = (self.reports, len(self.reports), known + len(contexts))
 
     def reported_ranks(self) -> int:
-        """How many contexts of the current step are in."""
+        """Number of contexts received for the current step."""
         reports, count, ranks = self.__dict__.get("reported", (None, 0, 0))
         if reports is not self.reports or count != len(self.reports):
             return sum(len(report.contexts) for report in self.reports.values())
         return cast("int", ranks)
 
     def prepare(self, generation: int, now: float) -> list[Parts]:
-        """All contexts are in: the current step is prepared. Returns the contexts after it, by rank."""
+        """Prepare the current step once all contexts are in; return the contexts after it, by rank."""
         contexts: dict[int, Parts] = {}
         tasks: list[tuple[str, StepTask]] = []
         for worker, report in self.reports.items():
@@ -174,7 +177,7 @@ class StepBook(msgspec.Struct, dict=True):
         return [contexts[rank] for rank in sorted(contexts)]
 
     def commit(self, applied_step: int) -> list[Commit]:
-        """Every member has applied the steps below `applied_step`; returns those that this commits."""
+        """Commit the steps below `applied_step`, which every member has applied; return them."""
         commits = []
         while self.committed < applied_step and self.committed in self.prepared_steps:
             step = self.prepared_steps.pop(self.committed)
@@ -185,7 +188,7 @@ class StepBook(msgspec.Struct, dict=True):
         return commits
 
     def rewind(self, step: int) -> None:
-        """History goes on from `step`, whose contexts came with a checkpoint or the initial state."""
+        """Restart history at `step`, whose contexts came with a checkpoint or the initial state."""
         self.committed = step
         self.prepared_steps = {}
         self.intervals = {}

@@ -1,11 +1,11 @@
-"""Which of several masters on one store leads: `(state, now, event) -> (state, reason)`.
+"""Leadership among several masters of one store: `(state, now, event) -> (state, reason)`.
 
-The leader renews a lease in the store. The lease decides who ought to serve, for the sake of progress;
-that only one master can write is held by the fencing tokens, whatever is decided here. A leader that
-cannot renew for as long as the lease lasts is `unsure`: somebody else may lead by now, so it sends its
-workers away to look for that one, keeps what it knows, and goes on if the lease turns out to be its own.
+The leader renews a lease in the store. The lease decides which master serves, for liveness; the fencing
+tokens ensure that only one master can write, whatever is decided here. A leader that cannot renew for the
+length of the lease is `unsure`: another may lead by now, so it ends its workers' streams for them to look for
+that one, keeps its state in memory, and continues if the lease turns out to be its own.
 
-Times are of the master's monotonic clock, in seconds; how long a lease lasts is judged by the store's.
+Times are of the master's monotonic clock, in seconds; the store's clock decides when a lease expires.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ Action = Literal["stay", "lead", "pause", "resume", "yield"]
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """Who holds the lease. address: where clients reach it. master: its host and process id."""
+    """Holder of the lease. address: as reached by clients. master: its host and process id."""
 
     address: str
     master: str
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The lease is ours. token: grows when another master held it in between. asked_at: when we asked."""
+    """We hold the lease. token: increases if another master held it in between. asked_at: when we asked."""
 
     token: int
     asked_at: float
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """The lease is another master's."""
+    """Another master holds the lease."""
 
     leader: Leader
 
@@ -54,10 +54,10 @@ LeaseEvent = Held | Taken | NoAnswer | Fenced
 
 
 class Succession(msgspec.Struct, frozen=True):
-    """One master's place in the succession.
+    """One master's role.
 
-    token: of the lease as last held; 0 before. leader: who leads, as far as known; None: nobody, or we do.
-    renewed_at: the lease lasts `lease_seconds` from then on, or longer. not_before: no claim until then.
+    token: of the lease as last held; 0 before. leader: the known leader; None: none, or this master.
+    renewed_at: the lease lasts at least `lease_seconds` from then on. not_before: no claim until then.
     """
 
     lease_seconds: float
@@ -68,15 +68,16 @@ class Succession(msgspec.Struct, frozen=True):
     not_before: float = 0.0
 
     def claim_seconds(self, now: float) -> float:
-        """After how long the lease is asked for again, if nothing wakes us before."""
+        """Seconds until the next claim, unless something wakes us earlier."""
         return max(self.lease_seconds / 3, self.not_before - now)
 
 
 def decide(state: Succession, now: float, event: LeaseEvent) -> tuple[Succession, str]:
-    """The state after `event`, and why its role changed; an empty reason: it did not."""
+    """Return the state after `event`, and the reason for a change of role (empty: no change)."""
     change = msgspec.structs.replace
     match event:
         case Held(token, asked_at):
+            # Leading again this early would interrupt the takeover by the master that fenced us.
             if now < state.not_before:
                 return state, ""
             held = change(state, token=token, leader=None, renewed_at=asked_at, role="leading")
@@ -94,13 +95,13 @@ def decide(state: Succession, now: float, event: LeaseEvent) -> tuple[Succession
                 return change(state, role="unsure"), reason
             return state, ""
         case Fenced(error):
-            # The lease may be ours all the same: whoever ignores it is given time to finish with us.
+            # We may still hold the lease; not renewing it gives the other master time to fence all our jobs.
             not_before = now + state.lease_seconds
             return change(state, role="standby", leader=None, not_before=not_before), error
 
 
 def action(served: Succession, wanted: Succession) -> Action:
-    """What a master that serves as `served` says does to serve as `wanted` says; done one at a time."""
+    """Return the next action on the way from the `served` to the `wanted` state."""
     if wanted.role == "standby":
         return "stay" if served.role == "standby" else "yield"
     if served.role == "standby":

@@ -1,7 +1,7 @@
-"""One event being decided: the state, the time, and what comes of it.
+"""Context of one event being decided: the state, the time, and the resulting effects.
 
-The modules that decide get a Turn, change the state through it and leave effects in it. `touch`
-marks the state as changed: the event must then be stored before any effect is carried out.
+Decision modules receive a Turn, change the state through it and add effects. `touch` marks the state as
+changed: the event must then be stored before any effect is carried out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from elastane_master.decisions.state import JobState, WorkerRecord
 
 
 class Turn:
-    """What one `JobMachine.handle` works on."""
+    """Working state of one `JobMachine.handle` call."""
 
     __slots__ = ("changed", "effects", "now", "queues", "result", "state")
 
@@ -42,11 +42,11 @@ class Turn:
         self.result: object = None
 
     def touch(self) -> None:
-        """The state has changed."""
+        """Mark the state as changed."""
         self.changed = True
 
     def emit(self, effect: Effect) -> None:
-        """Adds an effect behind the others."""
+        """Append an effect."""
         self.effects.append(effect)
 
     def send(
@@ -64,15 +64,15 @@ class Turn:
         | Explain
         | AllEnd,
     ) -> None:
-        """Sends `message` to a worker, once the event is durable."""
+        """Send `message` to a worker once the event is durable."""
         self.effects.append(Send(worker, message))
 
     def close(self, worker: str, reason: str, message: str) -> None:
-        """Ends a worker's stream with a typed error."""
+        """End a worker's stream with a typed error."""
         self.effects.append(Close(worker, reason, message))
 
     def note(self, kind: str, reason: str, worker: str = "", **facts: object) -> None:
-        """Tells people what was decided and why."""
+        """Report a decision and its reason as an event."""
         self.effects.append(
             Note(
                 kind,
@@ -85,14 +85,14 @@ class Turn:
         )
 
     def attending(self, worker: str, session: str) -> WorkerRecord | None:
-        """The worker's record if `session` is its current one, else None: an old stream's message."""
+        """Return the worker's record if `session` is its current one; None for a message of an old stream."""
         record = self.state.workers.get(worker)
         if record is None or record.awaited or record.session != session:
             return None
         return record
 
     def decision(self) -> Decision:
-        """The outcome, when everything has been decided."""
+        """Return the outcome after everything has been decided."""
         if self.changed:
             self.state.revision += 1
             self.state.decided_at = max(self.state.decided_at, self.now)

@@ -1,8 +1,8 @@
-"""What follows from a check of the sentinel (sentinel.py): the step proceeds, is run again, or all go back.
+"""Consequences of a sentinel check (sentinel.py): the step proceeds, is repeated, or history goes back.
 
-It is not known since when a worker has computed wrongly, only when it was last found right. Its gradients are
-in every sum since then, and so in everybody's weights. Nobody's state can be trusted any more: all processes
-are restarted, and the next ring goes on from a checkpoint that cannot be spoiled, or from the initial state.
+It is unknown since when a worker has computed wrongly, only when it was last found right. Its gradients are
+in every sum since then, and so in all workers' weights. No state can be trusted any more: all processes are
+restarted, and the next ring starts from a checkpoint that cannot be spoiled, or from the initial state.
 Running processes are not rolled back: a script's own variables, and its place in its epochs, cannot be.
 """
 
@@ -15,7 +15,7 @@ from elastane_master.decisions.turn import Turn
 
 
 def reported(turn: Turn, event: CheckReported) -> None:
-    """A worker has reported its digest for the EST that is checked."""
+    """Handle a worker's digest for the checked EST."""
     state = turn.state
     check = state.sentinel.check
     if turn.attending(event.worker, event.session) is None or event.generation != state.ring.generation:
@@ -38,7 +38,7 @@ def reported(turn: Turn, event: CheckReported) -> None:
 
 
 def _decide(turn: Turn, check: sentinel.Check) -> None:
-    """Called once everybody who was asked has answered."""
+    """Decide after all requested digests have arrived."""
     state = turn.state
     found = sentinel.faulty(check.votes)
     if found is not None and not found:
@@ -66,7 +66,7 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
 
 
 def _go_back(turn: Turn, check: sentinel.Check, faulty: tuple[str, ...]) -> None:
-    """These computed wrongly: they are evicted, and all processes restart from before the fault."""
+    """Evict the faulty workers, and restart all processes from before the fault."""
     state = turn.state
     turn.touch()
     right = " and ".join(worker for worker in check.votes if worker not in faulty)

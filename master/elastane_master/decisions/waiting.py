@@ -1,11 +1,11 @@
-"""How long too few workers are waited for: those that are there cost money and do nothing.
+"""Limit on the wait for enough workers: those that are present cost money and do nothing.
 
-The wait begins when the job is created, when training stops because too few workers are left, and at
-Resume. It ends with enough workers, or after max_wait_seconds: then those that are there are released, and
-the job stops until Resume.
+The wait begins when the job is created, when training stops because too few workers are left, and at Resume.
+It ends with enough workers, or after max_wait_seconds: then the present workers are released, and the job
+stops until Resume.
 
-Its end is an absolute time in the state, so a restart of the master does not begin it anew. While no master
-ran nobody could join, so after a restart workers have the return grace at least.
+Its end is stored as an absolute time, so a restart of the master does not extend it. But no worker can join
+while no master runs, so after a restart workers have at least the return grace.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from elastane_master.decisions.turn import Turn
 
 
 def begin(state: JobState, now: float) -> None:
-    """The wait begins, where it is bounded."""
+    """Start the wait, if it is limited."""
     if state.settings.max_wait_seconds > 0:
         state.waiting_since, state.wait_until = now, now + state.settings.max_wait_seconds
 
 
 def settle(turn: Turn) -> None:
-    """The end of a decision: the wait begins, goes on, or is over."""
+    """Start, continue or end the wait, after each decision."""
     state = turn.state
     if state.waiting_since is None:
         if state.settings.max_wait_seconds > 0 and _too_few(state):
@@ -32,14 +32,14 @@ def settle(turn: Turn) -> None:
 
 
 def master_started(turn: Turn) -> None:
-    """Workers need time to find the restarted master."""
+    """Extend the wait: workers need time to find the restarted master."""
     state = turn.state
     if state.wait_until is not None:
         state.wait_until = max(state.wait_until, turn.now + state.settings.return_grace_seconds)
 
 
 def expire(turn: Turn) -> None:
-    """Releases the workers that are there once the wait is over."""
+    """Release the present workers once the wait is over."""
     state = turn.state
     if state.waiting_since is None or state.wait_until is None or turn.now < state.wait_until:
         return
@@ -64,7 +64,7 @@ def expire(turn: Turn) -> None:
 
 
 def workers_there(state: JobState) -> int:
-    """How many workers attend and stay; those that lease tasks only count too: they do the job's work."""
+    """Number of workers that stay; those that only lease tasks count, too, because they do the job's work."""
     return sum(
         1
         for record in state.workers.values()

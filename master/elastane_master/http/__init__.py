@@ -1,7 +1,7 @@
-"""The master's HTTP port: metrics, probes, and a page for people.
+"""The master's HTTP port: metrics, probes, and the dashboard.
 
-    connections  who may connect, and for how long without a request     port    binds, serves, stops
-    routes       what is served: translates, decides nothing             gather  the figures of a scrape
+  connections  limits on connections and idle time                     port    binds, serves, stops
+  routes       request handlers: translate, decide nothing             gather  the figures of a scrape
 
-Imported only by a master that serves HTTP: aiohttp is not loaded else.
+Imported only by a master that serves HTTP, so that others do not load aiohttp.
 """

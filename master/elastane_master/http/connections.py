@@ -1,13 +1,12 @@
-"""Connections of the HTTP port: not too many, and none that only takes up room.
+"""Connection limits of the HTTP port: number, idle time, slow clients.
 
-aiohttp waits for a request as long as the client likes, and for a client that does not read its answer. Here
-a connection without a request that is being served is ended after `idle_seconds`, whatever it does
-meanwhile: sends its headers byte by byte, keeps itself alive, or leaves its answer unread. A request that is
-served for long (server-sent events) is its handler's to watch.
+aiohttp waits without limit for a request, and for a client that does not read its answer. Here a connection
+without a request being served is ended after `idle_seconds`, whatever it does meanwhile: sends its headers
+byte by byte, keeps itself alive, or leaves its answer unread. Long-running requests (server-sent events) are
+watched by their handlers.
 
-Where there are too many, a new connection takes the place of the one that has stood longest without a
-request, so that whoever merely stands there does not keep a probe out. Only where all are being served is
-it refused.
+If there are too many connections, a new one replaces the one that has been idle longest, so that idle
+connections do not keep a probe out. Only if all of them are serving a request is the new one refused.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ HEADERS: Final = {
     # Not no-referrer: browsers would hide, too, from which page a form comes.
     "Referrer-Policy": "same-origin",
 }
-"""Of every answer."""
+"""Headers of every answer."""
 
 
 class Doorkeeper:
-    """Makes the connections of one server. server: aiohttp's, of an AppRunner that is set up."""
+    """Creates and counts the connections of one server. server: aiohttp's, of an AppRunner that is set up."""
 
     def __init__(
         self, server: web.Server, measures: HttpMeasures, *, connections_max: int, idle_seconds: float
@@ -44,26 +43,27 @@ class Doorkeeper:
         self.connections_max = connections_max
         self.idle_seconds = idle_seconds
         self._server = server
-        # Connections without a request, the one that has been so longest first.
+        # Connections without a request, longest idle first.
         self._idle: dict[Connection, None] = {}
 
     def idles(self, connection: Connection) -> None:
-        """It waits for a request."""
+        """Mark a connection as idle: it waits for a request."""
         self._idle.pop(connection, None)
         self._idle[connection] = None
 
     def is_served(self, connection: Connection) -> None:
-        """It has a request, or is gone."""
+        """Mark a connection as not idle: it has a request, or is gone."""
         self._idle.pop(connection, None)
 
     def make_room(self, newcomer: Connection) -> None:
-        """Ends a connection where there is one too many: one that only stands there, else the newcomer."""
+        """If there is one connection too many, end the longest idle one, or else the new one."""
         if self.measures.connections > self.connections_max:
             next(iter(self._idle), newcomer).end()
 
     def __call__(self) -> Connection:
-        """A protocol for the next connection; what `loop.create_server` asks for."""
-        # Forms are small: what is compressed wants to be large here, or is spoiled, which aiohttp would log.
+        """Return a protocol for the next connection; the factory for `loop.create_server`."""
+        # No decompression: forms are small, so a compressed body is either a decompression bomb or malformed,
+        # and aiohttp would log the latter.
         return Connection(
             self,
             self._server,
@@ -74,7 +74,7 @@ class Doorkeeper:
 
 
 class Connection(web.RequestHandler):
-    """One connection."""
+    """One HTTP connection with its idle timer."""
 
     __slots__ = ("_counted", "_doorkeeper", "_idle_timer", "_serving")
 
@@ -105,12 +105,12 @@ class Connection(web.RequestHandler):
             self._doorkeeper.measures.connections -= 1
 
     def request_begins(self) -> None:
-        """A handler has the request: no time runs."""
+        """A handler has begun a request: stop the idle timer."""
         self._serving += 1
         self._stop_waiting()
 
     def request_ends(self) -> None:
-        """The handler has answered; the client has `idle_seconds` to read it and to ask again."""
+        """The handler has answered: the client has `idle_seconds` to read it and to send the next request."""
         self._serving -= 1
         if not self._serving and self.transport is not None:
             self._wait_for_request()
@@ -122,7 +122,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to bytes that are no request. Not logged: anybody can send them."""
+        """Answer bytes that are not a request. Not logged, because anybody can send them."""
         text = f"{status}: {HTTPStatus(status).phrase}\n"
         response = web.Response(status=status, text=text, headers=HEADERS)
         response.force_close()
@@ -140,11 +140,11 @@ class Connection(web.RequestHandler):
             self._idle_timer = None
 
     def end(self) -> None:
-        """Ends it at once, whatever it does."""
+        """End the connection at once."""
         self._stop_waiting()
-        self._uncount()  # the next newcomer may come before the loop has told us that it is gone
+        self._uncount()  # another connection may arrive before the loop reports the loss of this one
         self._doorkeeper.measures.refused += 1
         transport = self.transport
         if transport is not None:
-            # Not closed: that would wait until what was written is read.
+            # Not close(), which would wait until the client has read what was written.
             transport.abort()

@@ -1,4 +1,4 @@
-"""Gathers the figures of a scrape from a master that serves: state and counters, one job after the other."""
+"""Collection of a scrape's figures from a running master: state and counters, job by job."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from elastane_proto import versions
 
 
 class Served(Protocol):
-    """What the HTTP port has to know of the master it belongs to."""
+    """Interface of a master as the HTTP port uses it."""
 
     measures: MasterMeasures
 
@@ -43,23 +43,23 @@ class Served(Protocol):
 
     @property
     def calls(self) -> LocalCalls | None:
-        """The master's rpcs, from within; None before the services are there."""
+        """The master's rpcs for in-process calls; None before the services exist."""
 
     @property
     def store_reachable(self) -> bool: ...
 
     @property
     def fencing_token(self) -> int:
-        """Of the leader's lease as this master held it last; 0: none."""
+        """Fencing token of the lease as last held by this master; 0 if never."""
 
     def not_ready(self) -> str:
-        """Why requests would be refused; empty while they are served."""
+        """Reason why requests would be refused; empty while they are served."""
 
 
 async def gather(master: Served, caller: Principal) -> Samples:
-    """All that `caller` may see: the master's figures, and those of the jobs its token is for.
+    """Collect all figures `caller` may see: the master's, and those of the jobs covered by its token.
 
-    The loop goes on between two jobs, so that a master of a thousand does not stand still for a scrape.
+    Yields to the event loop between jobs, so that a master of a thousand jobs does not stall during a scrape.
     """
     samples = Samples()
     (hosts, damaged), closed = _hosts(master), _closed(master)
@@ -89,7 +89,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
 
 
 def _hosts(master: Served) -> tuple[list[JobHost], int]:
-    """The jobs that are served now, and how many are held as damaged; none while another master may lead."""
+    """Return the jobs served now and the number of held ones; none while another master may lead."""
     if master.hosts is None:
         return [], 0
     try:
@@ -99,7 +99,7 @@ def _hosts(master: Served) -> tuple[list[JobHost], int]:
 
 
 def _closed(master: Served) -> list[ClosedJob]:
-    """The closed jobs; none while another master may lead."""
+    """Return the closed jobs; none while another master may lead."""
     if master.hosts is None:
         return []
     try:

@@ -16,11 +16,11 @@ from elastane_master.http.routes import Access, Routes
 _WILDCARDS = frozenset({"::", "0.0.0.0"})
 
 IDLE_SECONDS = 15.0
-"""How long a connection may stand without a request being served, and an answer be left unread."""
+"""Longest time a connection may idle without a request, or leave an answer unread."""
 
 
 class HttpPort:
-    """One port. Used from one event loop. address: HOST:PORT as bound, once started."""
+    """One HTTP port. Used from one event loop. address: HOST:PORT as bound, once started."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class HttpPort:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> None:
-        """Serves at host:port (port 0: a free one) when it returns. Raises CannotListen."""
+        """Serve at host:port (port 0: a free one) on return. Raises HttpCannotListen."""
         bare = host.strip("[]")
         try:
             listening = _listen(bare, port)
@@ -62,28 +62,28 @@ class HttpPort:
             doorkeeper,
             sock=listening,
             ssl=self._tls,
-            # Until then the connection is not one of the doorkeeper's.
+            # Until the handshake is done aiohttp has no Connection object that could time out.
             ssl_handshake_timeout=self._idle_seconds if self._tls is not None else None,
         )
         bound = listening.getsockname()[1]
         self.address = f"{'127.0.0.1' if bare in _WILDCARDS else host}:{bound}"
 
     async def stop(self) -> None:
-        """Takes no further connections, lets requests end for the grace time, closes what is left."""
+        """Stop accepting, let requests finish within the grace time, and close the rest."""
         if self._server is not None:
             self._server.close()
         await self._runner.cleanup()
 
 
 class HttpCannotListen(CannotListen):
-    """The address of the HTTP port cannot be listened on."""
+    """The address of the HTTP port cannot be bound."""
 
     code = "ELA205"
     hint = "choose another --http HOST:PORT, or end what listens there"
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; at all interfaces of both families for "::". Raises OSError."""
+    """Return a listening socket; "::" listens on all interfaces of both families. Raises OSError."""
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":

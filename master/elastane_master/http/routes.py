@@ -1,7 +1,7 @@
-"""What the HTTP port serves. Translates requests and refusals; who may see what is the gate's to say.
+"""Routes of the HTTP port: translation of requests and refusals. The gate decides on access.
 
 /         the dashboard, and all below /jobs (elastane_master.dashboard)
-/metrics  Prometheus' text format, or OpenMetrics for who asks for it; a reader's right
+/metrics  Prometheus' text format, or OpenMetrics if requested; needs a reader's right
 /healthz  200 while the process serves its event loop
 /readyz   200 while requests are served, else 503 with the reason
 """
@@ -40,14 +40,14 @@ _STATUS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may read the metrics. open_metrics: everybody. certificate: callers must have shown one."""
+    """Access to the metrics. open_metrics: for everybody. certificate: callers must have presented one."""
 
     open_metrics: bool = False
     certificate: bool = False
 
 
 class Routes:
-    """The handlers of one master's HTTP port."""
+    """Handlers of one master's HTTP port."""
 
     def __init__(self, master: Served, access: Access, connections_max: int) -> None:
         self._master = master
@@ -57,7 +57,7 @@ class Routes:
         self._scraping = asyncio.Semaphore(1)
 
     def application(self) -> web.Application:
-        """An application with all routes."""
+        """Build the application with all routes."""
         app = web.Application(middlewares=[self._serve], client_max_size=FORM_BYTES_MAX)
         app.on_response_prepare.append(_add_headers)
         app.router.add_get("/metrics", self._metrics)
@@ -86,14 +86,14 @@ class Routes:
     # ---------------------------------------------------------------- around them
 
     def _let_in(self, request: web.Request) -> Principal:
-        """Who asks. Raises Rejection."""
+        """Return the caller's identity. Raises Rejection."""
         if self._access.open_metrics:
             return ANYBODY
         if self._access.certificate and not (
             request.transport and request.transport.get_extra_info("peercert")
         ):
             raise unauthenticated("this master lets nobody in without a client certificate")
-        # Or by the dashboard's cookie: its pages have a link here.
+        # The dashboard's cookie is accepted, too: its pages link here.
         return self._master.gate.let_in(request.path, self._dashboard.authorization(request))
 
     @web.middleware
@@ -132,7 +132,7 @@ class Routes:
             )
         except asyncio.CancelledError:
             raise
-        except Exception:  # a fault of ours ends one request, and is told in the log only
+        except Exception:  # a bug ends one request and is reported only in the log
             logger.exception("a request could not be answered", path=request.path)
             return web.Response(text="500: the master's log says why\n", status=500)
 

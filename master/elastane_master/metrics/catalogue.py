@@ -1,8 +1,8 @@
-"""Every metric of a master, once: its name, kind, help and labels. docs/metrics.md is made from this.
+"""Catalogue of a master's metrics: name, kind, help and labels. docs/metrics.md is generated from it.
 
-Names follow Prometheus' conventions: a prefix, base units last, `_total` for what is counted. No label is
-without bounds: jobs are bounded by ELASTANE_JOBS_MAX and by what a token may see, all others are fixed sets.
-A job's label is `job_name`: `job` is Prometheus' own name for what is scraped. Pure data.
+Names follow Prometheus' conventions: a prefix, base units last, `_total` for counters. Every label is
+bounded: jobs by ELASTANE_JOBS_MAX and by what a token may see, all others are fixed sets. The label for a job
+is `job_name`, because Prometheus itself uses `job` for the scrape target. Pure data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. name: as it is scraped, a counter's with `_total`. help: one sentence for the reader."""
+    """One metric. name: as scraped, a counter's with `_total`. help: one sentence for users."""
 
     name: str
     kind: Kind

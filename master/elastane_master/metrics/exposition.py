@@ -1,4 +1,4 @@
-"""Samples as Prometheus reads them: the text format, or OpenMetrics for a scraper that asks for it."""
+"""Exposition of samples to Prometheus: the text format, or OpenMetrics if the scraper requests it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastane_master.metrics.measures import Distribution
 
 
 class ProcessFigures:
-    """CPU, memory, open files and the collector's work of this process, as prometheus_client knows them."""
+    """CPU, memory, open files and garbage collection of this process, from prometheus_client."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -33,7 +33,7 @@ class ProcessFigures:
 
 
 class _Scrape(Collector):
-    """One scrape: what was gathered for it, and the process."""
+    """Collector for one scrape: the samples gathered for it, and the process's figures."""
 
     def __init__(self, samples: Samples, process: ProcessFigures) -> None:
         self._samples = samples
@@ -45,13 +45,13 @@ class _Scrape(Collector):
         yield from self._process.collect()
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # nothing else is in the registry that could have the same names
+        return ()  # the registry has no other collector whose names could clash
 
 
 def render(samples: Samples, process: ProcessFigures, accept: str) -> tuple[bytes, str]:
-    """The body and its content type for a scraper that sent the header Accept.
+    """Return the body and its content type for a scraper that sent the header Accept.
 
-    May be called in a thread: `samples` is its own.
+    Thread-safe: `samples` belongs to this call.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Scrape(samples, process))
@@ -60,7 +60,7 @@ def render(samples: Samples, process: ProcessFigures, accept: str) -> tuple[byte
 
 
 def _family(metric: catalogue.Metric, samples: Samples) -> Metric:
-    """A metric with all its samples; its help and type are told even when it has none."""
+    """Build a metric family with all its samples; help and type are included even without samples."""
     found = samples.by_metric.get(metric, [])
     if metric.kind == "histogram":
         histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -1,7 +1,7 @@
-"""Counts and durations that no state holds: of calls, of the store, of the HTTP port.
+"""Counters and durations of events that no state records: calls, store, HTTP port.
 
-Kept by every master, scraped or not: one observation costs a bisection and two additions.
-Pure: durations come in as arguments. Used from one event loop.
+Always maintained, with or without scrapes: one observation costs a bisection and two additions. Pure:
+durations are passed in. Used from one event loop.
 """
 
 from __future__ import annotations
@@ -12,24 +12,27 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 CALL_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Bounds of buckets for what takes a call's time: one on loopback takes 0.3 ms, a store that syncs 10 ms."""
+"""Bucket bounds for call durations: a call on loopback takes 0.3 ms, a store that syncs 10 ms."""
 STEP_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Of what takes a step's time."""
+"""Bucket bounds for step durations."""
 LONG_SECONDS = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1800.0)
-"""Of what takes a checkpoint's time."""
+"""Bucket bounds for checkpoint durations."""
 BATCH_RECORDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A histogram at one moment. buckets: upper end, and how many observations were up to it."""
+    """A histogram at one moment. buckets: (upper bound, number of observations up to it)."""
 
     buckets: list[tuple[str, float]]
     sum: float
 
 
 class Histogram:
-    """Observations by size. bounds: upper ends of the buckets, ascending; a last bucket has no end."""
+    """Histogram of observations.
+
+    bounds: upper ends of the buckets, ascending; the last bucket is unbounded.
+    """
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -47,13 +50,13 @@ class Histogram:
         return sum(self._counts)
 
     def distribution(self) -> Distribution:
-        """As it is now."""
+        """Return a snapshot."""
         ends = [*map(str, self._bounds), "+Inf"]
         return Distribution(list(zip(ends, map(float, accumulate(self._counts)), strict=True)), self.sum)
 
 
 class MethodMeasures:
-    """Calls of one rpc. name: "Service.Method". open: calls that are being served."""
+    """Calls of one rpc. name: "Service.Method". open: number of calls being served."""
 
     __slots__ = ("_owner", "by_code", "name", "open")
 
@@ -64,19 +67,22 @@ class MethodMeasures:
         self._owner = owner
 
     def ended(self, code: str, seconds: float) -> None:
-        """A call is over. code: the name of its gRPC status."""
+        """Record the end of a call. code: name of its gRPC status."""
         histogram = self.by_code.get(code)
         if histogram is None:
             histogram = self.by_code[code] = Histogram(CALL_SECONDS)
         histogram.observe(seconds)
 
     def refused(self, reason: str) -> None:
-        """A call is refused. reason: as in Rejection.reason."""
+        """Record a refused call. reason: as in Rejection.reason."""
         self._owner.refusals[reason] += 1
 
 
 class RpcMeasures:
-    """Calls of all rpcs. unary, streams: by method. refusals: by reason; the gate counts its own."""
+    """Calls of all rpcs. unary, streams: by method.
+
+    refusals: by reason, except the gate's, which it counts itself.
+    """
 
     def __init__(self) -> None:
         self.unary: dict[str, MethodMeasures] = {}
@@ -84,12 +90,12 @@ class RpcMeasures:
         self.refusals: Counter[str] = Counter()
 
     def method(self, name: str, *, streaming: bool) -> MethodMeasures:
-        """What is measured of the rpc "Service.Method"."""
+        """Return the measures of the rpc "Service.Method", creating them on first use."""
         return (self.streams if streaming else self.unary).setdefault(name, MethodMeasures(name, self))
 
 
 class StoreMeasures:
-    """Writes to the store, of all jobs. outages: how often it stopped to answer a job's writes."""
+    """Writes of all jobs to the store. outages: number of times it stopped answering a job's writes."""
 
     __slots__ = ("append_seconds", "batch_records", "bytes_written", "outages", "snapshot_seconds")
 
@@ -101,14 +107,17 @@ class StoreMeasures:
         self.outages = 0
 
     def appended(self, seconds: float, records: int, size_bytes: int) -> None:
-        """A write is durable, `seconds` after it was sent."""
+        """Record a write that became durable `seconds` after it was sent."""
         self.append_seconds.observe(seconds)
         self.batch_records.observe(records)
         self.bytes_written += size_bytes
 
 
 class HttpMeasures:
-    """The HTTP port. requests: by route and status. refused: connections beyond the limit, or too slow."""
+    """Counters of the HTTP port. requests: by (route, status).
+
+    refused: connections over the limit or too slow.
+    """
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()
@@ -117,7 +126,10 @@ class HttpMeasures:
 
 
 class MasterMeasures:
-    """All that one master measures. takeovers: of its store's jobs; takeover_seconds: of the last."""
+    """All measures of one master.
+
+    takeovers: number of takeovers of its jobs; takeover_seconds: the last one's.
+    """
 
     def __init__(self) -> None:
         self.rpcs = RpcMeasures()

@@ -1,4 +1,4 @@
-"""What is wrong with the files and options that protect a master; said at start, with what to do."""
+"""Errors in the files and options that protect a master; reported at start, with advice."""
 
 # ruff: noqa: N818 - these say what is wrong
 
@@ -20,7 +20,7 @@ class BadSecurityFile(Exception):
 
 
 class InsecureListen(CannotListen):
-    """Other machines can reach the address, and callers could not be told apart, or be overheard."""
+    """Other machines can reach the address, without authentication or without encryption."""
 
     code = "ELA202"
     hint = (

@@ -1,4 +1,4 @@
-"""What the gate asks of the jobs that are served."""
+"""Facts about the served jobs for the gate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elastane_master.hosts import JobHosts
 
 
 class JobFacts:
-    """Names of the jobs, and of a job's dynamic datasets, as decided so far."""
+    """Names of the jobs, and of a job's dynamic datasets, as of the latest decisions."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts

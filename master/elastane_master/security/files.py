@@ -1,4 +1,4 @@
-"""Files that protect a master and may change under it: how a change is seen, how they are read."""
+"""Files that protect a master and may change at runtime: detection of changes, reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp_of(paths: Sequence[Path | None]) -> Stamp:
-    """Changes when one of the files does; also when a link on the way leads elsewhere (as in Kubernetes)."""
+    """Return a value that changes when a file does, or a link on its path (as in Kubernetes)."""
     stamp: list[tuple[int, int, int] | None] = []
     for path in paths:
         try:
@@ -26,7 +26,7 @@ def stamp_of(paths: Sequence[Path | None]) -> Stamp:
 
 
 def read_file(path: Path) -> bytes:
-    """All of the file. Raises BadSecurityFile."""
+    """Read the whole file. Raises BadSecurityFile."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -38,7 +38,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_secret(path: Path) -> str:
-    """A password: the file without the line end that editors add. Raises BadSecurityFile."""
+    """Read a password: the file's text without trailing line ends. Raises BadSecurityFile."""
     try:
         secret = read_file(path).decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -49,7 +49,7 @@ def read_secret(path: Path) -> str:
 
 
 def open_to_others(path: Path) -> bool:
-    """Whether everybody on this machine may read the file."""
+    """True if every user of this machine may read the file."""
     try:
         return bool(path.stat().st_mode & 0o004)
     except OSError:

@@ -1,7 +1,7 @@
-"""How many calls a connection has begun, read from its HTTP/2 frames (RFC 9113, sections 3.4, 4.1 and 6.2).
+"""Counts the calls begun on a connection, by its HTTP/2 frames (RFC 9113, sections 3.4, 4.1 and 6.2).
 
-Pure. Only the headers of frames are looked at: what a call says is gRPC's to parse. A connection with TLS
-cannot be looked into; all of it counts as nothing.
+Pure. Only the headers of frames are read: parsing calls is gRPC's job. The content of a TLS connection is not
+visible here; none of it counts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ CONTINUATION: Final = 0x9
 
 
 class CallCounter:
-    """Of one connection, from its first byte on. calls_max: so many may begin, each answer makes one more."""
+    """Call counter of one connection, from its first byte on.
+
+    calls_max: number of calls that may begin; each answer allows one more.
+    """
 
     def __init__(self, calls_max: int) -> None:
         self._left = calls_max
@@ -24,11 +27,11 @@ class CallCounter:
         self._skip = 0
 
     def answered(self) -> None:
-        """One more may begin."""
+        """Allow one more call."""
         self._left += 1
 
     def allowed(self, data: memoryview) -> int:
-        """How many of these bytes come before a call too many; the rest is to be asked about again."""
+        """Return how many of these bytes precede the first surplus call; pass the rest again later."""
         at = 0
         while at < len(data):
             if self._skip:
@@ -46,8 +49,8 @@ class CallCounter:
                 break
             if not self._in_preface:
                 begins = self._begun[3] == HEADERS
-                # gRPC bounds the headers of each frame, so that there may be any number in those that follow;
-                # who has less than 16 KiB of them sends none.
+                # CONTINUATION frames are refused: gRPC limits the headers of each frame, but not the number
+                # of continuations; a caller with less than 16 KiB of headers needs none.
                 if (begins and not self._left) or self._begun[3] == CONTINUATION:
                     self._begun = before
                     return started_at

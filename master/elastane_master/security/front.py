@@ -1,12 +1,13 @@
-"""The port of a master with tokens: takes connections, counts what strangers send, and hands it on to gRPC.
+"""The port of a master with tokens: accepts connections, limits what strangers send, and forwards to gRPC.
 
-gRPC accepts connections itself, and bounds neither those of one address nor what one may send in headers
-(its limit is one of each frame): megabytes are read, parsed and kept before anybody can say no. So gRPC
-listens at an abstract socket, which only processes of the same network namespace can reach, and the port is
-the front's. It passes bytes on as they are, TLS included, but only so much of a stranger (see `strangers`);
-the rest stays with the sender. Flow control is kept: a side that does not read stops the other.
+If gRPC accepted connections itself, it would limit neither their number per address nor the total size of
+headers (its limit applies to each frame): megabytes are read, parsed and kept before the gate can refuse. So
+gRPC listens on an abstract socket, which only processes of the same network namespace can reach, and this
+module owns the port. It forwards bytes unchanged, TLS included, but only a limited number from a stranger
+(see `strangers`); the rest stays with the sender. Flow control is preserved: a side that does not read stops
+the other.
 
-The gate knows a caller by its peer name in gRPC, which here is an unguessable one of each connection.
+The gate identifies a caller by its peer name in gRPC, which here is an unguessable name per connection.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ logger = structlog.get_logger(__name__)
 
 READ_BYTES: Final = 256 * 1024
 STRANGER_READ_BYTES: Final = 4 * 1024
-"""At once: no more of a stranger is read before it is counted."""
+"""Read size for strangers: at most this much is buffered before it is counted."""
 
 LOOK_SECONDS: Final = 0.25
 LOGGED_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 0.25
-"""So long the last refusal has to be sent, before the connection is ended."""
+"""Time for sending the last refusal before the connection is ended."""
 
 END_SECONDS: Final = 5.0
-"""So long a caller whose call gRPC has ended has to take the rest of the answer."""
+"""Time for a caller to receive the rest of an answer after gRPC has closed the connection."""
 
 BACKLOG: Final = 1024
 _PEER = "unix-abstract:"
 
 
 class Front:
-    """One port. Used from one event loop. inner: where gRPC is to listen. ended: connections it has ended."""
+    """One port. Used from one event loop. inner: address for gRPC. ended: number of connections it ended."""
 
     def __init__(self, limits: StrangerLimits | None = None) -> None:
         self.ended = 0
@@ -57,21 +58,21 @@ class Front:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        #: By the name that gRPC has for each: nobody else can guess it.
+        #: Connections by their peer name in gRPC, which nobody can guess.
         self._peers: dict[str, _Caller] = {}
         self._waiting: dict[int, _Caller] = {}
         self._news = asyncio.Event()
-        # One for all connections: what was read is handed on before anything else is read.
+        # Shared by all connections: data is forwarded before anything else is read into them.
         self.stranger_buffer = memoryview(bytearray(STRANGER_READ_BYTES))
         self.buffer = memoryview(bytearray(READ_BYTES))
 
     @property
     def inner(self) -> str:
-        """The address for gRPC."""
+        """Address at which gRPC must listen."""
         return _PEER + self._name
 
     def bind(self, host: str, port: int) -> int:
-        """Binds the port (0: a free one), and returns it. Raises OSError."""
+        """Bind the port (0: a free one), and return it. Raises OSError."""
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         missing: OSError | None = None
         for family, _, _, _, address in found:
@@ -89,21 +90,21 @@ class Front:
         return port
 
     async def start(self) -> None:
-        """Takes connections from here on; gRPC listens already."""
+        """Accept connections from now on; gRPC must be listening."""
         loop = asyncio.get_running_loop()
         for bound in self._sockets:
             self._servers.append(await loop.create_server(self._take, sock=bound, backlog=BACKLOG))
         self._tasks = [loop.create_task(self._keep()), loop.create_task(self._turns())]
 
     def close_port(self) -> None:
-        """Takes no more connections; those that stand go on."""
+        """Accept no more connections; existing ones continue."""
         for server in self._servers:
             server.close()
         for bound in self._sockets:
             bound.close()
 
     async def stop(self) -> None:
-        """Ends what still stands."""
+        """End all connections."""
         self.close_port()
         await cancel(*self._tasks)
         for caller in list(self._connections.values()):
@@ -112,14 +113,14 @@ class Front:
     # ---------------------------------------------------------------- for the gate
 
     def let_in(self, peer: str) -> None:
-        """A call of `peer`, as gRPC names it, bore a known token."""
+        """Mark a connection as trusted: a call of `peer`, gRPC's name for it, carried a known token."""
         caller = self._peers.get(peer)
         if caller is not None:
             self._strangers.let_in(caller.number, asyncio.get_running_loop().time())
             caller.let_in()
 
     def asked(self, peer: str) -> None:
-        """A call of `peer` is being refused, since it bore no known token."""
+        """Record that a call of `peer` is being refused because it carried no known token."""
         caller = self._peers.get(peer)
         if caller is None:
             return
@@ -129,13 +130,13 @@ class Front:
         caller.answered()
 
     def answered(self, peer: str) -> None:
-        """A call of `peer` that needs no token is being answered."""
+        """Record that a call of `peer` that needs no token is being answered."""
         caller = self._peers.get(peer)
         if caller is not None:
             caller.answered()
 
     def origin(self, peer: str) -> str:
-        """Where `peer` comes from, as gRPC would name it at this port."""
+        """Address of `peer`, as gRPC would name it without this module."""
         caller = self._peers.get(peer)
         return caller.origin if caller is not None else peer
 
@@ -146,7 +147,7 @@ class Front:
         return _Caller(self, self._count)
 
     def arrived(self, caller: _Caller, address: str) -> None:
-        """A connection was made: it is handed on, or waits for its turn."""
+        """Register a new connection: forward it, or let it wait for its turn."""
         now = asyncio.get_running_loop().time()
         self._connections[caller.number] = caller
         surplus = self._strangers.arrived(caller.number, address, now)
@@ -160,12 +161,12 @@ class Front:
             caller.hand_on()
 
     def wait(self, caller: _Caller) -> None:
-        """Has it wait for its turn."""
+        """Put a connection in the queue for its turn."""
         self._waiting[caller.number] = caller
         self._news.set()
 
     async def _turns(self) -> None:
-        """Hands on those who wait, whom the dice choose: first come first, one address could starve all."""
+        """Forward waiting connections in random order: by arrival, one address could starve all others."""
         dice, seconds = random.Random(), 1 / self.limits.turns_per_second
         while True:
             await self._news.wait()
@@ -175,23 +176,23 @@ class Front:
                 await asyncio.sleep(seconds)
 
     def sent(self, number: int, count: int, *, too_many_calls: bool) -> bool:
-        """So many bytes of a stranger were handed on, but no call too many; whether it is heard on."""
+        """Count a stranger's forwarded bytes; False if it must not be forwarded further for now."""
         now = asyncio.get_running_loop().time()
         return self._strangers.sent(number, count, now, too_many_calls=too_many_calls)
 
     def heard_again(self, number: int) -> None:
-        """A stranger that was not heard is."""
+        """Record that a paused stranger is forwarded again."""
         self._strangers.heard_again(number)
 
     def gone(self, caller: _Caller) -> None:
-        """A connection has ended."""
+        """Forget an ended connection."""
         self._connections.pop(caller.number, None)
         self._waiting.pop(caller.number, None)
         self._peers.pop(caller.peer, None)
         self._strangers.gone(caller.number)
 
     def connect(self, caller: _Caller) -> socket.socket:
-        """A connection to gRPC by which the caller is known to the gate. Raises OSError."""
+        """Open a connection to gRPC by which the gate can identify the caller. Raises OSError."""
         name = f"{self._name}-{caller.number}-{secrets.token_hex(8)}"
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
@@ -205,7 +206,7 @@ class Front:
         return inner
 
     def _end_stranger(self, number: int) -> None:
-        if number in self._strangers:  # else it has shown a token since
+        if number in self._strangers:  # otherwise it has shown a token meanwhile
             self._end(number)
 
     def _end(self, number: int) -> None:
@@ -215,14 +216,14 @@ class Front:
             caller.abort()
 
     async def _keep(self) -> None:
-        """Ends who stands for too long without having shown a token."""
+        """Periodically end connections that have not shown a token in time."""
         loop = asyncio.get_running_loop()
         logged_at, logged = float("-inf"), 0
         while True:
             due = loop.time() + LOOK_SECONDS
             await asyncio.sleep(LOOK_SECONDS)
             if loop.time() > due + LOOK_SECONDS:
-                continue  # the loop was busy: what the gate has to say of them waits, too
+                continue  # the loop was busy, so the gate's reports are late, too
             for number in self._strangers.overdue(loop.time()):
                 self._end(number)
             for number, refused in self._strangers.unheard(loop.time()).items():
@@ -233,7 +234,7 @@ class Front:
 
 
 class _Caller(asyncio.BufferedProtocol):
-    """A connection at the port, and that to gRPC which belongs to it."""
+    """A connection at the port, with its counterpart to gRPC."""
 
     def __init__(self, front: Front, number: int) -> None:
         self.number = number
@@ -258,7 +259,7 @@ class _Caller(asyncio.BufferedProtocol):
         self._front.arrived(self, network(address))
 
     def hand_on(self) -> None:
-        """Connects it to gRPC."""
+        """Start connecting to gRPC."""
         if self._server is not None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(self._server))
 
@@ -286,7 +287,7 @@ class _Caller(asyncio.BufferedProtocol):
         self.read(self._wanted)
 
     def let_in(self) -> None:
-        """It is no stranger any more."""
+        """Remove the stranger limits: a known token was shown."""
         if self._server is None:
             self.abort()  # it was given up before the gate could say so: it is made again, and heard then
         elif self._stranger:
@@ -296,13 +297,16 @@ class _Caller(asyncio.BufferedProtocol):
             self.read(self._wanted)
 
     def give_up(self) -> None:
-        """Ends gRPC's side. The caller's stands on unheard: ended, it would be made again at once."""
+        """Close only gRPC's side.
+
+        The caller's stays open but unread, because it would reconnect at once if closed.
+        """
         if self._server is not None:
             self._server.end()
             self._server = None
 
     def answered(self) -> None:
-        """A call of this stranger was refused: if it was not heard for that, the next one is."""
+        """Handle a refusal: a stranger paused for a surplus call may send its next call."""
         self._calls.answered()
         if self._stranger and not self._heard and not self._spent and self._server is not None:
             held, self._held, self._heard = memoryview(bytes(self._held)), bytearray(), True
@@ -311,7 +315,7 @@ class _Caller(asyncio.BufferedProtocol):
             self.read(self._wanted)
 
     def _hear(self, data: memoryview, server: _Server) -> None:
-        """Hands on what a stranger says, as far as it may."""
+        """Forward a stranger's data as far as its limits allow."""
         allowed = self._calls.allowed(data)
         server.write(data[:allowed])
         self._held += data[allowed:]
@@ -321,31 +325,31 @@ class _Caller(asyncio.BufferedProtocol):
             self.read(self._wanted)
 
     def abort(self) -> None:
-        """Ends it at once, both ways."""
+        """Close both sides at once."""
         if self._transport is not None:
             self._transport.abort()
         self._leave()
 
     def answer(self, data: memoryview) -> None:
-        """Sends what gRPC says."""
+        """Forward gRPC's answer to the caller."""
         if self._transport is not None:
             self._transport.write(bytes(data))
 
     def read(self, wanted: bool) -> None:
-        """Whether gRPC takes more; nor is a stranger read that said as much as it may."""
+        """Set whether gRPC takes more data. A stranger over its limits is not read in any case."""
         self._wanted = wanted
         if self._transport is not None and not self._transport.is_closing():
             reads = wanted and self._heard and self._handed_on
             (self._transport.resume_reading if reads else self._transport.pause_reading)()
 
     def finish(self) -> None:
-        """gRPC has ended the connection: the rest of what it said is sent."""
+        """gRPC closed its side: send the rest of its answer, then close."""
         if self._transport is not None:
             self._transport.close()
             self._ending = asyncio.get_running_loop().call_later(END_SECONDS, self.abort)
 
     def _leave(self) -> None:
-        """Neither side refers to the other any more: thousands a second leave nothing to the collector."""
+        """Break the reference cycle between both sides, so that the garbage collector has nothing to do."""
         self._front.gone(self)
         self._held.clear()
         server, self._server = self._server, None
@@ -394,17 +398,17 @@ class _Server(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
 
     def write(self, data: memoryview) -> None:
-        """Hands on what the caller said."""
+        """Forward the caller's data."""
         if self._transport is not None:
             self._transport.write(bytes(data))
 
     def read(self, wanted: bool) -> None:
-        """Whether the caller takes more."""
+        """Set whether the caller takes more data."""
         if self._transport is not None and not self._transport.is_closing():
             (self._transport.resume_reading if wanted else self._transport.pause_reading)()
 
     def end(self) -> None:
-        """The caller is gone."""
+        """Close: the caller is gone."""
         self._caller = None
         if self._transport is not None:
             self._transport.abort()
@@ -436,7 +440,7 @@ class _Server(asyncio.BufferedProtocol):
 
 
 def network(address: str) -> str:
-    """What counts as one address: of IPv6 the 64 bits that a host may fill as it likes are left out."""
+    """Return what counts as one address: for IPv6 the /64, since a host chooses the lower bits freely."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -451,7 +455,7 @@ def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socke
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not both))
         bound.bind(address)
-        bound.listen(BACKLOG)  # as long as nobody listens, another process may bind the port, too
+        bound.listen(BACKLOG)  # without listen(), another process could bind the same port
     except OSError:
         bound.close()
         raise

@@ -1,13 +1,13 @@
 """The gate: every call of every service passes here before anything else sees it.
 
-    token -> role -> request counted -> (request parsed) job -> what else it takes -> the servicer
+  token -> role -> request counted -> (request parsed) job -> quotas -> the servicer
 
-An interceptor of a master with tokens, so that services which are not ours (health, reflection) and those
-not written yet pass it too. The request of a caller who is not let in is never read, so that nobody makes
-the master keep or inflate one without a token; what else strangers may take up the front bounds. A stream
-names its job in its first message, which the gate reads and hands on.
+An interceptor of a master with tokens, so that third-party services (health, reflection) and future ones pass
+it, too. The request of a refused caller is never read, so that nobody without a token can make the master
+store or decompress one; the front limits whatever else strangers may consume. A stream names its job in its
+first message, which the gate reads and passes on.
 
-When the file of tokens changes, calls that the new table does not allow are ended where they stand.
+When the file of tokens changes, running calls that the new table does not allow are ended.
 """
 
 from __future__ import annotations
@@ -47,37 +47,40 @@ logger = structlog.get_logger(__name__)
 HEADER = "authorization"
 SCHEME = "bearer "
 FIRST_MESSAGE_SECONDS = 10.0
-"""How long a stream may stand open without saying what it is."""
+"""Longest time a stream may be open without sending its first message."""
 
 LOOK_SECONDS = 1.0
-"""How often the file of tokens is looked at: a file gives no event."""
+"""Polling interval for the file of tokens: a file gives no event."""
 
 REFUSAL_SECONDS = 0.02
-"""So long a stranger waits for its refusal. Who takes calls back at once is not answered by then: gRPC 1.85
-never frees half a kilobyte of an answer that fails (`execute_batch` in its Cython code)."""
+"""Delay before a stranger's refusal.
+
+Callers that cancel at once are then never answered: gRPC 1.85 leaks half a kilobyte for each answer that
+fails (`execute_batch` in its Cython code).
+"""
 
 REFUSALS_LOGGED_SECONDS = 1.0
-"""Refusals are logged at most so often, with the number of those in between: anybody can cause them."""
+"""Minimum interval between logged refusals, which anybody can cause; the number in between is logged."""
 
 
 class Facts(Protocol):
-    """What the gate has to know of the jobs, to count them."""
+    """Facts about the jobs that the gate needs for quotas."""
 
     def job_names(self) -> Collection[str]: ...
     def dataset_names(self, job: str) -> Collection[str]: ...
 
 
 class TokenFile:
-    """The table of tokens as the file has it; without a file everybody may do everything."""
+    """The table of tokens in a file; without a file everybody may do everything."""
 
     def __init__(self, path: Path | None) -> None:
-        """Raises BadSecurityFile."""
+        """Read the file. Raises BadSecurityFile."""
         self.path = path
         self._stamp: Stamp = stamp_of((path,))
         self._table = self._read() if path is not None else None
 
     def find(self, token: str | None) -> tuple[bytes, Principal]:
-        """The token's digest, and whose it is. Raises Rejection."""
+        """Return the token's digest and its owner. Raises Rejection."""
         if self._table is None:
             return b"", ANYBODY
         if token is None:
@@ -86,7 +89,7 @@ class TokenFile:
         return digest, self.owner(digest)
 
     def owner(self, digest: bytes) -> Principal:
-        """Whose token has this digest, as of now. Raises Rejection."""
+        """Return the current owner of the token with this digest. Raises Rejection."""
         if self._table is None:
             return ANYBODY
         principal = self._table.find(digest)
@@ -95,7 +98,7 @@ class TokenFile:
         return principal
 
     def refresh(self) -> bool:
-        """Takes up a changed file; True when it did. A file that cannot be read changes nothing."""
+        """Load a changed file; True if the table changed. An unreadable file changes nothing."""
         if self.path is None or (stamp := stamp_of((self.path,))) == self._stamp:
             return False
         self._stamp = stamp
@@ -107,14 +110,14 @@ class TokenFile:
             )
             return False
         if stamp_of((self.path,)) != stamp:
-            self._stamp = ()  # it is being written: half of it would cut off whoever is in the other half
+            self._stamp = ()  # half-written: loading it would cut off the callers in the other half
             return False
         self._table = table
         logger.info("tokens taken up", file=str(self.path), tokens=len(table))
         return True
 
     def stamp(self) -> Stamp:
-        """Changes when the file does."""
+        """Return a value that changes when the file does."""
         return stamp_of((self.path,))
 
     def _read(self) -> TokenTable:
@@ -134,7 +137,7 @@ class TokenFile:
 
 
 class _Call:
-    """One call that was let in: what it was let in for, and the task that serves it."""
+    """An admitted call: its rule, job and token, and the task that serves it."""
 
     __slots__ = ("digest", "job", "refusal", "rpc", "rule", "task")
 
@@ -148,7 +151,7 @@ class _Call:
 
 
 class HttpCall:
-    """An HTTP answer that goes on."""
+    """An HTTP answer that continues, like a stream."""
 
     def __init__(self, tokens: TokenFile, call: _Call) -> None:
         self._tokens = tokens
@@ -156,20 +159,20 @@ class HttpCall:
 
     @property
     def caller(self) -> Principal:
-        """Whose it is, with the rights of this moment. Raises Rejection where there are none any more."""
+        """The caller with its current rights. Raises Rejection if it has none any more."""
         return self._tokens.owner(self._call.digest)
 
     def refusal(self) -> Rejection | None:
-        """Why it was ended; None when it was not the gate that did. The task goes on then."""
+        """Reason why the gate ended the call; None if something else did. Lets the task continue."""
         if self._call.refusal is not None and self._call.task is not None:
             self._call.task.uncancel()
         return self._call.refusal
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Lets calls in or refuses them. Used from one event loop.
+    """Admits or refuses calls. Used from one event loop.
 
-    facts: of the jobs; set before the server starts. refusals: how many, by reason.
+    facts: of the jobs; set before the server starts. refusals: counter by reason.
     """
 
     def __init__(self, tokens: TokenFile, facts: Facts | None = None) -> None:
@@ -178,7 +181,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._tokens = tokens
         self._quotas = QuotaBook()
         self._calls: set[_Call] = set()
-        #: The port, where there are tokens: else everybody is let in, and nobody a stranger.
+        #: The port, if there are tokens; without them there are no strangers.
         self.front = Front() if tokens.path is not None else None
         self._logged_at = float("-inf")
         self._unlogged = 0
@@ -209,16 +212,22 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     @property
     def asks_for_tokens(self) -> bool:
-        """Whether there is a table of tokens; without one everybody may do everything."""
+        """True if there is a table of tokens; without one everybody may do everything."""
         return self._tokens.path is not None
 
     def let_in(self, route: str, authorization: Sequence[str], job: str = "") -> Principal:
-        """Who asks for an HTTP route (of `job`), with these Authorization headers. Raises Rejection."""
+        """Return the caller of an HTTP route (for `job`) with these Authorization headers.
+
+        Raises Rejection.
+        """
         return self._let_in_http(route, authorization, job)[2]
 
     @contextmanager
     def following(self, route: str, authorization: Sequence[str], job: str = "") -> Iterator[HttpCall]:
-        """As `let_in`, for an answer that goes on: the task inside is cancelled when the right to it ends."""
+        """Admit a continuing HTTP answer; the task inside is cancelled when its caller loses the right.
+
+        See `let_in`.
+        """
         rule, digest, _ = self._let_in_http(route, authorization, job)
         call = _Call(route, rule, digest)
         call.job = job
@@ -244,7 +253,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return rule, digest, caller
 
     async def keep_tokens(self) -> None:
-        """Takes up changes of the file, once they have settled, until it is cancelled."""
+        """Load changes of the file once it is stable, until cancelled."""
         seen = self._tokens.stamp()
         while self._tokens.path is not None:
             await asyncio.sleep(LOOK_SECONDS)
@@ -253,7 +262,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 self.refresh()
 
     def refresh(self) -> None:
-        """Takes up a changed file now, and ends the calls that are not allowed any more."""
+        """Load a changed file now, and end running calls that are no longer allowed."""
         if not self._tokens.refresh():
             return
         for call in list(self._calls):
@@ -312,11 +321,11 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     async def _let_in(
         self, call: _Call, messages: Any, context: Context, held: ExitStack, streaming: bool
     ) -> Any:
-        """The request for the servicer, once its job and what it takes are allowed. Raises Rejection.
+        """Return the request for the servicer after checking its job and quotas. Raises Rejection.
 
-        messages: of the call, even of one whose request is one message: it is read once the caller is known
-        to the front, which would end a stranger that sends so much. streaming: whether the servicer
-        reads them itself. held: gives back what the call took when it ends.
+        messages: of the call, even if its request is a single message: it is read only after the caller is
+        known to the front, which would end a stranger that sends this much. streaming: whether the servicer
+        reads messages itself. held: releases the call's quotas when it ends.
         """
         self._seen(context, known=True)
         self._calls.add(call)
@@ -330,7 +339,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if isinstance(first, Malformed):
             return request  # it says nothing, and the servicer refuses it
         try:
-            # Asked again: the tokens may have changed while the message was waited for.
+            # Checked again: the tokens may have changed while waiting for the message.
             caller = self._tokens.owner(call.digest)
             self._require(call, caller, first, held)
         except Rejection as error:
@@ -345,7 +354,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _require(self, call: _Call, caller: Principal, message: Any, held: ExitStack) -> None:
         rule, facts = call.rule, self.facts
         assert facts is not None, "the gate serves without knowing the jobs"
-        # A master that stands by knows no jobs: asked only where they matter (health is told all the same).
+        # A standby master knows no jobs: they are only requested where needed, so that health still works.
         jobs = facts.job_names() if rule.only_job or rule.takes == "job" else ()
         call.job = require_job(rule, caller, message, jobs)
         if rule.takes == "session":
@@ -356,7 +365,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._quotas.require_dataset(caller, message.dataset, facts.dataset_names(call.job))
 
     def _refusing(self, error: Rejection, *, known: bool) -> Any:
-        """A handler that refuses. As one of streams, whose messages nobody waits for. known: the token is."""
+        """Return a handler that refuses, without reading messages. known: the caller's token is known."""
 
         async def behaviour(_: Any, context: Context) -> None:
             if not known:
@@ -367,7 +376,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
     def _unknown_rpc(self, known: bool) -> Any:
-        """A handler that says, as gRPC would, that there is no such rpc, and tells the front of the call."""
+        """Return a handler that answers as gRPC does for unknown rpcs, and reports the call to the front."""
 
         async def behaviour(_: Any, context: Context) -> None:
             if not known:
@@ -378,7 +387,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour)
 
     def _is_known(self, metadata: Any) -> bool:
-        """Whether a call's metadata bear a known token."""
+        """True if a call's metadata carry a known token."""
         try:
             self._tokens.find(_token(metadata))
         except Rejection:
@@ -386,7 +395,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return True
 
     def _answering_unread(self, handler: Any) -> Any:
-        """A handler of an open rpc that answers everybody as if the request were empty, and reads none."""
+        """Return a handler for an open rpc that answers as if the request were empty, without reading it."""
 
         async def behaviour(_: Any, context: Context) -> None:
             if self.front is not None:
@@ -397,26 +406,29 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(behaviour, None, handler.response_serializer)
 
     async def _counted(self, call: _Call, messages: Any) -> AsyncIterator[Any]:
-        """The rest of a stream whose messages are requests. Raises Rejection at one that is too many."""
+        """Yield the rest of a stream whose messages are requests.
+
+        Raises Rejection at one beyond the quota.
+        """
         async for message in messages:
             caller = self._tokens.owner(call.digest)
             self._quotas.take_request(caller, asyncio.get_running_loop().time())
             yield message
 
     async def _end(self, call: _Call, refusal: Rejection, context: Context) -> NoReturn:
-        """Ends a call that was let in and is not allowed any more."""
+        """End an admitted call that is no longer allowed."""
         if call.task is not None:
             call.task.uncancel()
         self._log_refusal(call.rpc, refusal, self._origin(context))
         await refuse(context, refusal)
 
     def _seen(self, context: Context, *, known: bool) -> None:
-        """Tells the front of a call. known: it bore a known token."""
+        """Report a call to the front. known: it carried a known token."""
         if self.front is not None:
             (self.front.let_in if known else self.front.asked)(context.peer())
 
     def _origin(self, context: Context) -> str:
-        """Where a call comes from, for the log."""
+        """Address of a call's origin, for the log."""
         return self.front.origin(context.peer()) if self.front is not None else context.peer()
 
     def _log_refusal(self, rpc: str, error: Rejection, peer: str = "") -> None:
@@ -432,12 +444,12 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _token(metadata: Any) -> str | None:
-    """The token of a call; None if it bears none. Raises Rejection for several, or something else."""
+    """Return the token of a call; None without one. Raises Rejection for several, or another scheme."""
     return _bearer([value for key, value in metadata or () if key == HEADER])
 
 
 def _bearer(values: list[Any]) -> str | None:
-    """The token in the values of the header. Raises Rejection for several, or something else."""
+    """Return the token in the header's values; None without one. Raises as `_token`."""
     if not values:
         return None
     value = values[0] if isinstance(values[0], str) else ""
@@ -481,7 +493,7 @@ async def _first_message(requests: Any) -> Any:
 
 
 async def _again(first: Any, rest: Any) -> AsyncIterator[Any]:
-    """The whole stream, with the message that was read already."""
+    """Yield the whole stream, starting with the message already read."""
     yield first
     async for message in rest:
         yield message

@@ -1,7 +1,7 @@
-"""Which rpc needs which role, and where its request names the job: one table for all of them.
+"""Access rules: the roles an rpc needs, and the request field that names the job. One table for all rpcs.
 
-An rpc that is not in the table is refused to everybody: whoever adds one has to say here who may call it.
-Pure: names, values and messages in, Rejections out.
+An rpc that is not in the table is refused to everybody, so every new rpc needs a rule here. Pure: names,
+values and messages in, Rejections out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _NAMES_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call an rpc, and for what.
+    """Access rule of an rpc or route.
 
-    roles: one of them is enough; none: everybody, without a token. job: path of the request's field that
-    names the job; empty: the rpc is of no job. takes: what of the token's quotas a call takes, beside
-    being a request. lists: the response's field that lists jobs by their name; those of others are left out.
-    counts: each message of the stream is a request of its own.
+    roles: one of them suffices; empty: open to everybody, without a token. job: path of the request field
+    that names the job; empty: the rpc belongs to no job. only_job: a missing name means the token's only job.
+    takes: quota used by a call, besides the request quota. lists: response field that lists jobs by name;
+    jobs not covered by the token are removed. counts: each message of the stream counts as a request.
     """
 
     roles: frozenset[Role] = frozenset()
@@ -45,7 +45,7 @@ class Rule:
 
     @property
     def writes(self) -> bool:
-        """Whether only operators may call it: worth a line in the log."""
+        """True if only operators may call it; such calls are logged."""
         return self.roles == _OPERATOR
 
 
@@ -86,7 +86,7 @@ RULES: dict[str, Rule] = {
     _METRIC + "GetSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSeries": Rule(_LOOK, "job"),
     _METRIC + "WatchSteps": Rule(_ALL, "job"),  # the leading worker's tracker reads it
-    # Probes of an orchestrator bear no token. A watch would be held open, so it needs one.
+    # Probes of an orchestrator carry no token. A watch holds resources, so it needs one.
     _HEALTH + "Check": Rule(),
     _HEALTH + "Watch": Rule(_ALL),
     _HEALTH + "List": Rule(_ALL),
@@ -96,19 +96,20 @@ RULES: dict[str, Rule] = {
 
 HTTP_RULES: dict[str, Rule] = {
     "/metrics": Rule(_LOOK, lists="job_name"),
-    # The dashboard. Its actions are rpcs, with their own rules.
+    # The dashboard. Its actions are rpcs with their own rules.
     "/": Rule(_LOOK, lists="jobs"),
     "/live": Rule(_LOOK, lists="jobs"),
     "/jobs/{job}": Rule(_LOOK, "job"),
     "/jobs/{job}/live": Rule(_LOOK, "job"),
 }
-"""Routes of the HTTP port that need a right. What they list is left out for jobs that a token is not for.
+"""Routes of the HTTP port that need a right; lists omit jobs not covered by the token.
 
-Probes, assets and the form that asks for a token say nothing of jobs, and are open."""
+Probes, assets and the form for a token reveal nothing about jobs, and are open.
+"""
 
 
 def rule_of(rpc: str) -> Rule:
-    """The rule of "/package.Service/Method". Raises Rejection when there is none."""
+    """Return the rule of "/package.Service/Method". Raises Rejection if there is none."""
     rule = RULES.get(rpc)
     if rule is None:
         raise Rejection(
@@ -121,7 +122,7 @@ def rule_of(rpc: str) -> Rule:
 
 
 def http_rule_of(route: str) -> Rule:
-    """The rule of a route. Raises Rejection when there is none."""
+    """Return the rule of a route. Raises Rejection if there is none."""
     rule = HTTP_RULES.get(route)
     if rule is None:
         raise Rejection("permission_denied", f"nobody may see {route}: it has no rule", rpc=route)
@@ -129,7 +130,7 @@ def http_rule_of(route: str) -> Rule:
 
 
 def unauthenticated(why: str) -> Rejection:
-    """The refusal of a caller whose token is missing or unknown."""
+    """Return the refusal for a missing or unknown token."""
     return Rejection(
         "unauthenticated",
         why,
@@ -138,7 +139,7 @@ def unauthenticated(why: str) -> Rejection:
 
 
 def require_role(rule: Rule, rpc: str, caller: Principal) -> None:
-    """Raises Rejection unless the caller has one of the rule's roles."""
+    """Raise Rejection unless the caller has one of the rule's roles."""
     if not rule.roles & caller.roles:
         raise Rejection(
             "permission_denied",
@@ -151,9 +152,9 @@ def require_role(rule: Rule, rpc: str, caller: Principal) -> None:
 
 
 def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]) -> str:
-    """The job a request is of; raises Rejection unless the token is for it, whether it exists or not.
+    """Return the job of a request. Raises Rejection unless the token covers it, whether it exists or not.
 
-    Where a request may leave the job away and does, it gets the only one of `jobs` that the token is for.
+    If the rule allows a missing name, it is set to the only one of `jobs` that the token covers.
     """
     if not rule.job:
         return ""
@@ -168,7 +169,7 @@ def require_job(rule: Rule, caller: Principal, request: Any, jobs: Iterable[str]
 
 
 def require_covers(caller: Principal, job: str) -> None:
-    """Raises Rejection unless the token is for this job, whether it exists or not."""
+    """Raise Rejection unless the token covers this job, whether it exists or not."""
     if not caller.covers(job):
         raise Rejection(
             "permission_denied",
@@ -180,7 +181,7 @@ def require_covers(caller: Principal, job: str) -> None:
 
 
 def hide_others(rule: Rule, caller: Principal, response: Any) -> None:
-    """Leaves those jobs out of the response of a rule that `lists` which the token is not for."""
+    """Remove jobs that the token does not cover from the response of a rule that `lists`."""
     listed = getattr(response, rule.lists)
     kept = [job for job in listed if caller.covers(job.name)]
     del listed[:]

@@ -1,7 +1,8 @@
-"""What each token has taken of its quotas. Pure: time comes in as an argument.
+"""Quota accounting per token. Pure: time is an argument.
 
-Requests are counted by a bucket that holds a second's worth and fills steadily. Sessions are those open
-now. Jobs and datasets are those there are, and those being made, so a restart of the master forgets nothing.
+Requests are counted by a token bucket that holds one second's worth and refills steadily. Sessions are those
+open now. Jobs and datasets are counted from those that exist or are being created, so a restart of the master
+forgets nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from elastane_master.security.tokens import Principal
 
 
 class QuotaBook:
-    """The accounts of all tokens, by name. Used from one event loop."""
+    """Accounts of all tokens, by name. Used from one event loop."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, tuple[float, float]] = {}
@@ -23,7 +24,7 @@ class QuotaBook:
         self._making: Counter[tuple[str, str]] = Counter()
 
     def take_request(self, caller: Principal, now: float) -> None:
-        """Counts a request at `now` seconds of a steady clock. Raises Rejection."""
+        """Count a request at `now` seconds of a monotonic clock. Raises Rejection."""
         rate = caller.quotas.requests_per_second
         if not rate:
             return
@@ -43,9 +44,9 @@ class QuotaBook:
 
     @contextmanager
     def session(self, caller: Principal, worker: tuple[str, str]) -> Iterator[None]:
-        """Holds one of the token's sessions, of a job's worker. Raises Rejection.
+        """Hold one of the token's sessions, for a job's worker. Raises Rejection.
 
-        A worker that connects again takes the place of its old stream, which may be dead unnoticed.
+        A reconnecting worker shares the slot of its old stream, which may be dead without anyone knowing.
         """
         held = self._sessions.setdefault(caller.name, Counter())
         if worker not in held:
@@ -60,7 +61,10 @@ class QuotaBook:
 
     @contextmanager
     def making_job(self, caller: Principal, job: str, jobs: Collection[str]) -> Iterator[None]:
-        """Holds a place for a job that may be made now; `jobs` are all there are. Raises Rejection."""
+        """Reserve a place for a job that may be created now; `jobs` are all existing ones.
+
+        Raises Rejection.
+        """
         if not caller.quotas.jobs_max or job in jobs:
             yield
             return
@@ -76,7 +80,7 @@ class QuotaBook:
                 del self._making[caller.name, job]
 
     def require_dataset(self, caller: Principal, dataset: str, datasets: Collection[str]) -> None:
-        """Raises Rejection when the job has as many other datasets as the token may make."""
+        """Raise Rejection if the job already has as many other datasets as the token may create."""
         if dataset not in datasets:
             _require(caller, "datasets", len(datasets), caller.quotas.datasets_max)
 

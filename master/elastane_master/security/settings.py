@@ -1,6 +1,6 @@
-"""Settings that protect a master, from the command line, then from ELASTANE_MASTER_* variables.
+"""Security settings of a master: command-line options, then ELASTANE_MASTER_* variables.
 
-The prefix is longer than that of the other settings: `elastane run` starts its master with its own
+The prefix is longer than that of the other settings because `elastane run` starts its master in its own
 environment, where ELASTANE_TOKEN_FILE and ELASTANE_TLS_CERT are those of a caller.
 """
 
@@ -18,13 +18,13 @@ from elastane_master.security.tls import TlsFiles
 
 
 class SecuritySettings(BaseSettings):
-    """How a master and its store are protected.
+    """Protection of a master and its store.
 
-    token_file: see `tokens`; without one every caller may do everything. tls_cert, tls_key: PEM files of
-    the server; tls_client_ca: callers need a certificate of this CA. insecure: serve without these beyond
-    loopback. reflection: whether the API describes itself. http_open_metrics: /metrics needs neither token
-    nor certificate. store_ca, store_cert, store_key: for rediss://.
-    store_password_file: of the user in --store; read at each connection.
+    token_file: see `tokens`; without one every caller may do everything. tls_cert, tls_key: PEM files of the
+    server; tls_client_ca: callers need a certificate of this CA. insecure: serve beyond loopback without
+    these. reflection: whether the API describes itself. http_open_metrics: /metrics needs neither token nor
+    certificate. store_ca, store_cert, store_key: for rediss://. store_password_file: password of the user in
+    --store; read at each connection.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_MASTER_", extra="ignore", frozen=True)
@@ -52,13 +52,13 @@ class SecuritySettings(BaseSettings):
         return self
 
     def tls_files(self) -> TlsFiles | None:
-        """The files of the server's certificate; None: no TLS."""
+        """Files of the server's certificate; None: no TLS."""
         if self.tls_cert is None or self.tls_key is None:
             return None
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     def require_safe(self, listen: str, host: str) -> None:
-        """Raises InsecureListen when others than this machine could reach `host` and get in, or overhear."""
+        """Raise InsecureListen if other machines could reach `host` without authentication or encryption."""
         if self.insecure or is_loopback(host):
             return
         if self.tls_cert is None:
@@ -70,7 +70,7 @@ class SecuritySettings(BaseSettings):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`: an address, or a name that stands for such alone."""
+    """True if only this machine can reach `host`: an address, or a name with loopback addresses only."""
     host = host.strip("[]")
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback

@@ -1,7 +1,7 @@
-"""How the master proves itself to its Redis or Valkey, and the Redis to the master.
+"""Authentication between the master and its Redis or Valkey.
 
-The password lies in a file, not in the URL: a URL is an argument that everybody on the machine can read.
-It is read at each connection, so a rotated one needs no restart.
+The password is in a file, not in the URL: a URL is a command-line argument that every user of the machine can
+read. The file is read at each connection, so a rotated password needs no restart.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class FilePassword(CredentialProvider):
         self._path = path
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """Called by the client at each connection."""
+        """Return the credentials; called by the client at each connection."""
         try:
             password = read_secret(self._path)
         except BadSecurityFile as error:
-            # Half a rotation: the log tries again, as with a store that is away.
+            # A half-finished rotation: as a connection error it is retried, like an unreachable store.
             raise RedisConnectionError(str(error)) from error
         return (self._user, password) if self._user else (password,)
 
@@ -40,9 +40,10 @@ class FilePassword(CredentialProvider):
 
 @dataclass(frozen=True, slots=True)
 class StoreAccess:
-    """ca: whose certificate a rediss:// server must have; None: one of the system's. cert, key: shown to it.
+    """Certificates and password for a store.
 
-    password_file: of the URL's user, or of the default one.
+    ca: CA of a rediss:// server's certificate; None: the system's. cert, key: client certificate.
+    password_file: password of the URL's user, or of the default one.
     """
 
     ca: Path | None = None
@@ -51,7 +52,7 @@ class StoreAccess:
     password_file: Path | None = None
 
     def arguments(self, url: str) -> dict[str, Any]:
-        """For `Redis.from_url`, the URL among them. Raises BadSecurityFile."""
+        """Return the arguments for `Redis.from_url`, including the URL. Raises BadSecurityFile."""
         parts = urlsplit(url)
         arguments: dict[str, Any] = {"url": url}
         if parts.scheme == "rediss":

@@ -1,16 +1,17 @@
-"""Which connections of strangers are heard, and which are ended. Pure: places, times, bytes and calls in.
+"""Limits for strangers' connections: which are read, and which are ended. Pure.
 
-A stranger is a connection on which no call with a known token has come yet. It is let in with the first
-one; until then it may stand for `seconds`, be heard for `bytes_max` and for `calls_max` without an answer
-(what comes after that waits, and gRPC gives it up after `unheard_seconds`), be refused `refusals_max` times,
-and be one of `per_address_max` of its address and `strangers_max` of all. Of too many, those go first that
-were refused something, then whom the dice choose: not the oldest, who are next to be heard where thousands
-of workers come at once, nor the newest, since then whoever stands there first keeps everybody else out.
+A stranger is a connection without any call with a known token so far. The first such call makes it trusted;
+until then it may exist for `seconds`, send `bytes_max` and begin `calls_max` calls without an answer (the
+rest waits, and the connection to gRPC is closed after `unheard_seconds`), be refused `refusals_max` times,
+and be one of `per_address_max` of its address and `strangers_max` in total. If there are too many, those that
+were refused go first, then random ones: not the oldest, which are the next to be served when thousands of
+workers connect at once, and not the newest, because then early idle connections would keep everybody else
+out.
 
-Where many are refused, or say more than they may, new connections of the addresses they come from take turns,
-`turns_per_second`: what gRPC keeps of a connection that was ended outlives it by a moment, and it is their
-number that fills the memory. Who shares no address with them waits for nobody, unless they come from more
-addresses than are remembered. Workers that come back by the thousand have tokens, and so cause no turns.
+When many are refused, or send more than they may, new connections from their addresses are admitted one by
+one, `turns_per_second`: gRPC's memory for an ended connection outlives it by a moment, and the number of
+those fills the memory. Callers at other addresses do not wait, unless there are more offending addresses than
+are remembered. Workers that reconnect by the thousand have tokens, and so cause no such delays.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StrangerLimits:
-    """What strangers may take up; every number is a maximum.
+    """Limits for strangers; every number is a maximum.
 
-    bytes_max: a handshake and the headers of a call are less, and its request can wait for the gate.
-    calls_max: a caller's next ones wait until the gate has seen the first one's token.
-    turns_per_second: while more than `refused_max` have been refused, of whom so many a second are forgotten.
-    refused_address_seconds: so long after its last refusal an address takes turns.
+    bytes_max: more than a handshake and the headers of a call need; its request can wait for the gate.
+    calls_max: a caller's further calls wait until the gate has seen the first one's token. turns_per_second:
+    applies while more than `refused_max` refusals are remembered; `refused_per_second` of them are forgotten.
+    refused_address_seconds: time after its last refusal during which an address takes turns.
     """
 
     seconds: float = 20.0
@@ -57,7 +58,7 @@ class _Stranger:
 
 
 class Strangers:
-    """All strangers at a port, by the number of their connection. dice: choose among equals."""
+    """All strangers at a port, by connection number. dice: chooses among equals."""
 
     def __init__(self, limits: StrangerLimits, dice: random.Random) -> None:
         self._limits = limits
@@ -73,7 +74,7 @@ class Strangers:
         return connection in self._strangers
 
     def take_turns(self, address: str, now: float) -> bool:
-        """Whether new connections of `address` are handed on one after the other, and not as they come."""
+        """True if new connections of `address` must be admitted one after the other."""
         if self._recently_refused(now) <= self._limits.refused_max:
             return False
         self._forget_addresses(now)
@@ -81,7 +82,7 @@ class Strangers:
         return many or address in self._refused_addresses
 
     def arrived(self, connection: int, address: str, now: float) -> int | None:
-        """A connection is made; which one is to be ended for it, if any: it may be this one."""
+        """Register a new connection; return the number of a connection to end for it, if any."""
         self._strangers[connection] = _Stranger(address, now)
         self._of_address[address] += 1
         if self._of_address[address] > self._limits.per_address_max:
@@ -91,7 +92,7 @@ class Strangers:
         return None
 
     def let_in(self, connection: int, now: float) -> None:
-        """It has shown a known token: what was held against it was only haste."""
+        """Forget a connection that has shown a known token, and take back its refusals: it was only early."""
         one = self._strangers.get(connection)
         if one is not None and one.refused:
             self._refused, self._refused_at = max(0.0, self._recently_refused(now) - 1), now
@@ -99,7 +100,7 @@ class Strangers:
         self.gone(connection)
 
     def gone(self, connection: int) -> None:
-        """It has ended."""
+        """Forget a connection that has ended."""
         one = self._strangers.pop(connection, None)
         if one is not None:
             self._of_address[one.address] -= 1
@@ -107,7 +108,7 @@ class Strangers:
                 del self._of_address[one.address]
 
     def asked(self, connection: int, now: float) -> bool:
-        """A call came without a known token; whether the connection is to be ended for that."""
+        """Count a call without a known token; True if the connection must be ended for it."""
         one = self._strangers.get(connection)
         if one is None:
             return False
@@ -116,12 +117,12 @@ class Strangers:
         return one.refusals >= self._limits.refusals_max
 
     def heard_again(self, connection: int) -> None:
-        """A call of it was answered: the next one is heard."""
+        """Resume a connection: one of its calls was answered."""
         if (one := self._strangers.get(connection)) is not None:
             one.unheard_since = None
 
     def sent(self, connection: int, count: int, now: float, *, too_many_calls: bool = False) -> bool:
-        """So many bytes came, and began more calls than may be; whether it is heard on."""
+        """Count received bytes; False if the connection must be paused for them or for a surplus call."""
         one = self._strangers.get(connection)
         if one is None:
             return True
@@ -133,15 +134,15 @@ class Strangers:
         return False
 
     def overdue(self, now: float) -> list[int]:
-        """Which have stood for too long."""
+        """Connections that have existed for too long."""
         limit = self._limits.seconds
         return [key for key, one in self._strangers.items() if now - one.since > limit]
 
     def unheard(self, now: float) -> dict[int, bool]:
-        """Which have not been heard for so long that gRPC is to give them up; each is told of once.
+        """Connections paused for so long that gRPC's side must be closed; each is returned once.
 
-        True: the gate has refused it, so it is to be ended. False: it stands in silence for `silent_seconds`;
-        ended, it would be made again at once.
+        True: the gate has refused it, so it must be ended. False: it stays open and silent for
+        `silent_seconds`, because it would reconnect at once if ended.
         """
         since = now - self._limits.unheard_seconds
         found = [
@@ -161,7 +162,7 @@ class Strangers:
         return self._dice.choice(done or connections)
 
     def _count_refused(self, one: _Stranger, now: float) -> None:
-        """It was refused; each counts once."""
+        """Count a stranger's first refusal, and remember its address."""
         if not one.refused:
             one.refused = True
             self._refused, self._refused_at = self._recently_refused(now) + 1, now
@@ -170,7 +171,7 @@ class Strangers:
             self._refused_addresses[one.address] = now
 
     def _forget_addresses(self, now: float) -> None:
-        """Forgets those who were refused nothing for long."""
+        """Forget addresses whose last refusal is long ago."""
         since = now - self._limits.refused_address_seconds
         while self._refused_addresses and (oldest := next(iter(self._refused_addresses.items())))[1] < since:
             del self._refused_addresses[oldest[0]]

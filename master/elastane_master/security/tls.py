@@ -1,8 +1,8 @@
-"""The master's certificate: for gRPC and for HTTP, taken up afresh when its files change.
+"""The master's certificate for gRPC and HTTP, reloaded when its files change.
 
-Certificate and key are two files, and whoever renews them writes one after the other. So a new pair is
-tried first, and the old one serves on until the new one fits together; what is wrong is logged once.
-Connections that stand keep what they were made with.
+Certificate and key are two files, renewed one after the other. So a new pair is tested first, and the old one
+stays in use until the new files match; problems are logged once. Existing connections keep the certificate
+they were made with.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Where the certificate chain, its key, and the CA of the callers' certificates lie, in PEM.
+    """Paths of the certificate chain, its key, and the CA of the callers' certificates, in PEM.
 
-    client_ca: None when callers need no certificate (TLS); a file when they do (mutual TLS).
+    client_ca: None if callers need no certificate (TLS); a file if they do (mutual TLS).
     """
 
     cert: Path
@@ -35,10 +35,10 @@ class TlsFiles:
 
 
 class ServerTls:
-    """The certificate as it is now. May be used from any thread: gRPC asks from its own."""
+    """The current certificate. Thread-safe, because gRPC asks from its own threads."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises BadSecurityFile when the files cannot be used."""
+        """Load the files. Raises BadSecurityFile."""
         self._files = files
         self._lock = threading.Lock()
         self._stamp: Stamp = self._current_stamp()
@@ -47,7 +47,7 @@ class ServerTls:
         self.reloads = 0
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For `add_secure_port`: every handshake has the certificate of the moment."""
+        """Credentials for `add_secure_port`: every handshake uses the current certificate."""
         return grpc.dynamic_ssl_server_credentials(
             self._grpc_configuration(),
             self._fetch,
@@ -55,16 +55,16 @@ class ServerTls:
         )
 
     def ssl_context(self, *, certificate_optional: bool = False) -> ssl.SSLContext:
-        """For asyncio and HTTP servers: every handshake has the certificate and client CA of the moment.
+        """Context for asyncio and HTTP servers: every handshake uses the current certificate and client CA.
 
-        certificate_optional: callers may show no certificate, for a port that has open routes too; one that
-        is shown must be of the client CA all the same.
+        certificate_optional: callers may omit their certificate, for a port that also has open routes; a
+        presented one must still be of the client CA.
         """
         context = self._make_context()
         if certificate_optional and context.verify_mode is ssl.CERT_REQUIRED:
-            # Of the connection, not of the context that is put in its place below.
+            # Set on the connection's first context; it survives the replacement of the context below.
             context.verify_mode = ssl.CERT_OPTIONAL
-        # Whoever resumes a session shows no certificate again: there is nothing to resume.
+        # A resumed session would skip the client's certificate: disable resumption.
         context.num_tickets = 0
         context.options |= ssl.OP_NO_TICKET
 
@@ -72,12 +72,12 @@ class ServerTls:
             self.refresh()
             connection.context = self._context
 
-        # Called at each handshake, also when the caller names no server.
+        # Called at each handshake, even if the caller names no server.
         context.sni_callback = take_current
         return context
 
     def refresh(self) -> bool:
-        """Takes up changed files; True when it did."""
+        """Reload changed files; True if the certificate changed."""
         with self._lock:
             stamp = self._current_stamp()
             if stamp == self._stamp:
@@ -87,11 +87,11 @@ class ServerTls:
                 contents = self._read()
                 if contents == self._contents:
                     return False
-                # A context of its own: loading a CA into the old one would add to those it trusts.
+                # A new context: loading a CA into the old one would add to the CAs it trusts.
                 self._context = self._make_context()
                 self._contents = contents
             except BadSecurityFile as error:
-                # Half a renewal, most likely: the other half changes the stamp again.
+                # Probably a half-finished renewal: its other half changes the stamp again.
                 logger.error("the new certificate is not taken up", error=str(error), hint=error.hint)
                 return False
             self.reloads += 1
@@ -99,7 +99,7 @@ class ServerTls:
         return True
 
     def _fetch(self) -> Any:
-        """Called by gRPC before each handshake, in a thread of its own; None: as before."""
+        """Called by gRPC before each handshake, in a thread of its own; None would mean no change."""
         self.refresh()
         return self._grpc_configuration()
 
@@ -111,7 +111,7 @@ class ServerTls:
         return stamp_of((self._files.cert, self._files.key, self._files.client_ca))
 
     def _read(self) -> tuple[bytes, bytes, bytes | None]:
-        """The contents, once they have proved to fit together. Raises BadSecurityFile."""
+        """Read the files after checking that they match. Raises BadSecurityFile."""
         contents = (
             read_file(self._files.cert),
             read_file(self._files.key),
@@ -121,7 +121,7 @@ class ServerTls:
         return contents
 
     def _make_context(self) -> ssl.SSLContext:
-        """Raises BadSecurityFile unless the files fit together."""
+        """Build a context from the files. Raises BadSecurityFile if they do not match."""
         files = self._files
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

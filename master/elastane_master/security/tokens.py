@@ -1,4 +1,4 @@
-"""The table of tokens: who presents which, with which roles, for which jobs, within which quotas.
+"""The table of tokens: names, roles, jobs and quotas of their owners.
 
     [[token]]
     name = "ci"                       # appears in logs and refusals; the token itself never does
@@ -10,8 +10,8 @@
     jobs_max = 3                      # jobs of this table's patterns on the master
     datasets_max = 10                 # datasets of one job
 
-Pure: text in, table out. Tokens are compared by their digests, always with every entry, in a time that
-does not depend on them.
+Pure: text in, table out. Tokens are compared by their digests, always with every entry, in a time that does
+not depend on them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import msgspec
 Role = Literal["worker", "operator", "reader"]
 
 TOKEN_CHARACTERS_MIN = 16
-"""A shorter token could be guessed; `elastane token` makes one of 43."""
+"""Minimum length, because shorter tokens could be guessed; `elastane token` creates 43 characters."""
 
 
 class BadTokenTable(ValueError):  # noqa: N818 - says what is wrong
-    """The text is no table of tokens; says where and why, without anything secret."""
+    """The text is not a valid table of tokens; the message says where and why, without secrets."""
 
 
 class Quotas(msgspec.Struct, frozen=True):
-    """What one token may take; 0: no limit. datasets_max: of one job."""
+    """Quotas of one token; 0: no limit. datasets_max: datasets per job."""
 
     requests_per_second: float = 0.0
     sessions_max: int = 0
@@ -45,7 +45,7 @@ class Quotas(msgspec.Struct, frozen=True):
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """Whoever presents a token. jobs: patterns as of fnmatch, case matters."""
+    """Owner of a token. jobs: case-sensitive fnmatch patterns."""
 
     name: str
     roles: frozenset[Role]
@@ -53,7 +53,7 @@ class Principal(msgspec.Struct, frozen=True):
     quotas: Quotas = Quotas()
 
     def covers(self, job: str) -> bool:
-        """Whether the token is for this job."""
+        """True if the token covers this job."""
         return any(fnmatchcase(job, pattern) for pattern in self.jobs)
 
 
@@ -78,16 +78,16 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenTable:
-    """All tokens of a master. Immutable; a changed file makes another table."""
+    """All tokens of a master. Immutable; a changed file makes a new table."""
 
     def __init__(self, entries: Iterable[tuple[bytes, Principal]], *, plain: bool = False) -> None:
         self._entries = tuple(entries)
-        #: Whether the file holds tokens themselves, and not their digests only.
+        #: True if the file contains tokens in clear text, not only their digests.
         self.plain = plain
 
     @classmethod
     def parse(cls, text: str) -> TokenTable:
-        """Raises BadTokenTable."""
+        """Parse the text of a table. Raises BadTokenTable."""
         try:
             file = msgspec.convert(tomllib.loads(text), _File)
         except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -113,7 +113,7 @@ class TokenTable:
         return len(self._entries)
 
     def find(self, digest: bytes) -> Principal | None:
-        """Whose token has this digest; None: nobody's. Looks at every entry, found or not."""
+        """Return the owner of the token with this digest, or None. Compares with every entry in any case."""
         found = None
         for known, principal in self._entries:
             if hmac.compare_digest(known, digest):
@@ -122,7 +122,7 @@ class TokenTable:
 
 
 def digest_of(token: str) -> bytes:
-    """The digest a token is known by."""
+    """Return the digest by which a token is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 

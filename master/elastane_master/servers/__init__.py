@@ -1,1 +1,1 @@
-"""The edge: gRPC servicers translate messages into events and effects into messages."""
+"""gRPC servicers: translation of messages into events, and of effects into messages."""

@@ -1,9 +1,8 @@
-"""A master in one object: the store, the jobs, the gRPC server, and the order they start and stop in.
+"""A complete master: the store, the jobs, the gRPC server, and their order of start and stop.
 
-The address is bound before any job is taken over: a master started twice by mistake fails there, and
-the first one is not fenced. On a store of one's own choice (--store) the master serves while it holds the
-leader's lease, and refuses every request else, saying who leads. A private store has one master, held by a
-lock on its directory.
+The address is bound before any job is taken over: a master accidentally started twice fails there, without
+fencing the first one. With --store the master serves while it holds the leader's lease; otherwise it refuses
+every request and names the leader. A private store has only one master, ensured by a lock on its directory.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ if TYPE_CHECKING:
 logger = structlog.get_logger(__name__)
 
 _COMPRESSION_REFUSED = (
-    # A message of 65 kB may be 64 MiB once inflated. Nobody here sends such: only "identity" is known, and
-    # what says otherwise is refused by its headers, or comes as the bytes it is.
+    # A message of 65 kB may decompress to 64 MiB. No Elastane client compresses: only "identity" is enabled,
+    # and other encodings are refused by their headers or arrive still compressed.
     ("grpc.compression_enabled_algorithms_bitset", 1),
     ("grpc.enable_per_message_decompression", 0),
 )
@@ -60,7 +59,7 @@ _WILDCARDS = frozenset({"[::]", "0.0.0.0"})
 
 
 def services() -> list[ServiceDescriptor]:
-    """Descriptors of the services a master serves."""
+    """Descriptors of the services of a master."""
     return [
         module.DESCRIPTOR.services_by_name[name]
         for module, name in (
@@ -76,8 +75,8 @@ def services() -> list[ServiceDescriptor]:
 class Master:
     """One master. Used from one event loop.
 
-    address: HOST:PORT as bound, once started. leadership: whether it serves, once the store is open.
-    measures: of its calls and store.
+    address: HOST:PORT as bound, once started. leadership: set once the store is open. measures: of its calls
+    and store.
     """
 
     def __init__(self, settings: MasterSettings) -> None:
@@ -101,7 +100,7 @@ class Master:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Serves, or stands by, when it returns.
+        """Start; on return the master serves or stands by.
 
         Raises CannotListen, TooFewDescriptors, BadSecurityFile and StoreError.
         """
@@ -154,20 +153,20 @@ class Master:
         )
 
     async def failed(self) -> None:
-        """Waits until the master cannot serve any more; raises the StoreError that says why."""
+        """Wait until the master cannot serve any more; raises the StoreError that is the cause."""
         await asyncio.shield(self._failure)
 
     def refresh_security(self) -> None:
-        """Takes up changed files of tokens and certificates now; called on SIGHUP."""
+        """Load changed files of tokens and certificates now; called on SIGHUP."""
         if self._gate is not None:
             self._gate.refresh()
         if self._tls is not None:
             self._tls.refresh()
 
     async def stop(self) -> None:
-        """Stops in good order: streams are told, what is pending is written, the private store is ended.
+        """Stop in order: end streams with an error, write what is pending, stop the private store.
 
-        A master that stands by for this one is told once everything is written.
+        A standby master is notified after everything is written.
         """
         self._stopping = True
         front = self._gate.front if self._gate is not None else None
@@ -190,7 +189,7 @@ class Master:
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
         if self._store is not None:
-            # Whoever took the jobs over may use the same private store.
+            # A master that took the jobs over may use the same private store.
             await self._store.close(stop_embedded=not fenced)
         if self._state_lock is not None:
             self._state_lock.release()
@@ -218,7 +217,7 @@ class Master:
     # ---------------------------------------------------------------- the services
 
     def _add_services(self, server: grpc.aio.Server, hosts: JobHosts) -> list[str]:
-        """Registers every service; returns the names of ours."""
+        """Register every service; return the names of Elastane's own."""
         servicers = (
             JobServicer(hosts),
             ShardServicer(hosts),
@@ -255,23 +254,23 @@ class Master:
                 ("grpc.so_reuseport", 0),
                 *_COMPRESSION_REFUSED,
                 ("grpc.max_concurrent_streams", settings.streams_per_connection_max),
-                # Of more calls than these that nobody has read yet, gRPC drops some by dice, as CANCELLED:
-                # thousands of workers that come back at once are as many.
+                # Beyond this number of unread calls gRPC cancels random ones; thousands of workers that
+                # reconnect at once make as many.
                 ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
                 ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
-                # Of a flood of calls that are taken back at once, gRPC takes the fewer at a time.
+                # During a flood of calls that are cancelled at once, gRPC handles fewer at a time.
                 ("grpc.http.overload_protection", 1),
                 ("grpc.http2.max_deallocating_streams", 50),
                 ("grpc.http2.max_requests_per_read", 4),
-                # How much of a call comes before it is read. By its own measurements gRPC would raise that to
-                # megabytes, for calls that nobody reads, too.
+                # Bytes received of a call before it is read. With its probe gRPC would raise this to
+                # megabytes, even for calls that nobody reads.
                 ("grpc.http2.lookahead_bytes", 65_535),
                 ("grpc.http2.bdp_probe", 0),
                 # Idle sessions stay open for hours; proxies on the way drop silent connections.
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
-                # Clients may ping as often as they like: they look for a master that vanished.
+                # Clients may ping as often as they like, to detect a vanished master.
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
@@ -293,7 +292,7 @@ class Master:
         return server
 
     async def _open_http(self) -> HttpPort:
-        """Binds and serves the HTTP port: probes answer while the jobs are still being taken over."""
+        """Bind and serve the HTTP port; probes are answered while the jobs are still being taken over."""
         from elastane_master.http.port import HttpPort  # aiohttp is only needed from here on
         from elastane_master.http.routes import Access
 
@@ -312,7 +311,7 @@ class Master:
         return port
 
     async def _keep_health(self, leadership: Leadership, names: list[str]) -> None:
-        """Sets every service's health to whether the jobs are served, again whenever that changes."""
+        """Keep every service's health status equal to whether the jobs are served."""
         while True:
             seen = leadership.news.count
             status = health_pb2.HealthCheckResponse.ServingStatus
@@ -330,33 +329,33 @@ class Master:
 
     @property
     def gate(self) -> Gate:
-        """Who is let in; there is one from the start on."""
+        """The gate; available once the start has begun."""
         assert self._gate is not None
         return self._gate
 
     @property
     def calls(self) -> LocalCalls | None:
-        """The rpcs as the dashboard calls them; None before they are there, or without an HTTP port."""
+        """The rpcs for the dashboard; None before the services exist, or without an HTTP port."""
         return self._calls
 
     @property
     def store_reachable(self) -> bool:
-        """Whether the store answers, as far as is known."""
+        """True if the store answers, as far as is known."""
         return self.leadership is not None and self.leadership.reachable
 
     @property
     def leads(self) -> bool:
-        """Whether it serves the jobs now."""
+        """True if this master serves the jobs now."""
         return self.leadership is not None and self.leadership.leads
 
     @property
     def fencing_token(self) -> int:
-        """Of the leader's lease as this master held it last; 0: never, or its store has no lease."""
+        """Fencing token of the lease as last held by this master; 0: never, or its store has no lease."""
         keeper = self.leadership.keeper if self.leadership is not None else None
         return keeper.state.token if keeper is not None else 0
 
     def not_ready(self) -> str:
-        """Why requests are refused now, in words; empty while they are served."""
+        """Reason why requests are currently refused; empty while they are served."""
         if self._stopping:
             return "stops"
         return self.leadership.not_ready() if self.leadership is not None else "waits for its store"
@@ -367,12 +366,12 @@ class Master:
 
 
 def _require_free(host: str, port: int, listen: str) -> None:
-    """Raises CannotListen with the system's own word; gRPC would write lines of its own, and not say why."""
+    """Raise CannotListen with the system's reason; gRPC logs its own lines and gives no reason."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
-            # As the server does: what is left of connections that were closed does not hold the port.
+            # Same option as the server: connections in TIME_WAIT do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
     except OSError as error:
@@ -380,7 +379,7 @@ def _require_free(host: str, port: int, listen: str) -> None:
 
 
 def within_descriptors(settings: MasterSettings, limit: int) -> MasterSettings:
-    """The settings with bounds that the limit of descriptors allows; 0: there is none.
+    """Return the settings with bounds lowered to the limit of descriptors; 0 means no limit.
 
     Raises TooFewDescriptors.
     """
@@ -399,7 +398,8 @@ def within_descriptors(settings: MasterSettings, limit: int) -> MasterSettings:
             "few descriptors: bounds are lowered",
             limit=limit,
             lowered=", ".join(f"{name} {wanted[name]} to {bound}" for name, bound in lowered.items()),
-            # With tokens a caller's connection is two, one of which has both ends here (front.py).
+            # With tokens a caller uses two connections, and both ends of the second are here (front.py):
+            # three descriptors.
             left_for_callers=shared.callers // (3 if settings.security.token_file is not None else 1),
             hint=TooFewDescriptors.hint,
         )
@@ -413,7 +413,7 @@ def _how(files: TlsFiles | None) -> str:
 
 
 def _write_atomically(path: Path, text: str) -> None:
-    """Whoever waits for the file finds all of it or none."""
+    """Write a file so that readers find either all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text + "\n")

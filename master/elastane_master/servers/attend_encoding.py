@@ -1,7 +1,7 @@
-"""The bytes of what the master says to workers: what all of them get alike is encoded once.
+"""Encoding of messages to workers; messages equal for many workers are encoded once.
 
-A ring of N is told to N workers. Built anew for each, a ring of 5,000 is 25 million members, which took
-longer than everything else about forming it.
+A ring of N is sent to N workers. Built anew for each, a ring of 5,000 would be 25 million members, which took
+longer than everything else in forming it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from elastane_proto.v1 import ring_pb2
 _LENGTH_DELIMITED = 2
 
 Traceparents = Callable[[int], str]
-"""Whose children the spans of workers are, by the generation that they are told of; empty: not traced."""
+"""Returns the parent of workers' spans for a generation; empty if it is not traced."""
 
 
 def untraced(generation: int) -> str:
-    """Of a master that traces nothing."""
+    """The `Traceparents` of a master without tracing."""
     return ""
 
 
@@ -42,14 +42,14 @@ class AttendEncoder:
     def encode(
         self, message: WorkerMessage, settings: JobSettings, traceparents: Traceparents = untraced
     ) -> bytes:
-        """An AttendResponse, serialized."""
+        """Return a serialized AttendResponse."""
         if isinstance(message, effects.Go):
             return self._go(message, traceparents(message.generation))
         if not isinstance(message, effects.Prepare | effects.Prepared):
             return attend_response(message, settings).SerializeToString()
         change = message.then_prepare if isinstance(message, effects.Prepared) else message
         parent = traceparents(change.generation) if change is not None else ""
-        # Two jobs can have the same to say, but not in the same trace.
+        # Two jobs can have equal messages, but in different traces.
         if parent != self._alike_parent or not _is_alike(message, self._alike):
             self._alike, self._alike_parent = message, parent
             response = attend_response(message, settings)
@@ -60,7 +60,7 @@ class AttendEncoder:
         return self._alike_bytes
 
     def _go(self, message: effects.Go, parent: str) -> bytes:
-        # A message's bytes are its fields' one after the other, so the members can be put behind the rest.
+        # Serialized fields are simply concatenated, so the encoded members can be appended to the rest.
         if self._members is not message.members:
             self._members = message.members
             self._go_members = ring_pb2.Go(members=ring_members(message.members)).SerializeToString()
@@ -72,7 +72,7 @@ class AttendEncoder:
 
 
 def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
-    """Whether both are the same; the members, which are many, by identity."""
+    """True if both messages are equal; the large lists of members are compared by identity."""
     match message, known:
         case effects.Prepare(), effects.Prepare():
             return (message.generation, message.reason) == (known.generation, known.reason) and (
@@ -82,7 +82,7 @@ def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
             change, known_change = message.then_prepare, known.then_prepare
             if change is None or known_change is None:
                 return change is known_change and message == known
-            # A planned change of the ring is told in this way to every worker.
+            # A planned ring change reaches every worker in this form.
             rest, known_rest = (replace(one, then_prepare=None) for one in (message, known))
             return _is_alike(change, known_change) and rest == known_rest
         case _:
@@ -90,7 +90,7 @@ def _is_alike(message: WorkerMessage, known: WorkerMessage | None) -> bool:
 
 
 def varint(value: int) -> bytes:
-    """A length as protobuf writes it."""
+    """Encode a length as a protobuf varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

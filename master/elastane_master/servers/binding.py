@@ -1,9 +1,8 @@
-"""Binds a servicer to its service: one place where requests are parsed and errors become statuses.
+"""Binding of servicers to services: the one place that parses requests and turns errors into statuses.
 
-The generated registration parses requests where nobody can step in: bytes that are no message
-end as INTERNAL, and every servicer method would have to catch its own errors. Here the
-descriptor of the service says which methods there are; parsing failures become
-INVALID_ARGUMENT, and the errors named in `errors.REFUSALS` become typed ones.
+In the generated registration, parsing cannot be intercepted: invalid bytes end as INTERNAL, and every
+servicer method would have to catch its own errors. Here the methods come from the service's descriptor;
+parsing failures become INVALID_ARGUMENT, and the errors in `errors.REFUSALS` become typed ones.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Malformed:
-    """Stands for a request whose bytes could not be parsed."""
+    """Placeholder for a request whose bytes could not be parsed."""
 
     def __init__(self, message: str, size: int) -> None:
         self.message = message
@@ -57,11 +56,11 @@ def service_handler(
     write_seconds: float = 30.0,
     measures: RpcMeasures | None = None,
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """The handler that serves all methods of `service` by the methods of `servicer` of the same names.
+    """Return the handler that serves all methods of `service` by the servicer's methods of the same names.
 
-    A method that streams to the client is an async generator. A client that does not read a message for
-    `write_seconds` is cut off. measures: get the time and outcome of each call. Raises AttributeError when a
-    method is missing.
+    A method that streams to the client is an async generator. A client that does not read a message within
+    `write_seconds` is cut off. measures: receive the duration and outcome of each call. Raises AttributeError
+    if a method is missing.
     """
     measures = measures or RpcMeasures()
     handlers = {
@@ -101,7 +100,7 @@ def _parser(method: MethodDescriptor) -> Callable[[bytes], Message | Malformed]:
 
 
 def require_client(context: Context) -> None:
-    """Tells which protocol is spoken here; raises Rejection for a client whose protocol does not fit."""
+    """Send this master's protocol version; raises Rejection for a client with an incompatible one."""
     context.set_trailing_metadata(_SPOKEN)
     for key, value in context.invocation_metadata() or ():
         if key == versions.METADATA_KEY:
@@ -109,7 +108,7 @@ def require_client(context: Context) -> None:
 
 
 def require_version(told: str, who: str) -> None:
-    """Raises Rejection when `who`, a worker or client that told this version, cannot be served."""
+    """Raise Rejection if `who`, a worker or client with this protocol version, cannot be served."""
     fault, hint = versions.client_fault(told)
     if fault:
         raise Rejection(
@@ -127,10 +126,10 @@ def _serialize(message: Message | bytes) -> bytes:
 
 
 class _Writer:
-    """Writes the messages of one stream; cuts off a client that does not read one for `seconds`.
+    """Writes the messages of one stream; cuts off a client that does not read one within `seconds`.
 
-    One timer for the whole stream, which looks whether the write it saw before is still the one in work: a
-    timeout for each message would cost more than the rest of the way out.
+    One timer per stream checks whether the write it saw before is still in progress: a timeout per message
+    would cost more than the rest of sending it.
     """
 
     def __init__(self, context: Context, seconds: float) -> None:
@@ -143,7 +142,7 @@ class _Writer:
         self._timer = self._loop.call_later(seconds, self._look)
 
     async def write(self, message: Message | bytes) -> None:
-        """Sends one message; raises Rejection when the client does not read it in time."""
+        """Send one message. Raises Rejection if the client does not read it in time."""
         self._began = self._loop.time()
         try:
             await self._context.write(message)
@@ -213,7 +212,8 @@ def _streaming(
                 raise request.rejection()
             writer = _Writer(context, write_seconds)
             try:
-                # Closed here and now, also when the client is gone: the generator's end is what tells of it.
+                # Closed right here, even if the client is gone: the end of the generator is how the servicer
+                # notices.
                 async with aclosing(behaviour(request, context)) as messages:
                     async for message in messages:
                         await writer.write(message)
@@ -234,7 +234,7 @@ def _streaming(
 
 
 def _refused(measured: MethodMeasures, error: Exception) -> str:
-    """Counts a refusal; the name of its status."""
+    """Count a refusal; return the name of its status."""
     rejection = as_rejection(error)
     measured.refused(rejection.reason)
     return code_of(rejection).name

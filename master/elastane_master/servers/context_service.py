@@ -1,4 +1,4 @@
-"""ContextService: the stored contexts of the ESTs, for inspection and audit."""
+"""ContextService: stored contexts of the ESTs, for inspection and audit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastane_proto.v1 import context_pb2
 
 
 class ContextServicer:
-    """Serves elastane.v1.ContextService."""
+    """Implementation of elastane.v1.ContextService."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts

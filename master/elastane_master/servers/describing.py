@@ -1,7 +1,7 @@
-"""Server reflection: the API describes itself, under both names that clients ask for.
+"""Server reflection under both names that clients use.
 
-grpcio has `grpc.reflection.v1alpha` only. `grpc.reflection.v1` has the same messages under another package,
-so the same answers serve it; its descriptor is made of the other's, so that it can be described too.
+grpcio provides only `grpc.reflection.v1alpha`. `grpc.reflection.v1` has the same messages in another package,
+so the same servicer answers it; its descriptor is derived from the other, so that it can be described, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STABLE: Final = "grpc.reflection.v1"
 
 
 def describe(services: Iterable[str], server: grpc.aio.Server) -> None:
-    """Adds reflection to a server that serves `services`."""
+    """Add reflection to a server that serves `services`."""
     _know_stable()
     named = [*services, f"{ALPHA}.ServerReflection", f"{STABLE}.ServerReflection"]
     reflection.enable_server_reflection(named, server)
@@ -35,7 +35,7 @@ def describe(services: Iterable[str], server: grpc.aio.Server) -> None:
 
 
 def _know_stable() -> None:
-    """Puts the stable name's descriptor into the pool; again changes nothing."""
+    """Add the descriptor of the stable name to the pool; repeating this changes nothing."""
     renamed = descriptor_pb2.FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(renamed)
     renamed.name = renamed.name.replace("v1alpha", "v1")

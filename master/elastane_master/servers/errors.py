@@ -1,7 +1,7 @@
-"""Refusals on the wire: a grpc status code, and an ErrorDetail that machines and people can read.
+"""Refusals on the wire: a gRPC status code, and an ErrorDetail for machines and people.
 
-Whatever refuses a call (the decision code, the translation of a message, the store) ends here
-and nowhere else, so every error of the API has the same form.
+Every refusal (by the decision code, the translation of a message, or the store) passes here, so all errors of
+the API have the same form.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _CODES: dict[str, grpc.StatusCode] = {
 _RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
 
 ERROR_DOMAIN = "elastane"
-"""Of google.rpc.ErrorInfo: its reasons are those of our ErrorReason."""
+"""Domain in google.rpc.ErrorInfo; its reasons are those of our ErrorReason."""
 
 REFUSALS = (Rejection, StoreError, RedisError, MachineBroken)
-"""What a servicer may raise to refuse a call."""
+"""Exceptions that a servicer may raise to refuse a call."""
 
 
 def as_rejection(error: Exception) -> Rejection:
-    """A refusal by the store in the terms of the decision code; a Rejection is returned as it is."""
+    """Convert an error to a Rejection; a Rejection is returned unchanged."""
     if isinstance(error, Rejection):
         return error
     if isinstance(error, BadJobName):
@@ -71,15 +71,15 @@ def as_rejection(error: Exception) -> Rejection:
 
 
 def code_of(rejection: Rejection) -> grpc.StatusCode:
-    """The status code of a refusal; an unknown reason is a fault of ours and becomes INTERNAL."""
+    """Status code of a refusal; an unknown reason is a bug and becomes INTERNAL."""
     return _CODES.get(rejection.reason, grpc.StatusCode.INTERNAL)
 
 
 def status_of(rejection: Rejection) -> status_pb2.Status:
-    """The google.rpc.Status of a refusal.
+    """Return the google.rpc.Status of a refusal.
 
-    Our ErrorDetail comes first. After it what programs know that have never heard of us: ErrorInfo, and
-    BadRequest where a field of the request is wrong.
+    Our ErrorDetail comes first, then details that generic clients know: ErrorInfo, and BadRequest if a field
+    of the request is wrong.
     """
     code = code_of(rejection)
     known = rejection.reason in _CODES
@@ -111,7 +111,7 @@ def _packed(message: Message) -> any_pb2.Any:
 
 
 async def refuse(context: grpc.aio.ServicerContext[Any, Any], error: Exception) -> NoReturn:
-    """Ends the call with the typed error."""
+    """End the call with the typed error."""
     status = rpc_status.to_status(status_of(as_rejection(error)))
     await context.abort(status.code, status.details, status.trailing_metadata)
     raise AssertionError("abort ends the call")

@@ -1,4 +1,4 @@
-"""What all answers to watchers share: they tell what is durable, and end when the job is no longer served."""
+"""Shared parts of answers to watchers: report only durable state, end when the job is no longer served."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def stopping() -> Rejection:
-    """The refusal that ends every stream of a master that stops in good order."""
+    """Return the refusal that ends every stream when the master stops."""
     return Rejection(
         "store_unavailable", "the master is stopping", hint="connect again: another one takes its place"
     )
 
 
 def not_leading(leader: Leader | None) -> Rejection:
-    """The refusal of every request to a master that does not lead. leader: who does, if that is known."""
+    """Return the refusal of requests to a master that does not lead. leader: the current leader, if known."""
     if leader is None:
         return Rejection(
             "not_leading",
@@ -37,7 +37,7 @@ def not_leading(leader: Leader | None) -> Rejection:
 
 
 def require_serving(host: JobHost) -> None:
-    """Raises what ended the service of this job, if anything did."""
+    """Raise the error that ended the service of this job, if any."""
     if host.stopping:
         raise stopping()
     if host.paused is not None:
@@ -47,9 +47,10 @@ def require_serving(host: JobHost) -> None:
 
 
 async def once_durable(host: JobHost, view: Callable[[], T]) -> T:
-    """`view` of the job's state, told once that state is durable: a crash must not take back what was told.
+    """Return `view` of the job's state once that state is durable, so that a crash cannot revoke it.
 
-    While the store does not answer, the state in memory is told all the same: operators ask just then.
+    While the store does not answer, the state in memory is returned all the same, because operators need it
+    then.
     """
     told = view()
     await host.log.settled()

@@ -1,7 +1,7 @@
-"""MetricService: what scripts logged, read out of the committed history when somebody asks.
+"""MetricService: values logged by scripts, read from the committed history on request.
 
-A curve is caught up with at each question: the commits since the last one are read and counted. Nothing is
-done when a step is committed, and nothing has to be stored; after a restart the first question reads all.
+Each request updates the curves by the commits since the previous one. Nothing is done at a commit, and
+nothing is stored; after a restart the first request reads the whole history.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from elastane_master.store.history import is_history_token
 from elastane_proto.v1 import metric_pb2
 
 TASKS_AT_ONCE = 20_000
-"""Read from the store in one go; then others have their turn."""
+"""Tasks read from the store at a time, before other work gets its turn."""
 
 COMMITS_AT_ONCE = 500
 JOBS_KEPT = 16
-"""Jobs whose curves are kept between questions: those asked for last."""
+"""Number of jobs whose curves stay in memory, by most recent use."""
 
 WATCH_SECONDS = 1.0
 WATCH_SECONDS_MIN = 0.05
 
 
 class _Followed:
-    """The curves of one job as far as they were read. token: of the last commit in them."""
+    """Curves of one job as far as they were read. token: of the last commit in them."""
 
     def __init__(self, host: JobHost) -> None:
         self.host = host
@@ -46,7 +46,7 @@ class _Followed:
 
 
 class MetricServicer:
-    """Serves elastane.v1.MetricService."""
+    """Implementation of elastane.v1.MetricService."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
@@ -97,7 +97,7 @@ class MetricServicer:
         created = timestamp(host.machine.state.created_at)
         with host.watching():
             _require_leading(host, request.worker_id)
-            # At once: whose curves these are is known before any of them is asked for.
+            # Sent at once: the client must know which job's curves these are before it requests any.
             yield metric_pb2.WatchStepsResponse(token=token, job_created=created)
             while True:
                 seen = host.changed.count
@@ -125,13 +125,16 @@ class MetricServicer:
                 await host.changed.beyond(seen)
 
     async def curves(self, host: JobHost) -> Curves:
-        """All curves of a job, with every commit that was decided before this call."""
+        """Return all curves of a job, including every commit decided before this call."""
         await host.log.settled()
         return (await self._caught_up(host)).curves
 
     async def _caught_up(self, host: JobHost, before: _Followed | None = None) -> _Followed:
-        """The curves with all that is stored in them. before: what a watch had last, and goes on with: were
-        it read anew where more than `JOBS_KEPT` jobs are watched, each would read all, again and again."""
+        """Update the curves with all stored commits.
+
+        before: the curves a watch already has. Without them, if more than `JOBS_KEPT` jobs are watched, each
+        request would read the whole history again.
+        """
         followed = self._followed.get(host.name)
         if followed is None or followed.host is not host:
             followed = self._followed[host.name] = before or _Followed(host)
@@ -159,7 +162,7 @@ class MetricServicer:
 
 
 def _at_once(host: JobHost) -> int:
-    """How many commits are read in one go."""
+    """Number of commits to read at a time."""
     return max(1, min(COMMITS_AT_ONCE, TASKS_AT_ONCE // host.machine.state.settings.ests))
 
 
@@ -209,7 +212,7 @@ def _points_max(asked: int) -> int:
 
 
 def _require_leading(host: JobHost, worker: str) -> None:
-    """Raises Rejection when `worker`, if one is named, does not lead the ring that there is."""
+    """Raise Rejection if `worker` is named and does not lead the current ring."""
     members = ring_view(host.machine).members
     if worker and members and members[0].worker != worker:
         raise Rejection(

@@ -1,4 +1,4 @@
-"""Requests of one stream, several of them in work at once, answered in the order in which they came."""
+"""Concurrent processing of one stream's requests, with answers in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Answer = TypeVar("Answer")
 
 
 class Decided(Generic[Answer]):
-    """An answer that is known, and may be given once `durable` has resolved; None: at once."""
+    """A known answer that may be sent once `durable` has resolved; None: at once."""
 
     __slots__ = ("answer", "durable")
 
@@ -22,13 +22,15 @@ class Decided(Generic[Answer]):
 
 
 class Pipeline(Generic[Request, Answer]):
-    """Reads `requests` ahead, up to `most` unanswered ones; iterating over it gives the answers.
+    """Reads `requests` ahead, up to `most` unanswered ones; iterating yields the answers.
 
-    begin: called for each request as it comes, so what it does is done in order; gives the answer, or a task
-    that makes it. What it, the task or the requests raise is raised at its place; what was begun behind it
-    is cancelled.
-    `end` has iterating raise at once, wherever it waits.
-    A context manager: leaving it ends everything that is still in work.
+    begin: called for each request on arrival, so its effects are in order; returns the answer, or a task that
+    computes it. Errors of begin, the task or the requests are raised at their place; what was begun after
+    them is cancelled.
+
+    After `end`, iterating raises at once, wherever it waits.
+
+    A context manager: leaving it cancels everything in progress.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Pipeline(Generic[Request, Answer]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def end(self, error: BaseException) -> None:
-        """Gives no more answers, known or not: iterating raises `error`."""
+        """Give no more answers, known or not: iterating raises `error`."""
         self._ended = error
         if self._current is not None:
             self._current.cancel()
@@ -72,7 +74,7 @@ class Pipeline(Generic[Request, Answer]):
             try:
                 if isinstance(begun, Decided):
                     if begun.durable is not None:
-                        # Others wait for the same write: whoever leaves must not cancel it.
+                        # The write is shared with other waiters: a caller that leaves must not cancel it.
                         done = begun.durable.done()
                         self._current = begun.durable if done else asyncio.shield(begun.durable)
                         await self._current
@@ -82,6 +84,7 @@ class Pipeline(Generic[Request, Answer]):
                     answer = await begun
             except asyncio.CancelledError:
                 task = asyncio.current_task()
+                # `end` cancels only what is awaited; a cancellation of this iteration itself must propagate.
                 if self._ended is None or (task is not None and task.cancelling()):
                     raise
                 break
@@ -92,7 +95,7 @@ class Pipeline(Generic[Request, Answer]):
         if self._ended is not None:
             raise self._ended
         assert self._reader is not None
-        await self._reader  # raises what reading the requests raised
+        await self._reader  # raises the error that reading the requests raised
 
     async def _read(self) -> None:
         try:

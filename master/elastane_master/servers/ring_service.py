@@ -1,8 +1,8 @@
-"""RingService: the workers' sessions, and what can be seen of the ring.
+"""RingService: the workers' sessions, and views of the ring.
 
-A session is one stream from Hello to Bye. Two tasks serve it: this coroutine writes what the host
-puts into the session, and a reader hands the worker's messages to the host. Whichever ends first
-ends the other; a stream that ends without Bye is a dead worker.
+A session is one stream from Hello to Bye, served by two tasks: this coroutine writes the session's messages,
+and a reader passes the worker's messages to the host. When one ends, the other is ended; a stream that ends
+without Bye means a dead worker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Requests = AsyncIterator[ring_pb2.AttendRequest | Malformed]
 
 
 class RingServicer:
-    """Serves elastane.v1.RingService."""
+    """Implementation of elastane.v1.RingService."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
@@ -93,7 +93,7 @@ class RingServicer:
                 await host.noted.beyond(seen)
 
     async def _notes(self, host: JobHost, since: int) -> list[StoredNote]:
-        """The next notes from number `since` on: out of memory, or older ones out of the store."""
+        """Return the next notes from number `since` on, from memory, or older ones from the store."""
         recent = host.recent_notes
         if recent and recent[0].sequence <= since:
             return list(islice(recent, since - recent[0].sequence, None))
@@ -103,7 +103,7 @@ class RingServicer:
 
 
 async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
-    """The Hello that begins a stream; raises Rejection."""
+    """Return the Hello that begins a stream. Raises Rejection."""
     try:
         async with asyncio.timeout(HELLO_SECONDS):
             first = await anext(requests, None)
@@ -117,7 +117,7 @@ async def _first_message(requests: Requests) -> ring_pb2.AttendRequest:
 
 
 async def _read(host: JobHost, session: Session, requests: Requests) -> None:
-    """Hands the worker's messages to the host until the stream or the session ends."""
+    """Pass the worker's messages to the host until the stream or the session ends."""
     try:
         async for request in requests:
             if isinstance(request, Malformed):
@@ -136,7 +136,7 @@ async def _read(host: JobHost, session: Session, requests: Requests) -> None:
             step=host.machine.state.steps.committed,
             reason=str(rejection),
         )
-        # The refusal goes down the stream before the worker is counted as lost.
+        # Confirmed and sent before the worker counts as lost, so that it learns the reason.
         try:
             await host.confirm()
         except REFUSALS as other:

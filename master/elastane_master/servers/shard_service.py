@@ -32,11 +32,11 @@ PAGE_SIZE_MAX = 1000
 WATCH_SECONDS = 0.5
 WATCH_SECONDS_MIN = 0.05
 REQUESTS_IN_FLIGHT = 64
-"""Of one stream: a client that sends more waits until the first are answered."""
+"""Limit of unanswered requests per stream; further ones wait."""
 
 
 class ShardServicer:
-    """Serves elastane.v1.ShardService."""
+    """Implementation of elastane.v1.ShardService."""
 
     def __init__(self, hosts: JobHosts) -> None:
         self._hosts = hosts
@@ -63,9 +63,9 @@ class ShardServicer:
     async def StreamTasks(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed], context: Context
     ) -> AsyncGenerator[shard_pb2.StreamTasksResponse]:
-        """Requests are decided on as they come, and answered in order as they become durable.
+        """Decide on requests as they arrive, and answer them in order as they become durable.
 
-        One that waits for tasks waits no longer than until a later one has its answer.
+        A request waiting for tasks waits at most until a later one has its answer.
         """
         job: str | None = None
         line = WaitingLine()
@@ -109,7 +109,7 @@ class ShardServicer:
     async def _of_an_open_job(
         self, requests: AsyncIterator[shard_pb2.StreamTasksRequest | Malformed]
     ) -> AsyncGenerator[shard_pb2.StreamTasksRequest | Malformed]:
-        """The requests; a closed job is read again before the first, and then stays open with the stream."""
+        """Yield the requests; a closed job is reopened before the first, and stays open with the stream."""
         is_first = True
         async for message in requests:
             if is_first and not isinstance(message, Malformed):
@@ -118,7 +118,7 @@ class ShardServicer:
             yield message
 
     def _asked(self, request: shard_pb2.LeaseTasksRequest) -> _Asked:
-        """What a request for tasks asks. Raises Rejection."""
+        """Parse a request for tasks. Raises Rejection."""
         host = self._hosts.get(request.job)
         wait_seconds = seconds(request.wait, "wait") if request.HasField("wait") else WAIT_SECONDS
         event = translate_shard.tasks_requested(request)
@@ -186,7 +186,7 @@ class ShardServicer:
 
 
 class _Asked(NamedTuple):
-    """A request for tasks. deadline: until when it waits for them, on the loop's clock."""
+    """A request for tasks. deadline: end of its wait for tasks, on the loop's clock."""
 
     host: JobHost
     event: TasksRequested
@@ -196,7 +196,7 @@ class _Asked(NamedTuple):
 def _begin(
     asked: _Asked, line: WaitingLine
 ) -> Decided[shard_pb2.StreamTasksResponse] | asyncio.Task[shard_pb2.StreamTasksResponse]:
-    """Decides on a request: the answer, or a task where it cannot be given at once."""
+    """Decide on a request: return the answer, or a task if it has to wait."""
     host = asked.host
     host.require_taking()
     try:
@@ -223,7 +223,7 @@ async def _answer(
     line: WaitingLine,
     place: Place,
 ) -> shard_pb2.StreamTasksResponse:
-    """The answer to a request that has to wait."""
+    """Compute the answer to a request that has to wait."""
     try:
         if durable is not None:
             await asyncio.shield(durable)
@@ -234,7 +234,7 @@ async def _answer(
 
 
 async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseResult:
-    """The result, or a later one: waits while there is nothing to lease but may be, and nobody hurries it."""
+    """Return the result or a later one: waits while there is nothing to lease yet, unless hurried."""
     if not result.wait:
         return result
     host, event, deadline = asked
@@ -249,7 +249,8 @@ async def _awaited(asked: _Asked, result: LeaseResult, place: Place) -> LeaseRes
         if place.hurried:
             require_serving(host)
             break
-        # The reports have been counted. Later requests may have been decided on, and are to be remembered.
+        # The reports were already counted. Later requests may have been decided meanwhile, so more answers
+        # must be remembered.
         unanswered = REQUESTS_IN_FLIGHT - 1 if place.followed else event.unanswered
         again = msgspec.structs.replace(event, completed=(), unanswered=unanswered)
         result = cast("LeaseResult", await host.submit(again))

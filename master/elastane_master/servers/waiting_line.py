@@ -1,7 +1,7 @@
 """Requests of one stream that wait for tasks, in order.
 
-Answers go out in order, so an answer that is known would wait for the tasks of those before it while its own
-tasks' leases run. Whoever is answered therefore hurries those before it: they are answered empty.
+Answers are sent in order, so a known answer would wait for the tasks of earlier requests while its own leases
+run. Therefore every answered request hurries the earlier ones, which are answered without tasks.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from elastane_master.task_waiters import TaskWaiters
 
 
 class Place:
-    """One request that waits. Used from one event loop.
+    """One waiting request. Used from one event loop.
 
-    hurried: answer now, tasks or not. followed: the stream's next request has been begun.
+    hurried: answer now, with or without tasks. followed: the stream's next request has begun.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class Place:
         self._asleep: asyncio.Future[None] | None = None
 
     async def sleep(self, waiters: TaskWaiters, dataset: str, timeout_seconds: float) -> None:
-        """Returns when there may be tasks, when it is hurried, or after the timeout."""
+        """Return when there may be tasks, when hurried, or after the timeout."""
         if not self.hurried:
             self._asleep = asyncio.get_running_loop().create_future()
             await waiters.wait(dataset, timeout_seconds, self._asleep)
@@ -31,30 +31,30 @@ class Place:
             waiters.check()  # it may have been woken for a task that it will not ask for
 
     def hurry(self) -> None:
-        """Somebody behind it has an answer."""
+        """Hurry this request: a later one has its answer."""
         self.hurried = True
         if self._asleep is not None and not self._asleep.done():
             self._asleep.set_result(None)
 
 
 class WaitingLine:
-    """Those of one stream that wait, oldest first."""
+    """Waiting requests of one stream, oldest first."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []
 
     def begun(self) -> None:
-        """A request came."""
+        """Record that a request arrived."""
         if self._places:
             self._places[-1].followed = True
 
     def enter(self) -> Place:
-        """The request that came last has to wait."""
+        """Add the most recent request as waiting."""
         self._places.append(Place())
         return self._places[-1]
 
     def answered(self, place: Place | None = None) -> None:
-        """The one at `place` has its answer, or the one that came last: those before it are hurried."""
+        """Record the answer to `place` (None: to the most recent request), and hurry all earlier ones."""
         if place is not None and place not in self._places:
             return
         while self._places and (first := self._places.pop(0)) is not place:

@@ -1,1 +1,1 @@
-"""Durability: the write-ahead stream, snapshots and fencing in Redis."""
+"""Durability: the write-ahead stream, snapshots and fencing in Redis or Valkey."""

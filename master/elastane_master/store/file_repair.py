@@ -1,9 +1,9 @@
-"""Has the store's server write its file anew after its disk was full.
+"""Rewrite of the store's append-only file after its disk was full.
 
-A server that could write only a part of a command takes that part back. Into a file which a rewrite began it
-goes on writing behind the place where the part had ended all the same (seen in Valkey 9.1, which opens such a
-file without O_APPEND): zeros are between, the server refuses the file at its next start, and all behind the
-zeros is lost. It has no word for it. A file written anew has no such gap.
+A server that could write only part of a command removes that part again. In a file begun by a rewrite it
+nevertheless continues after the position where the part had ended (seen in Valkey 9.1, which opens such a
+file without O_APPEND). The gap is filled with zeros; at its next start the server rejects the file, and
+everything after the zeros is lost. No command reports this state. A rewritten file has no such gap.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from elastane_master.cancellation import cancel
 logger = structlog.get_logger(__name__)
 
 LOOK_SECONDS = 0.25
-"""The server tells nobody when its disk has room again."""
+"""Polling interval: the server does not announce that its disk has room again."""
 
 
 class FileRepair:
-    """Of one store. Used from one event loop."""
+    """Repair of one store's file. Used from one event loop."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
         self._task: asyncio.Task[None] | None = None
 
     def noted(self, error: BaseException) -> None:
-        """Called with every error of the store: one of its file starts the repair."""
+        """Handle an error of the store: one about its file starts the repair."""
         text = str(error)
         if "MISCONF" in text and "AOF" in text and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._repair(text))
@@ -41,7 +41,7 @@ class FileRepair:
         logger.warning("the store could not write its file for a while, and writes it anew", error=error)
 
     async def _rewritten(self) -> bool:
-        """Whether the server has begun to write its file anew, or will not."""
+        """True if the server has begun to rewrite its file, or never will."""
         try:
             facts = await self._redis.info("persistence")
             if facts.get("aof_last_write_status") != "ok":
@@ -56,6 +56,6 @@ class FileRepair:
         return True
 
     async def aclose(self) -> None:
-        """Gives up what is under way."""
+        """Cancel a repair in progress."""
         if self._task is not None:
             await cancel(self._task)

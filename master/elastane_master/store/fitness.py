@@ -1,7 +1,7 @@
-"""Whether a store that somebody named can be trusted with jobs at all: asked once, before anything is stored.
+"""Checks whether a store given by URL is suitable for jobs, once, before anything is stored.
 
 A master that starts on a replica could only wait; on a store that may evict keys it would serve until one of
-them is gone. Both are told apart from a store that is away, and from a master that stands by.
+them is gone. Both cases are distinguished from an unreachable store and from a standby master.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _PRIMARY = frozenset({"master", "primary"})
 
 
 async def require_fit(redis: Redis, shown: str) -> None:
-    """Raises StoreIsSentinel, StoreIsCluster, StoreReadOnly or StoreMayEvict. shown: the URL in messages.
+    """Check the store. Raises StoreIsSentinel, StoreIsCluster, StoreReadOnly or StoreMayEvict.
 
-    What the user has no right to ask, or an old server does not know, is passed over; the first is logged.
+    shown: the URL for messages. Questions that the user may not ask or an old server does not know are
+    skipped with a warning.
     """
     said: dict[str, str] = {}
     try:
@@ -49,7 +50,7 @@ async def require_fit(redis: Redis, shown: str) -> None:
 
 
 def judge(said: Mapping[str, str], shown: str) -> StoreError | None:
-    """What is wrong with a store that says this of itself: fields of HELLO and of INFO memory."""
+    """Return the error that these fields of HELLO and of INFO memory imply, or None."""
     mode, role = said.get("mode", "standalone"), said.get("role", "master")
     if mode == "sentinel":
         return StoreIsSentinel(f"{shown} is a Sentinel: it knows where the store is, and is none", url=shown)
@@ -68,7 +69,7 @@ def judge(said: Mapping[str, str], shown: str) -> StoreError | None:
 
 
 def _as_texts(reply: Any) -> dict[str, str]:
-    """Fields and values, in whichever protocol they came."""
+    """Convert a reply of either protocol version to texts."""
     pairs = reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=False)
     return {_text(name): _text(value) for name, value in cast("Any", pairs)}
 

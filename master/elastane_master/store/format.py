@@ -1,10 +1,10 @@
-"""What the bytes in the store look like, and the number that says so.
+"""Binary format of stored data, and its version number.
 
-A store outlives the program that wrote it. Every snapshot and every batch names its format, and
-a master that does not know the format refuses to start instead of guessing.
+A store outlives the program that wrote it. Every snapshot and every batch carries its format, and a master
+that does not know the format refuses to start instead of guessing.
 
-Since format 2 each of them also is a link of a chain: it names the one before it, by number and checksum,
-so that what is missing, spoiled or another job's is found when it is read back (see `wholeness`).
+Since format 2 each of them is also a link of a chain: it refers to the link before it by number and checksum,
+so that missing, corrupt or foreign data is detected when it is read (see `wholeness`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import msgspec
 from elastane_master.store.errors import StoreFormatUnknown
 
 FORMAT = 2
-"""2: snapshots and batches are chained by checksums. 1 is read still."""
+"""Current format. 2: snapshots and batches are chained by checksums. Format 1 is still read."""
 
 CHECKSUM_BYTES = 16
 
 
 class Link(msgspec.Struct, array_like=True, frozen=True):
-    """Where a snapshot or batch stands in its job's chain.
+    """Position of a snapshot or batch in its job's chain.
 
-    sequence: of its write; previous: of the link before it. token: of the master that wrote it. commits:
-    numbered ones in the history after it. before, after: checksum of the chain without it, and with it.
+    sequence: number of its write; previous: number of the link before it. token: fencing token of the writer.
+    commits: number of numbered commits in the history after it. before, after: checksum of the chain without
+    it, and with it.
     """
 
     sequence: int
@@ -39,23 +40,23 @@ class Link(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def make(cls, job: str, place: Place, before: Chain, body: bytes) -> Link:
-        """The link of `body` behind what is chained so far."""
+        """Build the link that appends `body` to the chain `before`."""
         after = _checksum(job, place, before, body)
         return cls(place.sequence, before.sequence, place.token, place.commits, before.checksum, after)
 
     def fits(self, job: str, body: bytes) -> bool:
-        """Whether this is the link of this body, and both are the job's and as they were written."""
+        """True if this link belongs to this job and body, and neither has changed."""
         place = Place(self.sequence, self.token, self.commits)
         return self.after == _checksum(job, place, Chain(self.previous, self.before), body)
 
     @property
     def chain(self) -> Chain:
-        """The chain that ends with it."""
+        """The chain that ends with this link."""
         return Chain(self.sequence, self.after)
 
 
 class Place(NamedTuple):
-    """Of a link that is made: see `Link`."""
+    """Position of a new link; for the fields see `Link`."""
 
     sequence: int
     token: int
@@ -63,7 +64,7 @@ class Place(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The end of a chain: number of the last write in it, and its checksum; of an empty one 0 and none."""
+    """End of a chain: number of its last write and its checksum; 0 and empty for an empty chain."""
 
     sequence: int = 0
     checksum: bytes = b""
@@ -73,7 +74,7 @@ EMPTY = Chain()
 
 
 class StoredSnapshot(msgspec.Struct, array_like=True, frozen=True):
-    """The machine's state after every write up to and including `sequence`. link: None in format 1."""
+    """The machine's state after all writes up to and including `sequence`. link: None in format 1."""
 
     format: int
     sequence: int
@@ -82,7 +83,7 @@ class StoredSnapshot(msgspec.Struct, array_like=True, frozen=True):
 
 
 class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
-    """The records of one write, in order: themselves in format 1, else in one piece with its link."""
+    """The records of one write. body: in format 1 the records, else their encoding, which the link covers."""
 
     format: int
     body: tuple[bytes, ...] | bytes
@@ -90,7 +91,7 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def records(self) -> tuple[bytes, ...]:
-        """Raises StoreFormatUnknown."""
+        """The records in order. Raises StoreFormatUnknown."""
         if isinstance(self.body, tuple):
             return self.body
         try:
@@ -106,13 +107,13 @@ _batches = msgspec.msgpack.Decoder(StoredBatch)
 
 
 def encode_snapshot(job: str, place: Place, before: Chain, state: bytes) -> tuple[bytes, Chain]:
-    """What is stored, and the chain that ends with it."""
+    """Encode a snapshot; return the bytes and the chain that ends with it."""
     link = Link.make(job, place, before, state)
     return _encoder.encode(StoredSnapshot(FORMAT, place.sequence, state, link)), link.chain
 
 
 def encode_batch(job: str, place: Place, before: Chain, records: tuple[bytes, ...]) -> tuple[bytes, Chain]:
-    """What is stored, and the chain that ends with it."""
+    """Encode a batch; return the bytes and the chain that ends with it."""
     body = _encoder.encode(records)
     link = Link.make(job, place, before, body)
     return _encoder.encode(StoredBatch(FORMAT, body, link)), link.chain
@@ -126,7 +127,7 @@ def _checksum(job: str, place: Place, before: Chain, body: bytes) -> bytes:
 
 
 def decode_snapshot(payload: bytes) -> StoredSnapshot:
-    """Raises StoreFormatUnknown."""
+    """Decode a snapshot. Raises StoreFormatUnknown."""
     try:
         snapshot = _snapshots.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -136,7 +137,7 @@ def decode_snapshot(payload: bytes) -> StoredSnapshot:
 
 
 def decode_batch(payload: bytes) -> StoredBatch:
-    """Raises StoreFormatUnknown."""
+    """Decode a batch. Raises StoreFormatUnknown."""
     try:
         batch = _batches.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -146,9 +147,9 @@ def decode_batch(payload: bytes) -> StoredBatch:
 
 
 def check_written(job: str, found_format: int, found_state: int, known_state: int) -> None:
-    """Raises StoreFormatUnknown when a newer master wrote the job than this one can read.
+    """Raise StoreFormatUnknown if a newer master wrote the job in a form this one cannot read.
 
-    known_state: the newest form of the job's own state that this master reads.
+    known_state: newest version of the job's own state that this master reads.
     """
     if found_format > FORMAT or found_state > known_state:
         raise StoreFormatUnknown(

@@ -1,4 +1,4 @@
-"""Reading back what was stored for people: the committed history and the events, page by page."""
+"""Paged reads of the committed history and the events, for users."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 def is_history_token(token: str) -> bool:
-    """Whether `token` can be the place of a page in the history: empty, or an entry's id."""
+    """True if `token` is a valid page token of the history: empty, or an entry's id."""
     return not token or _ENTRY_ID.fullmatch(token) is not None
 
 
 class JobHistory:
-    """Reads of one job's streams. Every read is bounded; redis errors pass through.
+    """Bounded reads of one job's streams. Redis errors pass through.
 
-    gate: how many reads may be under way; each takes a connection to the store.
+    gate: limits concurrent reads; each takes a connection to the store.
     """
 
     def __init__(self, redis: Redis, job: str, gate: asyncio.Semaphore | None = None) -> None:
@@ -30,14 +30,16 @@ class JobHistory:
         self._keys = JobKeys.of(job)
 
     async def commits(self, after: str, count: int) -> tuple[list[bytes], str]:
-        """Up to `count` commits after the token (empty: from the first), and the token of the next
-        page (empty: that was the last)."""
+        """Return up to `count` commits after the token (empty: from the first), and the next page's token.
+
+        The returned token is empty on the last page.
+        """
         entries = await self._after(after, count)
         token = entries[-1].id if len(entries) == count else ""
         return [entry.payload for entry in entries], token
 
     async def news(self, after: str, count: int) -> tuple[list[bytes], str]:
-        """Up to `count` commits after the token, and the token to ask for later ones with."""
+        """Return up to `count` commits after the token, and the token with which to ask for later ones."""
         entries = await self._after(after, count)
         return [entry.payload for entry in entries], entries[-1].id if entries else after
 
@@ -46,7 +48,7 @@ class JobHistory:
             return await read_stream(self._redis, self._keys.history, f"({token}" if token else "-", count)
 
     async def events(self, since: int, count: int) -> list[tuple[int, bytes]]:
-        """Up to `count` events, (number, payload), from number `since` on."""
+        """Return up to `count` events as (number, payload), from number `since` on."""
         async with self._gate:
             entries = await read_stream(self._redis, self._keys.events, f"{max(since, 0)}-0", count)
         return [(entry.number, entry.payload) for entry in entries]

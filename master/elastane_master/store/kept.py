@@ -1,7 +1,7 @@
-"""Commits and events of the newest writes, kept for a store that loses what it acknowledged.
+"""Commits and events of recent writes, kept in memory in case the store loses acknowledged writes.
 
-A store that fsyncs once a second, or is replaced by its replica, forgets its last writes when its host
-dies. The state is in the master's memory and goes into the next snapshot; commits and events are in none.
+A store that fsyncs once per second, or is replaced by its replica, loses its last writes when its host dies.
+The state is in the master's memory and goes into the next snapshot; commits and events are in no snapshot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _commits = msgspec.msgpack.Decoder(list[bytes])
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a write told people: commits and events, in order."""
+    """Commits and events of a write, in order."""
 
     history: Sequence[bytes] = ()
     events: Sequence[NumberedEvent] = ()
@@ -34,9 +34,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """Of one write. commit: number of the last commit after it; count: how many of them are its own.
+    """One kept write.
 
-    history: its commits in one piece, for thousands of small ones weigh twice as much.
+    commit: number of its last commit; count: number of its commits. history: its commits encoded as one
+    piece, because thousands of small objects take twice the memory.
     """
 
     commit: int
@@ -50,9 +51,9 @@ class _Kept:
 
 @dataclass(slots=True)
 class KeptGroups:
-    """What the writes of the last `seconds` told, at most `bytes_max` of it. Times are monotonic seconds.
+    """Writes of the last `seconds`, at most `bytes_max` in total. Times are monotonic seconds.
 
-    commit, event: numbers of the newest commit and event that are kept no longer.
+    commit, event: numbers of the newest commit and event that are no longer kept.
     """
 
     seconds: float
@@ -63,7 +64,7 @@ class KeptGroups:
     _size: int = 0
 
     def keep(self, commit: int, event: int, told: Sequence[Told], now: float) -> None:
-        """A write is acknowledged; commit, event: the newest numbers after it."""
+        """Add an acknowledged write and drop outdated ones. commit, event: the newest numbers after it."""
         if size := sum(one.size for one in told):
             commits = [payload for one in told for payload in one.history]
             events = tuple(one for each in told for one in each.events)
@@ -76,11 +77,12 @@ class KeptGroups:
             self.commit, self.event = dropped.commit, dropped.event
 
     def beyond(self, commit: int, event: int) -> Told:
-        """All that is kept of what came after these numbers."""
+        """Return all kept commits and events with higher numbers than these."""
         history: list[bytes] = []
         events: list[NumberedEvent] = []
         for write in self._writes:
             if write.commit > commit:
+                # Of a write that the store has in part, only the later commits are missing.
                 commits = _commits.decode(write.history)
                 history += commits[max(0, commit - (write.commit - write.count)) :]
             events += [one for one in write.events if one[0] > event]

@@ -1,7 +1,7 @@
-"""Names of the keys of a job: one place, so that no two writers can disagree.
+"""Names of a job's keys, defined in one place.
 
-All keys of a job bear the same hash tag, `{JOB}`, so that a Redis Cluster keeps them on one node
-and a script may touch them together.
+All keys of a job have the same hash tag, `{JOB}`, so that a Redis Cluster keeps them on one node and a script
+may access them together.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from dataclasses import dataclass
 from elastane_master.store.errors import BadJobName
 
 JOBS_KEY = "elastane:jobs"
-"""Set of the names of all jobs of the store, listed before they are created."""
+"""Set of the names of all jobs in the store. Names are added before the jobs are created."""
 
 STORED_JOBS_KEY = "elastane:jobs:stored"
-"""Set of the names of those that were stored, before anybody is told that they were created. A job in it has
-keys; and of the two sets one makes up for the loss of the other."""
+"""Set of the names of stored jobs; names are added before a creation is acknowledged.
+
+A job in this set has keys, and each of the two sets can restore the other after a loss.
+"""
 
 JOB_PATTERN = "elastane:{*}:fence"
-"""Matches a key of every job, whether it is listed or not."""
+"""Matches one key of every job, whether the job is listed or not."""
 
 _STAMP_LOWEST = 2**42
-"""Beyond the milliseconds that older masters, and the store itself, number entries with."""
+"""Lowest stamp: above the milliseconds with which older masters, and the store itself, number entries."""
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def checked_job_name(job: str) -> str:
-    """`job` itself; raises BadJobName when it cannot be part of a key or a path."""
+    """Return `job` if it is valid. Raises BadJobName if it cannot be part of a key or a path."""
     if not _JOB_NAME.fullmatch(job):
         raise BadJobName(f"{job[:80]!r} cannot be the name of a job", job=job[:80])
     return job
@@ -39,10 +41,10 @@ def checked_job_name(job: str) -> str:
 class JobKeys:
     """Keys of one job.
 
-    fence: hash of the token of the master that may write, and the sequence number of the last
-    write. log: write-ahead stream, one entry per batch. snapshot: the machine's state, and which
-    part of the log it covers. history: stream of commits. events: stream of decisions' reasons.
-    stamp: a number of the job that is part of its entries' ids: those of another job are told from its own.
+    fence: hash with the token of the master that may write, and the sequence number of the last write. log:
+    write-ahead stream, one entry per batch. snapshot: the machine's state, and up to which write it covers
+    the log. history: stream of commits. events: stream of decisions' reasons. stamp: a number derived from
+    the job's name that is part of its entries' ids, so that entries of another job are recognised.
     """
 
     fence: str
@@ -54,7 +56,7 @@ class JobKeys:
 
     @classmethod
     def of(cls, job: str) -> JobKeys:
-        """Keys of `job`; raises BadJobName."""
+        """Return the keys of `job`. Raises BadJobName."""
         prefix = f"elastane:{{{checked_job_name(job)}}}:"
         digest = hashlib.sha256(job.encode()).digest()
         stamp = _STAMP_LOWEST + int.from_bytes(digest[:5], "big")
@@ -65,13 +67,13 @@ class JobKeys:
 
     @property
     def all(self) -> tuple[str, str, str, str, str]:
-        """Every key, the fence first: the order in which the scripts expect them."""
+        """All keys, the fence first: the order that the scripts expect."""
         return (self.fence, self.log, self.snapshot, self.history, self.events)
 
     def commits_in(self, entry: str) -> int | None:
-        """The number of the commit that a history entry's id names; None: it is another job's.
+        """Number of the commit in a history entry's id; None if the entry belongs to another job.
 
-        0: it was written by a master that did not number them yet.
+        The result is 0 for an entry by a master that did not number commits yet.
         """
         stamp, _, number = entry.partition("-")
         if int(stamp) < _STAMP_LOWEST:
@@ -79,11 +81,11 @@ class JobKeys:
         return int(number) if int(stamp) == self.stamp else None
 
     def event_in(self, entry: str) -> int | None:
-        """The number of the event that an entry's id names; None: it is another job's."""
+        """Number of the event in an entry's id; None if the entry belongs to another job."""
         number, _, stamp = entry.partition("-")
         return int(number) if int(stamp) in (0, self.stamp) else None
 
 
 def job_of(fence: str) -> str:
-    """The job whose fence's key this is."""
+    """Return the job to which a fence's key belongs."""
     return fence.partition("{")[2].partition("}")[0]

@@ -1,13 +1,12 @@
 """The leader's lease: one key with a time to live, held by the master that serves the store.
 
-It expires by the store's own clock, so no two hosts have to agree on the time; if that is set back, whoever
-asks makes the lease last as long as it was meant to, and no longer. A clean stop gives it
-back and wakes a master that waits. A master that listens where the holder listened knows that the
-holder is gone (an address is bound by one process only), and need not wait for the time to run out: a
-single master that is started again goes on at once.
+It expires by the store's own clock, so hosts need not agree on the time; if that clock is set back, the next
+claim limits the lease to its intended duration. A clean stop releases the lease and wakes a waiting master. A
+master that listens on the holder's address knows that the holder is gone (only one process can bind an
+address) and need not wait for the expiry: a single master that is restarted continues at once.
 
-The lease is for progress. Safety is the fencing token of each job (scripts.py): a holder that lost its
-lease without knowing it cannot write.
+The lease provides liveness. Safety comes from the fencing token of each job (scripts.py): a holder that lost
+its lease without noticing cannot write.
 """
 
 from __future__ import annotations
@@ -67,7 +66,10 @@ _FAULTS = (RedisError, OSError, TimeoutError)
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims. address: where clients reach it. place: what only one process can have; empty: unknown."""
+    """A master that claims the lease. address: as reached by clients.
+
+    place: see `place_of`; empty: unknown.
+    """
 
     address: str
     master: str
@@ -77,7 +79,10 @@ class Claimant:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReply:
-    """token: of the lease, if it is the claimant's now; else 0, and who holds it for how long still."""
+    """Result of a claim.
+
+    token: the lease's, if the claimant has it; else 0, with the holder and its time left.
+    """
 
     token: int = 0
     address: str = ""
@@ -90,7 +95,7 @@ class LeaseUnanswered(Exception):  # noqa: N818 - says what happened
 
 
 class LeaderLease:
-    """The lease of one store, as one claimant asks for it. Used from one event loop."""
+    """One claimant's access to the lease of a store. Used from one event loop."""
 
     def __init__(self, redis: Redis, claimant: Claimant, lease_seconds: float) -> None:
         self.claimant = claimant
@@ -100,7 +105,7 @@ class LeaderLease:
         self._release = redis.register_script(_RELEASE)
 
     async def claim(self) -> LeaseReply:
-        """Takes or renews the lease, or says who has it. Raises LeaseUnanswered."""
+        """Take or renew the lease, or return its holder. Raises LeaseUnanswered."""
         who = self.claimant
         arguments: list[str | int] = [
             who.id,
@@ -110,7 +115,7 @@ class LeaderLease:
             round(self.lease_seconds * 1000),
         ]
         try:
-            # A store that swallows requests must not keep the holder from noticing that time runs out.
+            # A store that swallows requests must not keep the holder from noticing that its lease runs out.
             async with asyncio.timeout(self.lease_seconds / 2):
                 reply: list[Any] = await self._claim(keys=_KEYS, args=arguments)
         except _FAULTS as error:
@@ -120,19 +125,19 @@ class LeaderLease:
         return LeaseReply(0, reply[1].decode(), reply[2].decode(), max(reply[3], 0) / 1000)
 
     async def released(self, seconds: float) -> None:
-        """Returns when a holder gives the lease back, or after about `seconds`."""
+        """Return when a holder releases the lease, or after about `seconds`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         try:
-            # The server counts in hundredths; the client's own limit is for a server that is gone.
+            # The server's timeout has a resolution of 10 ms; the client's own timeout is for a dead server.
             async with asyncio.timeout(seconds + 1.0):
                 await self._redis.blpop([RELEASED_KEY], timeout=max(seconds, 0.01))
         except _FAULTS:
-            # A store that is away refuses at once: the pace is kept without it.
+            # An unreachable store fails at once: sleep, so as not to poll faster than intended.
             await asyncio.sleep(max(0.0, until - loop.time()))
 
     async def release(self) -> None:
-        """Gives the lease back, if it is ours; does not fail when the store is gone."""
+        """Release the lease if this claimant holds it; does not fail if the store is gone."""
         try:
             async with asyncio.timeout(self.lease_seconds):
                 await self._release(keys=_KEYS, args=[self.claimant.id])
@@ -141,9 +146,10 @@ class LeaderLease:
 
 
 def place_of(address: str) -> str:
-    """What tells that two processes cannot both listen at `address`: this machine's boot, its network.
+    """Return a text that two processes can share only if they cannot both listen at `address`.
 
-    Empty where the system does not say (then only the time to live tells that a holder is gone).
+    It consists of this machine's boot id, its network namespace and the address. Empty if the system provides
+    no boot id; then only the expiry shows that a holder is gone.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

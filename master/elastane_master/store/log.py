@@ -1,21 +1,21 @@
-"""The write-ahead stream of one job: what was decided survives the master.
+"""Write-ahead log of one job: its decisions survive the master.
 
-The machine decides in memory at once; nothing may leave the master before it is durable. One
-write is in flight at a time, and everything appended meanwhile goes into the next one (group
-commit), so the rate of decisions does not depend on the latency of the store.
+The machine decides in memory at once; nothing may leave the master before it is durable. One write is in
+flight at a time, and everything appended meanwhile goes into the next one (group commit), so the rate of
+decisions does not depend on the latency of the store.
 
-    append(record) --> open group --> write in flight --> durable: on_durable, futures resolve
-                                          |
-               once in snapshot_seconds: the write carries a snapshot in place of its records
-               and trims the log, in the same script
+  append(record) --> open group --> write in flight --> durable: on_durable, futures resolve
+                                        |
+          once per snapshot_seconds: the write carries a snapshot instead of its records
+          and trims the log, in the same script
 
-A write whose outcome is unknown (the connection broke after it was sent) is repeated with the
-same sequence number until an answer comes; the script stores it once. When the store turns out to
-have lost acknowledged writes (a replica was promoted, its host lost power), the next write carries
-a snapshot that makes the store whole again: memory is the truth while the master runs. History and
-events are not in a snapshot: those of the last writes are kept for a while, and written again. Where older
-ones are missing, too (a backup was restored, a key deleted), nobody has them: the job is damaged, and its log
-ends once the state is safe.
+A write whose outcome is unknown (the connection broke after it was sent) is repeated with the same sequence
+number until an answer arrives; the script stores it only once. If the store turns out to have lost
+acknowledged writes (a replica was promoted, its host lost power), the next write carries a snapshot that
+repairs the store: memory is authoritative while the master runs. History and events are not in a snapshot:
+those of the last writes are kept for a while, and written again. If older ones are missing, too (a backup was
+restored, a key deleted), they cannot be recovered: the job is damaged, and its log ends once the state is
+stored.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ logger = structlog.get_logger(__name__)
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
 _SMALL_SNAPSHOT_BYTES = 64 * 1024
-"""Nothing is saved by waiting with a snapshot of this size."""
+"""Snapshots up to this size are never postponed: that would save nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """Bounds and periods of a job's log.
+    """Limits and intervals of a job's log.
 
-    snapshot_seconds: least time between two snapshots. patience_seconds: a snapshot that is larger than the
-    records it would stand for waits for so long at most. check_seconds: how long an idle master goes
-    without asking whether the job is still its own. batch_bytes_max: records in one write.
-    kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
-    were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
-    replicas: of the store, that must have a write before it is acknowledged. state_version: of the job's
-    state as the snapshots hold it; it is stored, so that an older master leaves the job alone.
+    snapshot_seconds: minimum time between two snapshots. patience_seconds: longest extra wait for a snapshot
+    that is larger than the records it replaces. check_seconds: interval at which an idle master checks that
+    it still owns the job. batch_bytes_max: records in one write. kept_seconds, kept_bytes_max: for how long,
+    and how much, history and events are kept after their acknowledgement, for a store that loses them; longer
+    than a store lags behind its disk or replica. replicas: replicas of the store that must have a write
+    before it is acknowledged. state_version: version of the job's state in the snapshots; stored, so that
+    older masters refuse the job.
     """
 
     snapshot_seconds: float = 1.0
@@ -77,19 +77,19 @@ class LogOptions:
 
 
 class LogListener:
-    """What a log tells its owner; every method may be overridden."""
+    """Callbacks from a log to its owner; every method may be overridden."""
 
     def durable(self, position: int) -> None:
-        """All appends up to `position` are safe; called before their futures resolve."""
+        """All appends up to `position` are durable; called before their futures resolve."""
 
     def reachable(self, reachable: bool) -> None:
-        """The store stopped, or started again, to answer."""
+        """The store stopped or resumed answering."""
 
     def failed(self, error: StoreError) -> None:
-        """The log is over: fenced, closed or broken."""
+        """The log has ended: fenced, closed or broken."""
 
     async def revive(self) -> None:
-        """Awaited after each failed attempt to write: a private server can be started again."""
+        """Awaited after each failed attempt to write: a private server can be restarted."""
 
 
 @dataclass(slots=True)
@@ -113,12 +113,12 @@ _NOTHING = Told()
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """One call of the script: groups of records, or the snapshot that stands for them.
+    """One call of the script: groups of records, or the snapshot that replaces them.
 
-    chain: its end, with this write. commit, event: the newest numbers after it. lost: of earlier writes, what
-    the store does not have any more; it comes first, and a snapshot stands for their records. expected: how
-    many commits and events there should be, where some are gone for good. cut: commits beyond this number are
-    taken out.
+    chain: its end after this write. commit, event: the newest numbers after it. lost: commits and events of
+    earlier writes that the store no longer has; they come first, and a snapshot replaces their records.
+    expected: numbers of commits and events that should exist, if some are lost for good. cut: commits with
+    higher numbers are removed.
     """
 
     sequence: int
@@ -135,12 +135,12 @@ class _Write:
 
     @property
     def records(self) -> int:
-        """How many records become durable with it."""
+        """Number of records that become durable with this write."""
         return sum([len(group.records) for group in self.groups])
 
     @property
     def size_bytes(self) -> int:
-        """Of the snapshot, or of the records where there is none."""
+        """Size of the snapshot, or of the records if there is none."""
         return len(self.snapshot) or sum([group.bytes for group in self.groups])
 
     def arguments(self, token: int, stamp: int, options: LogOptions) -> list[bytes | int | str]:
@@ -168,7 +168,7 @@ class _Write:
 
 
 class _Standing(NamedTuple):
-    """Where a store stands that refused a write: see the script."""
+    """State of a store that refused a write; for the fields see the script."""
 
     sequence: int
     history: int
@@ -184,11 +184,11 @@ class _Standing(NamedTuple):
 
 
 class JobLog:
-    """Write-ahead log of one job, held by the master whose fencing token is the newest.
+    """Write-ahead log of one job, held by the master with the newest fencing token.
 
-    Positions count appends from 1; `appended` is that of the newest, `durable` that of the newest
-    that is safe. measures: of its writes; the owner of several logs gives them all the same. Used from one
-    event loop.
+    Positions count appends from 1; `appended` is that of the newest, `durable` that of the newest durable
+    one. measures: of its writes; the owner of several logs gives them a common object. Used from one event
+    loop.
     """
 
     def __init__(self, redis: StoreRedis, job: str, recovered: Recovered, options: LogOptions) -> None:
@@ -229,10 +229,10 @@ class JobLog:
     async def open(
         cls, redis: StoreRedis, job: str, options: LogOptions | None = None, *, accept_loss: bool = False
     ) -> tuple[JobLog, Recovered]:
-        """Takes the job over (every older master is fenced from here on) and reads what is stored.
+        """Take the job over, which fences every older master, and read its stored data.
 
-        accept_loss: of a job that is not whole, what can be used is given, and the first write makes that all
-        there is; else JobDamaged is raised. Raises BadJobName, StoreFormatUnknown, and redis errors when the
+        accept_loss: for a damaged job, return the usable data, and make the first write replace everything
+        else; otherwise JobDamaged is raised. Raises BadJobName, StoreFormatUnknown, and redis errors if the
         store does not answer.
         """
         options = options or LogOptions()
@@ -246,36 +246,36 @@ class JobLog:
         return log, recovered
 
     async def drop(self) -> None:
-        """Takes all that is stored of the job away; only before `start`. Raises Fenced and redis errors."""
+        """Delete all stored data of the job; only before `start`. Raises Fenced and redis errors."""
         answer = cast(
             "bytes", await self._redis.register_script(DROP)(keys=self._keys.all, args=[self._token])
         )
         self._require_ours(answer.decode())
 
     def start(self, snapshot_source: SnapshotSource, listener: LogListener | None = None) -> None:
-        """Starts writing. snapshot_source gives the state after every append so far."""
+        """Start writing. snapshot_source returns the state after every append so far."""
         self._snapshot_source = snapshot_source
         self._listener = listener or self._listener
         self._task = asyncio.create_task(self._run(), name=f"log of {self.job}")
 
     @property
     def token(self) -> int:
-        """The fencing token that it writes with."""
+        """Fencing token of its writes."""
         return self._token
 
     @property
     def sequence(self) -> int:
-        """Number of the last write that was acknowledged."""
+        """Number of the last acknowledged write."""
         return self._sequence
 
     @property
     def snapshot_bytes(self) -> int:
-        """Size of the last snapshot that was written."""
+        """Size of the last written snapshot."""
         return self._snapshot_bytes
 
     @property
     def log_bytes(self) -> int:
-        """Size of the records written since."""
+        """Size of the records written since the last snapshot."""
         return self._log_bytes
 
     @property
@@ -285,7 +285,10 @@ class JobLog:
 
     @property
     def pending(self) -> asyncio.Future[None] | None:
-        """Resolves when all appended so far is durable; None when it is. Await it through `shield`."""
+        """Future that resolves when all appends so far are durable; None if they are.
+
+        Await it through `shield`.
+        """
         for groups in (self._groups, self._writing):
             if groups:
                 return groups[-1].durable
@@ -297,10 +300,10 @@ class JobLog:
         history: Sequence[bytes] = (),
         events: Sequence[NumberedEvent] = (),
     ) -> asyncio.Future[None]:
-        """Adds a record, commits and events; resolves when they and all before them are durable.
+        """Add a record, commits and events; the future resolves when they and all before them are durable.
 
-        The future is shared by all that goes into one write: await it through `asyncio.shield`.
-        It raises Fenced when another master has taken the job over, LogClosed after `close`.
+        The future is shared by all that goes into one write: await it through `asyncio.shield`. It raises
+        Fenced if another master has taken the job over, LogClosed after `close`.
         """
         if self.failure is not None or self._closing:
             raise self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job)
@@ -321,21 +324,21 @@ class JobLog:
         return group.durable
 
     def snapshot_soon(self) -> None:
-        """The next write carries a snapshot, whatever the period says."""
+        """Make the next write carry a snapshot, regardless of the interval."""
         self._dirty = True
         self._snapshot_at = 0.0
         self._snapshot_bytes = 0
         self._wake()
 
     async def settled(self) -> bool:
-        """Returns when all appended so far is durable (True), or the store is known not to answer (False)."""
+        """Wait until all appends so far are durable (True), or the store is known not to answer (False)."""
         position, seen = self.appended, self._changed.count
         while self.durable < position and self._reachable and self.failure is None:
             seen = await self._changed.beyond(seen)
         return self.durable >= position
 
     async def close(self, timeout_seconds: float = 5.0) -> None:
-        """Writes what is pending and a last snapshot, then stops; gives up after the timeout."""
+        """Write what is pending and a last snapshot, then stop; gives up after the timeout."""
         self._closing = True
         self._wake()
         if self._task is not None:
@@ -344,7 +347,7 @@ class JobLog:
         self._fail(self.failure or LogClosed(f"the log of job {self.job} is closed", job=self.job))
 
     async def abandon(self) -> None:
-        """Stops at once and writes nothing more; what is pending fails as fenced."""
+        """Stop at once without further writes; pending appends fail as fenced."""
         if self._task is not None:
             await cancel(self._task)
         self._fail(
@@ -377,7 +380,7 @@ class JobLog:
             logger.exception("the log of a job broke", job=self.job)
 
     async def _wait_for_work(self) -> bool:
-        """Waits for an append or until a snapshot or check is due; True when the time ran out."""
+        """Wait for an append, or until a snapshot or check is due; True if the time ran out."""
         if self._groups or self._closing:
             return False
         timeout = self._options.check_seconds
@@ -399,16 +402,20 @@ class JobLog:
         return self._dirty and time.monotonic() >= self._snapshot_due_at()
 
     def _snapshot_due_at(self) -> float:
-        """When the next snapshot is due, if anything is written before it.
+        """Time from which the next snapshot is due, provided that something is to be written before it.
 
-        It holds the contexts of every EST, the records only those that changed: written each second it would
-        be most of what the store gets. So it waits until the log it replaces is as large.
+        A snapshot holds the contexts of every EST, records only those that changed: written every second,
+        snapshots would be most of the store's traffic. So a snapshot waits until the log it replaces is as
+        large.
         """
         waits = self._snapshot_bytes > max(_SMALL_SNAPSHOT_BYTES, self._log_bytes)
         return self._snapshot_at + (self._options.patience_seconds if waits else 0.0)
 
     def _take(self, *, is_replacement: bool = False, beyond: int = 0) -> _Write:
-        """Takes the next write: one group, or with a snapshot all of them. beyond: its number is higher."""
+        """Take the next write: one group, or with a snapshot all of them.
+
+        beyond: its number must be higher.
+        """
         is_replacement = is_replacement or self._replaces
         sequence = max(self._sequence, beyond) + 1
         if not (is_replacement or self._closing or self._snapshot_due()):
@@ -437,7 +444,7 @@ class JobLog:
         return _Write(sequence, mode, chain, commit, event, groups, snapshot=snapshot, cut=self._cut)
 
     def _numbers_after(self, groups: Sequence[_Group]) -> tuple[int, int]:
-        """Of the newest commit and event, once these groups are written."""
+        """Numbers of the newest commit and event once these groups are written."""
         event = next((group.events[-1][0] for group in reversed(groups) if group.events), self._event)
         return self._commit + sum([len(group.history) for group in groups]), event
 
@@ -451,7 +458,7 @@ class JobLog:
             self._settle(write, started)
 
     async def _mend(self, write: _Write, reply: str) -> None:
-        """Makes a store whole that refused this write. Raises JobDamaged when that takes what nobody has."""
+        """Repair a store that refused this write. Raises JobDamaged if some data cannot be recovered."""
         again, damages = self._take_again(write, _Standing.of(reply))
         self._writing = again.groups
         started = time.monotonic()
@@ -461,7 +468,7 @@ class JobLog:
             raise JobDamaged(self.job, damages)
 
     def _settle(self, write: _Write, started: float) -> None:
-        """The write is in the store. started: when it was sent, monotonic seconds."""
+        """Account for a write that is in the store. started: when it was sent, monotonic seconds."""
         self.measures.appended(time.monotonic() - started, write.records, write.size_bytes)
         self._sequence, self._chain = write.sequence, write.chain
         self._history += write.commit - self._commit
@@ -478,9 +485,9 @@ class JobLog:
         self._changed.announce()
 
     def _take_again(self, write: _Write, standing: _Standing) -> tuple[_Write, list[Damage]]:
-        """The write that follows one the store refused because older ones are missing in it.
+        """Build the write that replaces one refused because of missing older writes.
 
-        And what is gone for good: commits and events that are kept no longer.
+        Also returns the damages: commits and events that are lost for good because they are no longer kept.
         """
         logger.error(
             "the store lost acknowledged writes; it is given the whole state again",
@@ -511,14 +518,14 @@ class JobLog:
         return replace(again, lost=lost), damages
 
     async def _check(self) -> None:
-        """Asks whether the job is still ours and the store still whole."""
+        """Check that the job is still ours and the store still complete."""
         write = _Write(self._sequence, "check", self._chain, self._commit, self._event)
         reply = await self._send(write)
         if reply.startswith("GAP"):
             await self._mend(write, reply)
 
     async def _send(self, write: _Write) -> str:
-        """Sends one write until an answer comes; raises Fenced."""
+        """Send one write until an answer arrives. Raises Fenced."""
         keys = self._keys
         arguments = write.arguments(self._token, keys.stamp, self._options)
 
@@ -536,7 +543,7 @@ class JobLog:
         return self._require_ours(answer.decode())
 
     def _require_ours(self, reply: str) -> str:
-        """The script's reply; raises Fenced."""
+        """Return the script's reply. Raises Fenced."""
         if reply.startswith("FENCED"):
             holder = reply.partition(":")[2]
             raise Fenced(
@@ -548,7 +555,7 @@ class JobLog:
         return reply
 
     async def _send_again(self, attempt: Callable[[], Awaitable[bytes]], error: Exception) -> bytes:
-        """Repeats a write without end; whether an earlier attempt arrived does not matter (see WRITE)."""
+        """Repeat a write without limit; it does not matter whether an earlier attempt arrived (see WRITE)."""
         if self._reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
             self.measures.outages += 1
@@ -585,10 +592,11 @@ class JobLog:
 def _gone(
     key: str, what: str, stored: int, newest: int, kept_beyond: int, length: int, expected: int
 ) -> list[Damage]:
-    """What of a stream is neither stored nor kept.
+    """Return the damages of a stream: entries that are neither stored nor kept.
 
-    stored, newest: numbers of the last entry that is stored, and that ever was. kept_beyond: later ones are
-    kept. length, expected: how many are stored, and were at least, when the newest was.
+    stored, newest: numbers of the last stored entry, and of the last one ever written. kept_beyond: entries
+    with higher numbers are kept in memory. length, expected: how many are stored, and at least were when
+    `newest` was written.
     """
     if stored < kept_beyond:
         return [Damage(key, stored + 1, f"{what}s {stored + 1} to {kept_beyond} are gone")]
@@ -597,6 +605,6 @@ def _gone(
 
 
 def _retrieve(future: asyncio.Future[None]) -> None:
-    """Marks a failure as seen: not every append is awaited, and asyncio would log the others."""
+    """Retrieve a failure, so that asyncio does not log it for appends that nobody awaits."""
     if not future.cancelled():
         future.exception()

@@ -1,12 +1,12 @@
-"""Scripts that are called again and again, over few connections that all jobs share.
+"""Frequently called scripts, over a few connections shared by all jobs.
 
 `redis.asyncio` borrows a connection for each call, packs it word by word and starts a task to bound each
-send: more work than the script itself. A job's log makes one call at a time, thousands a second, so calls
-take a connection that lies ready, and one timeout is around the whole call. Connecting, TLS, the password
-and parsing are those of `redis.asyncio`.
+send: more work than the script itself. A job's log makes one call at a time, thousands per second, so calls
+use ready connections, with one timeout around the whole call. Connecting, TLS, authentication and parsing are
+those of `redis.asyncio`.
 
-A job holds a connection only while a call of its is under way: a thousand jobs need no more of them than
-calls are made at the same time, and never more than the bound.
+A job holds a connection only during a call: a thousand jobs need no more connections than there are
+simultaneous calls, and never more than the limit.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 Word = bytes | int | str
 
 CONNECTIONS_MAX = 32
-"""Of one store, where nobody says otherwise."""
+"""Default limit of connections to one store."""
 
 _APART_BYTES = 64 * 1024
-"""Longer words are handed to the socket as they are, not copied."""
+"""Longer words are passed to the socket as they are, not copied."""
 
 
 REPLICAS_SECONDS = 1.0
-"""So long replicas have for a write before it is said again."""
+"""Time for replicas to receive a write before it is repeated."""
 
 
 class TooFewReplicas(RedisError):  # noqa: N818 - says what happened
-    """The write is stored, but not where it has to be, too."""
+    """The write is stored, but on too few replicas."""
 
 
 class ScriptConnections:
-    """The connections of all pinned scripts of one store: `connections_max` at most.
+    """Connections of all pinned scripts of one store: `connections_max` at most.
 
-    A call that finds all of them in use waits for its turn. opened: how many there are. failed: told of every
+    A call waits if all of them are in use. opened: number of open connections. failed: called with every
     error of a call. Used from one event loop.
     """
 
@@ -56,11 +56,12 @@ class ScriptConnections:
         self._pool = redis.connection_pool
         self._room = asyncio.Semaphore(connections_max)
         self._free: list[AbstractConnection] = []
-        # Its own timeout would start a task for each send; that around the call bounds it all.
+        # No socket timeout: it would start a task for each send. The timeout around the call bounds
+        # everything.
         self.timeout_seconds: float | None = self._pool.connection_kwargs.get("socket_timeout")
 
     async def take(self) -> tuple[AbstractConnection, bool]:
-        """A connection, and whether it was used before; `give_back` or `discard` it."""
+        """Return a connection and whether it was used before; pass it to `give_back` or `discard`."""
         await self._room.acquire()
         if self._free:
             return self._free.pop(), True
@@ -74,18 +75,18 @@ class ScriptConnections:
         return connection, False
 
     def give_back(self, connection: AbstractConnection) -> None:
-        """Nothing is outstanding on it."""
+        """Return a connection on which no answer is outstanding."""
         self._free.append(connection)
         self._room.release()
 
     async def discard(self, connection: AbstractConnection) -> None:
-        """It failed, or an answer may still come: nobody takes that for the answer of another call."""
+        """Close a connection that failed or whose late answer could be taken for another call's."""
         self.opened -= 1
         self._room.release()
         await connection.disconnect(nowait=True)
 
     async def aclose(self) -> None:
-        """Gives up those that nobody uses: made afresh they look the address up, and read certificates."""
+        """Close idle connections: new ones resolve the address again and read renewed certificates."""
         while self._free:
             connection = self._free.pop()
             self.opened -= 1
@@ -95,8 +96,8 @@ class ScriptConnections:
 class PinnedScript:
     """One Lua script.
 
-    replicas: so many must have what a call wrote. Whoever repeats one that they did not have in time has to
-    write again: a connection waits for its own writes only.
+    replicas: number of replicas that must have a call's write. To repeat a call that failed with
+    TooFewReplicas, the script must write again: WAIT covers only writes of its own connection.
     """
 
     def __init__(self, connections: ScriptConnections, text: str, replicas: int = 0) -> None:
@@ -106,21 +107,25 @@ class PinnedScript:
         self._sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, *, keys: Sequence[str], args: Iterable[Word] = ()) -> bytes:
-        """What the script returns. Raises redis errors (TooFewReplicas), and TimeoutError without an answer.
+        """Run the script; return its result. Raises redis errors (TooFewReplicas), and TimeoutError.
 
-        A call may reach the store twice: where the connection ended while nobody used it, nothing tells
-        before an answer fails to come.
+        A call may reach the store twice: if the connection broke while idle, that only shows when no answer
+        arrives.
         """
         return (await self.many([(keys, (*args,))]))[0]
 
     async def many(self, calls: Sequence[tuple[Sequence[str], Sequence[Word]]]) -> list[bytes]:
-        """What the script returns for each of (keys, arguments), all sent in one go. Raises as a call."""
+        """Run the script for each (keys, arguments), all sent at once; return the results.
+
+        Raises as a call.
+        """
         words = [(len(keys), *keys, *args) for keys, args in calls]
         async with asyncio.timeout(self._connections.timeout_seconds):
             connection, was_open = await self._connections.take()
             try:
                 return await self._call(connection, words)
             except ConnectionLost:
+                # The server may have closed a connection while it was idle: try once more on a new one.
                 if not was_open:
                     raise
             connection, _ = await self._connections.take()
@@ -133,6 +138,7 @@ class PinnedScript:
             except NoScriptError:  # the store is new, or was started again
                 await _ask(connection, [("SCRIPT", "LOAD", self._text)])
                 answers = await self._ask(connection, calls)
+            # WAIT covers only writes of its own connection, so it must follow on the same one.
             if self._replicas:
                 (had,) = await _ask(connection, [("WAIT", self._replicas, round(REPLICAS_SECONDS * 1000))])
                 if int(had) < self._replicas:
@@ -151,7 +157,7 @@ class PinnedScript:
 
 
 async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]]) -> list[bytes]:
-    """The answer to each command. Raises the first error among them, once all are read."""
+    """Return the answer to each command. Raises the first error among them, after all are read."""
     pieces = [piece for words in commands for piece in packed(words)]
     await connection.send_packed_command(pieces, check_health=False)
     answers: list[bytes] = []
@@ -167,7 +173,7 @@ async def _ask(connection: AbstractConnection, commands: Sequence[Sequence[Word]
 
 
 def packed(words: Sequence[Word]) -> list[bytes]:
-    """A command as the Redis protocol has it, in pieces to be sent one after the other."""
+    """Encode a command in the Redis protocol, in pieces to be sent one after the other."""
     pieces: list[bytes] = []
     small = [b"*%d\r\n" % len(words)]
     for word in words:

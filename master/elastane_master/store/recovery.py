@@ -1,4 +1,4 @@
-"""What a master reads when it takes a job over: the snapshot, and the records written after it."""
+"""Reading of a job at takeover: the snapshot, and the records written after it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ENTRIES_AT_ONCE = 500
 class Recovered:
     """State of a job as stored.
 
-    token: fencing token of the taker. sequence: number of the last write. snapshot: None for a job
-    that was never stored. records: those after the snapshot, in order. event_sequence: number of
-    the newest event, 0 without one. chain: its end. commits: number of the newest commit. history,
-    events: how many are kept. damages: what is missing; then the records end before the first hole.
-    useless: keys that hold something else than they should. state_commits: number of the last commit that the
-    state knows of, if that is known; where something is missing, what came after it is done again.
+    token: fencing token of the reader. sequence: number of the last write. snapshot: None for a job that was
+    never stored. records: those after the snapshot, in order. event_sequence: number of the newest event, 0
+    without one. chain: its end. commits: number of the newest commit. history, events: numbers of stored
+    entries. damages: what is missing; the records then end before the first hole. useless: keys that hold
+    foreign data. state_commits: number of the last commit included in the state, if known; after a loss,
+    later commits are done again.
     """
 
     token: int
@@ -45,17 +45,16 @@ class Recovered:
 
     @property
     def exists(self) -> bool:
-        """Whether anything of the job is stored."""
+        """True if anything of the job is stored."""
         return self.sequence > 0 or self.snapshot is not None or bool(self.damages)
 
 
 async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
-    """Acquires the fence, then reads and checks: no older master can write any more while this one reads.
+    """Acquire the fence, then read and check; no older master can write from then on.
 
-    A newer one can: it replaces the snapshot and trims the log between two reads of this one, so what was
-    read counts only if the fence is still this one's afterwards. state_version: the newest form of the job's
-    state that this master reads. Raises Fenced, StoreFormatUnknown, and redis errors when the store does
-    not answer.
+    A newer master can: it may replace the snapshot and trim the log between two reads, so the result is valid
+    only if the fence is still this master's afterwards. state_version: newest version of the job's state that
+    this master reads. Raises Fenced, StoreFormatUnknown, and redis errors if the store does not answer.
     """
     keys = JobKeys.of(job)
     acquire = redis.register_script(ACQUIRE)
@@ -72,6 +71,7 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
         await reader.ends(keys.history),
         await reader.ends(keys.events),
     )
+    # Read after everything else: a newer master may have changed the data in between.
     holder = int(cast("bytes | None", await redis.hget(keys.fence, "token")) or 0)
     if holder > token:
         raise Fenced("another master took the job over while it was read", token=token, holder=holder)
@@ -83,9 +83,11 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
 
 def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:
     newest = keys.commits_in(found.history.newest) or 0
+    # Commits beyond the usable state are removed by the first write, so they do not count.
     beyond = max(0, newest - whole.commits) if whole.damages and whole.commits is not None else 0
     kept = 0 if keys.history in whole.foreign else max(0, found.history.length - beyond)
     return Recovered(
+        # A lost fence counts tokens from 0 again: stay above those of masters that wrote before.
         max(token, whole.token + 1) if whole.damages else token,
         whole.sequence,
         whole.snapshot,
@@ -102,7 +104,7 @@ def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recover
 
 
 class _Reader:
-    """Reads of a job's keys. damages: those that hold something else than they should."""
+    """Reads of a job's keys. damages: keys that hold a value of the wrong type."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -116,7 +118,7 @@ class _Reader:
             return None
 
     async def entries(self, key: str) -> list[Entry]:
-        """All of a stream."""
+        """Return all entries of a stream."""
         found: list[Entry] = []
         start = "-"
         try:

@@ -1,13 +1,13 @@
-"""The Lua scripts through which a master touches a job's keys.
+"""Lua scripts for all accesses to a job's keys.
 
-A write is one script, because the check of the fencing token and what it guards must be one
-atomic act: a master that lost the job can never slip a write in between. The same script makes
-a repeated write harmless. A write whose reply was lost is sent again with the same sequence
-number, and the script tells that it is there already.
+A write is one script, because checking the fencing token and writing must be one atomic operation: a master
+that lost the job can never slip a write in between. The same script makes repeated writes harmless: a write
+whose reply was lost is sent again with the same sequence number, and the script reports that it is already
+stored.
 
-A script that fails in its middle keeps what it did until then. So whatever can stop a write is looked at
+A script that fails half-way keeps its changes so far. Therefore everything that can stop a write is checked
 before anything is changed: whether each key is as the last write left it, and whether every entry's number is
-free. The fence is written last: what it does not know of was never acknowledged.
+free. The fence is written last: data that it does not cover was never acknowledged.
 """
 
 ACQUIRE = """

@@ -1,4 +1,4 @@
-"""One master per state directory: a lock on a file, which the kernel gives back when its holder ends."""
+"""Ensures one master per state directory by a file lock, which the kernel releases when its holder ends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from elastane_master.store.errors import EmbeddedStoreFailed, StateDirInUse
 
 
 class StateLock:
-    """The lock of one state directory. It holds until `release`, or the end of the process."""
+    """Lock of one state directory, held until `release` or the end of the process."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir.absolute() / "master.lock"
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
-        """Raises StateDirInUse when another master has it, EmbeddedStoreFailed when it cannot be made."""
+        """Take the lock.
+
+        Raises StateDirInUse if another master has it, EmbeddedStoreFailed if it cannot be made.
+        """
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -43,7 +46,7 @@ class StateLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Gives the lock back, if it is held."""
+        """Release the lock, if it is held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

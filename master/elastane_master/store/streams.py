@@ -1,4 +1,4 @@
-"""Entries of a Redis stream as plain values: id and payload, since all our entries have one field."""
+"""Entries of a Redis stream as plain values: id and payload. All entries here have a single field."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from redis.exceptions import ResponseError
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry. `id` is "NUMBER-PART" as Redis writes it."""
+    """One entry. `id` is "NUMBER-PART" in Redis' format."""
 
     id: str
     payload: bytes
 
     @property
     def number(self) -> int:
-        """The id's first part: a time in milliseconds, or the number the writer gave."""
+        """First part of the id: a time in milliseconds, or a number given by the writer."""
         return int(self.id.partition("-")[0])
 
 
 async def read_stream(redis: Redis, key: str, start: str, count: int) -> list[Entry]:
-    """Up to `count` entries from the id `start` on ("-": the first; "(ID": after that one)."""
+    """Return up to `count` entries from the id `start` on ("-": the first; "(ID": after that one)."""
     return _entries(await redis.xrange(key, min=start, count=count))
 
 
 class Ends(NamedTuple):
-    """What a stream holds: how many entries, the newest one's id, and the last id that was ever given."""
+    """Summary of a stream: number of entries, id of the newest one, and last id ever assigned."""
 
     length: int = 0
     newest: str = "0-0"
@@ -36,7 +36,7 @@ class Ends(NamedTuple):
 
 
 async def read_ends(redis: Redis, key: str) -> Ends:
-    """Of a stream, which may not be there. Raises ResponseError when something else is."""
+    """Return a stream's summary; it may not exist. Raises ResponseError for a key of another type."""
     try:
         found: dict[str, Any] = await redis.xinfo_stream(key)
     except ResponseError as error:
@@ -49,6 +49,6 @@ async def read_ends(redis: Redis, key: str) -> Ends:
 
 
 def _entries(reply: Any) -> list[Entry]:
-    # The client's types allow for decoded and for missing replies; ours is set to neither.
+    # The client's types allow decoded and missing replies; neither occurs with our settings.
     pairs = cast("list[tuple[bytes, dict[bytes, bytes]]]", reply)
     return [Entry(name.decode(), next(iter(fields.values()))) for name, fields in pairs]

@@ -1,12 +1,12 @@
-"""Whether what was read of a job is all that was written: pure, bytes and lengths in, holes out.
+"""Completeness check of a job's stored data. Pure: bytes and lengths in, holes out.
 
-    fence:    number of the last write, end of the chain, numbers of the last commit and event, lengths
-    snapshot: a link of the chain  <--  log: a link for each batch  ...  the last is the one the fence names
-    history, events: as many entries as the fence says, the newest with the number that the fence says
+  fence:    number of the last write, end of the chain, numbers of the last commit and event, lengths
+  snapshot: a link of the chain  <--  log: a link for each batch  ...  the last is the one named by the fence
+  history, events: as many entries as the fence says, the newest with the number in the fence
 
-Each link names the one before it and bears a checksum over it, itself and the job's name. So an entry that is
-missing, spoiled, or another job's is found, and the hole is named; nobody has to guess from what is left.
-Masters before format 2 wrote no links: of their stores only what every write had is asked for.
+Each link names the one before it and carries a checksum over it, itself and the job's name. So a missing,
+corrupt or foreign entry is detected and the hole is named exactly. Masters before format 2 wrote no links:
+for their stores only the fields present in every write are checked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from elastane_master.store.streams import Ends, Entry
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The fence's fields. sequence: None: it was never written, or is gone. The others: None: of format 1."""
+    """Fields of the fence. sequence: None if never written, or gone. Other fields: None in format 1."""
 
     sequence: int | None = None
     chain: Chain | None = None
@@ -33,7 +33,7 @@ class Fence:
 
     @classmethod
     def of(cls, fields: Mapping[bytes, bytes]) -> Fence:
-        """As it is stored; what is no number counts as missing."""
+        """Read the stored fields; a value that is not a number counts as missing."""
 
         def number(name: bytes) -> int | None:
             value = fields.get(name, b"")
@@ -51,7 +51,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a master read of a job, newer than its taking over."""
+    """A job's data, read after the takeover."""
 
     fence: Fence
     snapshot: bytes | None
@@ -66,12 +66,11 @@ class Found:
 
 @dataclass(slots=True)
 class Whole:
-    """The state as far as it can be followed, and every hole.
+    """Usable state, and every hole.
 
-    sequence: number that the next write must be beyond. snapshot: None when there is none that can be used.
-    records: after it, up to the first hole. chain: its end with them. commits: numbered commits that the
-    state knows of; None: not known. token: the highest of a master that wrote. foreign: keys that hold
-    another job's.
+    sequence: the next write's number must be higher. snapshot: None if there is no usable one. records: those
+    after it, up to the first hole. chain: its end after them. commits: number of numbered commits included in
+    the state; None if unknown. token: highest token of a writer. foreign: keys that hold another job's data.
     """
 
     sequence: int = 0
@@ -85,12 +84,12 @@ class Whole:
 
 
 def show_chain(chain: Chain) -> str:
-    """As the fence holds it."""
+    """Format a chain for the fence."""
     return f"{chain.sequence}:{chain.checksum.hex()}"
 
 
 def parse_chain(text: bytes) -> Chain:
-    """Inverse of `show_chain`; what cannot be read is an end that nothing reaches."""
+    """Inverse of `show_chain`; unreadable text gives a chain end that matches nothing."""
     number, _, checksum = text.partition(b":")
     try:
         return Chain(int(number), bytes.fromhex(checksum.decode()))
@@ -99,7 +98,7 @@ def parse_chain(text: bytes) -> Chain:
 
 
 def examine(job: str, found: Found) -> Whole:
-    """Follows the chain, and compares what there is with what the fence says."""
+    """Follow the chain, and compare the data with the fence."""
     keys, fence = JobKeys.of(job), found.fence
     whole = Whole(sequence=fence.sequence or 0)
     if fence.sequence is None:
@@ -120,7 +119,7 @@ def examine(job: str, found: Found) -> Whole:
 
 
 def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bool:
-    """Whether the log can be followed from it."""
+    """Check the snapshot; True if the log can be followed from it."""
     chained = found.fence.chain
     last = found.fence.sequence or 0
     if found.snapshot is None:
@@ -186,7 +185,7 @@ def _examine_log(job: str, keys: JobKeys, found: Found, whole: Whole) -> None:
 
 
 def _follow(job: str, keys: JobKeys, entry: Entry, whole: Whole) -> Damage | None:
-    """Takes the entry's records, or says what is missing before or in it."""
+    """Append the entry's records, or return what is missing before or in it."""
     try:
         batch = decode_batch(entry.payload)
         link = batch.link
@@ -215,7 +214,7 @@ def _missing_before(keys: JobKeys, link: Link, chain: Chain) -> Damage:
 
 
 def _body(body: tuple[bytes, ...] | bytes) -> bytes:
-    """Of a batch with a link; one that has a link but is not in one piece fits none."""
+    """Body of a batch with a link. A linked batch must be in one piece; others match no checksum."""
     return body if isinstance(body, bytes) else b""
 
 
@@ -228,7 +227,7 @@ def _examine_stream(
     length: int,
     whole: Whole,
 ) -> None:
-    """Holes of the history or of the events. last, length: as the fence says."""
+    """Find holes of the history or the events. last, length: as in the fence."""
     newest = number_in(found.newest)
     if found.length == 0 and length > 0:
         damage = Damage(key, 1, f"it is gone, and with it {length} {what}s")

@@ -18,8 +18,10 @@ _generator = random.Random()
 
 
 def backoff_seconds(away_seconds: float) -> float:
-    """Return the wait before the next attempt after an outage of `away_seconds`; with jitter, at most
-    `SECONDS_MAX`."""
+    """Return the wait before the next attempt after an outage of `away_seconds`.
+
+    The wait has jitter and is at most `SECONDS_MAX`.
+    """
     seconds = min(SECONDS_MAX, max(_SECONDS_MIN, away_seconds * _SHARE))
     return seconds * _generator.uniform(0.5, 1.0)
 

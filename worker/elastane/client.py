@@ -415,8 +415,10 @@ class MasterClient:
         *,
         endless: bool = True,
     ) -> Iterator[Any]:
-        """Watch a stream, subscribed again with a new `request()` after a break; endless: also after its
-        normal end."""
+        """Watch a stream, subscribed again with a new `request()` after a break.
+
+        endless: subscribe again after its normal end too.
+        """
         return self._watch(stub, method, request, endless=endless)
 
     # ------------------------------------------------------------------ internals

@@ -249,8 +249,7 @@ def _cudnn() -> str:
 
 
 def _float32_precision(*, convolutions: bool) -> str:
-    """Return the precision of matrix products and, on CUDA, where it is a separate setting, of
-    convolutions."""
+    """Return the precision of matrix products and, on CUDA (a separate setting), of convolutions."""
     import torch
 
     try:
@@ -284,8 +283,10 @@ def _capabilities() -> Mapping[str, Any]:
 
 
 def _caches(level: Level) -> dict[str, str]:
-    """Return cache sizes in bytes, by which libraries cut products into blocks; not at d2, where they may
-    differ."""
+    """Return cache sizes in bytes, by which libraries cut products into blocks.
+
+    Returns none at d2, where they may differ.
+    """
     have = _capabilities()
     sizes = [have.get("l1d_cache_size"), have.get("l2_cache_size")]
     return {} if level is Level.D2 or None in sizes else {"caches": f"L1d {sizes[0]}, L2 {sizes[1]}"}

@@ -28,8 +28,10 @@ _POINTER: Final = re.compile(r"^ *\[ELA\d{3}\] elastane errors ELA\d{3}: .*$")
 
 
 def _pointer(code: str) -> str:
-    """Return the pointer to the documentation: indented, unlike any error text, with the code in brackets
-    as in `line`."""
+    """Return the pointer to the documentation, with the code in brackets as in `line`.
+
+    It is indented, unlike any error text, so that `reason_of` can tell them apart.
+    """
     return f"  [{code}] elastane errors {code}: what causes it, and what to do"
 
 

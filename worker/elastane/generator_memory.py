@@ -149,8 +149,7 @@ def _on_mersenne(generator: Any) -> bool:
 
 
 def _gaussian_offset(probe: Any) -> int | None:
-    """Return the offset of the cached gaussian in a `RandomState`: the only place with its value after its
-    flag."""
+    """Return the offset of the cached gaussian: the only place with its value after its flag."""
     places: set[int] | None = None
     # Three different values: a coincidence in unrelated memory drops out of the intersection.
     for flag, value in ((1, 0.7310585786300049), (1, -1.4142135623730951), (0, 2.718281828459045)):

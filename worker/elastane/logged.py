@@ -78,8 +78,10 @@ def job_created(client: MasterClient, job: str) -> float:
 def get_series(
     client: MasterClient, job: str, names: Sequence[str] = (), *, points_max: int = 0
 ) -> metric_pb2.GetSeriesResponse:
-    """Return the curves of a job's logged values: of these names, or all; at most `points_max` points each
-    (512)."""
+    """Return the curves of a job's logged values: of these names, or all.
+
+    points_max: limit for each curve; 0: 512.
+    """
     request = metric_pb2.GetSeriesRequest(job=job, names=names, points_max=points_max)
     response: metric_pb2.GetSeriesResponse = client.call(
         metric_pb2_grpc.MetricServiceStub, "GetSeries", request

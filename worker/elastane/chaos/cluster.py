@@ -111,8 +111,10 @@ class ChaosCluster(LocalCluster):
         timeout_seconds: float = WAIT_SECONDS,
         unless: Callable[[], bool] = lambda: False,
     ) -> Seen | None:
-        """Return the first later observation that meets `condition`; None at the job's end or after the
-        timeout."""
+        """Return the first later observation that meets `condition`.
+
+        Returns None at the job's end or after the timeout.
+        """
         started = time.monotonic()
         return self.watch.first(
             lambda seen: seen.at > started and condition(seen),

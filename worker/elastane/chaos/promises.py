@@ -29,8 +29,10 @@ Digests = Mapping[int, Mapping[str, Any]]
 
 
 def read_applied(file: Path, start: int = 0) -> tuple[list[Mapping[str, Any]], int]:
-    """Return the "applied" records from byte `start` of a trace on, and the next start; complete lines
-    only."""
+    """Return the "applied" records from byte `start` of a trace on, and the next start.
+
+    A line that is still being written is left for the next call.
+    """
     if not file.exists():
         return [], 0
     if file.stat().st_size < start:

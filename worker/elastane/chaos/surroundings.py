@@ -1,5 +1,4 @@
-"""Faults of the processes' surroundings: network, disks, files, ports, descriptors, clocks; and a poison
-task."""
+"""Faults of the processes' surroundings: network, disks, files, ports, clocks; and a poison task."""
 
 from __future__ import annotations
 

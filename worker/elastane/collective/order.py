@@ -161,8 +161,7 @@ class RingOrder:
         receive: bool = True,
         send: bool = True,
     ) -> list[Action]:
-        """Return actions on neighbouring chunks, cut into messages at bounds that do not depend on the
-        ranks."""
+        """Return actions on neighbouring chunks, as messages whose bounds do not depend on the ranks."""
         segments = list(self._segments((chunk % self.ranks, ranks) for chunk, ranks in chunks))
         if not segments:
             return []

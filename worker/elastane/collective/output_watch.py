@@ -10,8 +10,10 @@ from elastane.collective.reducer import Reducer
 
 
 class OutputWatch:
-    """Forward hook of the model (`Reducer.watch_outputs`); copies and pickles of the model have an inert
-    one."""
+    """Forward hook of the model (`Reducer.watch_outputs`).
+
+    Copies and pickles of the model have an inert one.
+    """
 
     def __init__(self, reducer: Reducer | None) -> None:
         self._reducer = reducer

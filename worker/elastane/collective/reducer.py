@@ -131,8 +131,10 @@ class Reducer:
 
     @property
     def order_step(self) -> int | None:
-        """The step whose ready order decides the layout of all later steps; None: the layout never
-        changes."""
+        """The step whose ready order decides the layout of all later steps.
+
+        None if the layout never changes.
+        """
         if not self._rebuilds:
             return None
         return 1 if self._deferred else 0

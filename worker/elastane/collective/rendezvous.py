@@ -243,8 +243,10 @@ class _Serving:
             self._selector.close()
 
     def _until_next(self) -> float | None:
-        """Return the seconds until the next deadline of a wait or an unauthenticated connection; None: no
-        deadline."""
+        """Return the seconds until the next deadline of a wait or an unauthenticated connection.
+
+        Returns None if there is no deadline.
+        """
         due = [wait.until for group in self._groups.values() for wait in group.waiting]
         if self._strangers:
             due.append(next(iter(self._strangers.values())).since + STRANGER_SECONDS)

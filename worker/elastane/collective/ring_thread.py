@@ -55,8 +55,10 @@ class RingThread:
         self._tasks.put(task)
 
     def run(self, task: Callable[[], None]) -> None:
-        """Run a task in the calling thread, with the errors of a submitted one; only if it waits for
-        nobody else."""
+        """Run a task in the calling thread, with the errors of a submitted one.
+
+        The task must not wait for any other member.
+        """
         assert not self.busy
         if self._error is None:
             try:

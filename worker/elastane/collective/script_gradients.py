@@ -27,8 +27,7 @@ class ScriptGradients:
         self._start_versions: list[int] = []
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Return the parameters that have a gradient: between two steps now, within a step at its
-        beginning."""
+        """Return the parameters with a gradient: between steps now, within a step at its beginning."""
         if self._restored or self._in_step:
             return {"defined": sorted(self._defined)}
         return {"defined": [index for index, param in enumerate(self._params) if param.grad is not None]}
@@ -46,8 +45,7 @@ class ScriptGradients:
         self._in_step = False
 
     def release(self) -> None:
-        """Release gradients that will be recreated, so that they do not keep memory alive during
-        reallocation."""
+        """Release gradients that will be recreated, so that their memory is free for reallocation."""
         if self._restored:
             for param in self._params:
                 param.grad = None

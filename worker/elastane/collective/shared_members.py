@@ -153,13 +153,17 @@ class SharedMembers:
                 self._outboxes.clear()
 
     def all_present(self, hosts: Collection[int] | None = None) -> bool:
-        """True if none of the others, or of `hosts`, has left: then everything read of their memory so far
-        was valid."""
+        """True if none of the others, or of `hosts`, has left.
+
+        Then everything read of their memory so far was valid.
+        """
         return all(bool(self._marks[host]) for host in (self.peers if hosts is None else hosts))
 
     def _check_gone(self, wanted: set[int]) -> None:
-        """Raise MemberLeft for wanted members that have left; others may leave once they have sent
-        everything."""
+        """Raise MemberLeft for wanted members that have left.
+
+        Others may leave once they have sent everything.
+        """
         if gone := wanted & self._gone:
             raise MemberLeft(f"members {sorted(gone)} have left the ring")
 

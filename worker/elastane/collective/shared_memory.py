@@ -67,8 +67,10 @@ class Arena:
         self._offsets: dict[int, int] = {}
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """Return a 1-d tensor whose memory others may read; freed when nobody in this process uses it any
-        more."""
+        """Return a 1-d tensor whose memory others may read.
+
+        Its memory is freed when nobody in this process uses it any more.
+        """
         size = _pages(elements, dtype)
         with self._lock:
             offset, self._end = self._end, self._end + size

@@ -76,8 +76,7 @@ class SharedSum:
             raise transport.broken(str(left)) from left
 
     def settle(self) -> None:
-        """Wait until the others need nothing of this host's memory any more, before it is written to
-        again."""
+        """Wait until the others need nothing of this host's memory, before it is written to again."""
         if self._unsettled is None:
             return
         (transport, tag), self._unsettled = self._unsettled, None

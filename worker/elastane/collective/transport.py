@@ -267,8 +267,7 @@ class RingTransport:
         return group
 
     def _failed(self, error: RuntimeError) -> RingError:
-        """Return the typed error for one of the group's, and end all waits, also at peers that do not see
-        the break."""
+        """Return the typed error for one of the group's, and end all waits, here and at the peers."""
         if self._aborted:
             return RingAborted("the ring of this generation was aborted")
         self._withdraw()

@@ -224,8 +224,10 @@ class BatchMaker:
 
 
 def wrapped(number: int) -> ExceptionWrapper:
-    """Wrap the exception being handled, as stock sends it; RuntimeError for a class that cannot be
-    pickled."""
+    """Wrap the exception being handled, as stock sends it.
+
+    Its type becomes RuntimeError if the class cannot be pickled.
+    """
     wrapper = ExceptionWrapper(where=f"in DataLoader worker process {number}")
     try:
         pickle.dumps(wrapper)

@@ -192,8 +192,7 @@ class ScriptOrders(_CountedOrders):
 
 
 class IterableOrders(_CountedOrders):
-    """Batches of an IterableDataset, whose fetcher always gets the same index: a number of further
-    samples."""
+    """Batches of an IterableDataset; its fetcher always gets the same index, a number of samples."""
 
     def __init__(self, batches: int, index: Any, num_ests: int, accumulation_steps: int) -> None:
         super().__init__(batches, num_ests, accumulation_steps)

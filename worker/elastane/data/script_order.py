@@ -204,8 +204,10 @@ class _Rounds:
         return dealt if order.batched else (index for (index,) in dealt)
 
     def _batches(self, first: int) -> Iterator[Any]:
-        """Yield the sampler's batches from number `first` on; if the loader does not batch, one index
-        each."""
+        """Yield the sampler's batches from number `first` on.
+
+        If the loader does not batch, each has one index.
+        """
         batches = _from_batch(self._order.fresh(self._epoch), first, batched=self._order.batched)
         return batches if self._order.batched else ([index] for index in batches)
 
@@ -358,8 +360,7 @@ def _skip_draws(sampler: RandomSampler, count: int) -> int:
 
 
 def _declared(sampler: Any, name: str, otherwise: Any) -> Any:
-    """Return a batch_sampler's attribute: a loader with the script's batch_sampler has no such option
-    itself."""
+    """Return a batch_sampler's attribute, which its loader lacks, or `otherwise`."""
     value = getattr(sampler, name, otherwise)
     return value if type(value) in (int, bool) else otherwise
 

@@ -148,8 +148,7 @@ class BatchSource:
             self._pinner.close()
 
     def batches_in_step(self, step: int) -> int:
-        """Return the mini-batches of each EST in global step `step`: accumulation_steps, or the epoch's
-        remainder."""
+        """Return the mini-batches of each EST in step `step`: accumulation_steps, or the remainder."""
         first = step % self.steps_per_epoch * self.accumulation_steps
         return min(self.accumulation_steps, self.batches_per_epoch - first)
 
@@ -223,8 +222,7 @@ class BatchSource:
             return self._local.make(rank, info.index, turns.batch)
 
     def finish(self, rank: int) -> Parts:
-        """Return the loader position and the states of the stream used, after the batch returned by
-        `begin`."""
+        """Return the loader position and the used stream's states, after the batch from `begin`."""
         turns = self._turns[rank]
         assert turns.out, f"EST {rank} has no batch to finish"
         turns.out = False

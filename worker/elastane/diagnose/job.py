@@ -170,8 +170,10 @@ class DoctorJob(LocalJob):
     # ------------------------------------------------------------------ prepare
 
     def _open_supply(self) -> tuple[Supply, int]:
-        """Return the batches as training would make them, or else the script's own; and the steps in an
-        epoch."""
+        """Return the batches as training would make them, or else the script's own.
+
+        Also returns the steps in an epoch.
+        """
         loader = self._prepared.loader
         try:
             source = BatchSource(

@@ -68,8 +68,7 @@ _CUDA_RAISES_IF: Final[dict[str, tuple[Callable[[tuple[Any, ...], dict[str, Any]
 
 
 def raises_on_cuda(name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> str | None:
-    """Return the call in a script that uses operator `name` (without "aten::") if CUDA refuses it, or
-    None."""
+    """Return the calls in a script that use operator `name` (without "aten::"), if CUDA refuses it."""
     if name in CUDA_RAISES:
         return CUDA_RAISES[name]
     if name in _CUDA_RAISES_IF:

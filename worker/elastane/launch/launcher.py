@@ -187,8 +187,7 @@ class Launcher:
         )
 
     def _rendezvous(self, everybody: list[Process], number: int) -> tuple[str, int]:
-        """Return where rank 0 listens; a new port every round, because a dying process may still hold the
-        last one."""
+        """Return where rank 0 listens, with a new port every round: a dying process may hold the last."""
         leader = everybody[0].slot.host
         if all(is_local(process.slot.host) for process in everybody):
             leader = "127.0.0.1"

@@ -78,8 +78,10 @@ class LaunchPolicy:
     # ------------------------------------------------------------------ events
 
     def hosts_changed(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
-        """Take the discovered hosts and slots; also if unchanged, because a host may have become usable
-        again."""
+        """Take the discovered hosts and slots.
+
+        Unchanged ones matter too, because a host may have become usable again.
+        """
         self._hosts = dict(hosts)
         actions: list[Action] = []
         if self.phase == "running":

@@ -105,8 +105,7 @@ def _name(function: ast.AST) -> str:
 
 
 def _path(file: str, position: tuple[int | None, int | None, int | None, int | None]) -> list[ast.AST]:
-    """Return the AST nodes that lead to the attribute at a position, from the module down; [] if not
-    found."""
+    """Return the AST nodes from the module down to the attribute at a position; [] if not found."""
     line, end_line, column, end_column = position
     tree = tree_of(file)
     if tree is None or None in position:

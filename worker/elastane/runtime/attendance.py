@@ -309,8 +309,7 @@ class Attendance:
         return Outcome()
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
-        """Send names, digests and values of this worker's state while the script's thread waits for
-        Prepared."""
+        """Send names, digests and values of the state while the script's thread waits for Prepared."""
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
         for name, digest, value in self._details()[:DETAILS_MAX]:
             answer.details.add(name=name, digest=digest, value=value)

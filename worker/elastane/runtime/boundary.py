@@ -134,8 +134,7 @@ class StepBoundary:
         self._entered(known, self._contexts, step)
 
     def _load(self, message: ring_pb2.Load) -> None:
-        """Load the newest checkpoint, or keep the initial state, as leader of a ring where nobody holds
-        state."""
+        """Load the newest checkpoint or keep the initial state, as leader, if nobody holds state."""
         if not self._attendance.begin_replace(message.generation):
             return
         began = perf_counter()
@@ -237,8 +236,10 @@ class StepBoundary:
         )
 
     def _take_checkpoint(self) -> None:
-        """Copy this worker's shard if the master requested a checkpoint here; it is written in the
-        background."""
+        """Copy this worker's shard if the master requested a checkpoint here.
+
+        It is written in the background.
+        """
         message = self._attendance.take_checkpoint_request()
         if message is None:
             return

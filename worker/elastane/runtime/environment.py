@@ -105,8 +105,7 @@ class WorkerEnvironment(BaseSettings):
         return "elastic" if self.master else "plain"
 
     def notice(self) -> tuple[float, str]:
-        """Return the seconds left to leave and the reason: from the agent's notice file, else as
-        configured."""
+        """Return the seconds left to leave and the reason, from the agent's notice file or the settings."""
         try:
             told = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
             announced = told.get("workers", {}).get(self.worker_id, told)

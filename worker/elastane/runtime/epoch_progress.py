@@ -59,8 +59,10 @@ class EpochProgress:
         return min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
 
     def line(self, now: float, columns: int) -> str:
-        """Format the line for a terminal that is `columns` wide; the least important parts are dropped
-        first."""
+        """Format the line for a terminal that is `columns` wide.
+
+        The least important parts are dropped first.
+        """
         first = self.epoch * self.steps_per_epoch
         done, of = self.step - first, self._end - first
         rate = self.steps_per_second(now)

@@ -26,8 +26,7 @@ _log = structlog.get_logger(__name__)
 
 
 def tell_agent() -> None:
-    """Install an excepthook that exits with the error's own code, so that the agent does not retry in
-    vain."""
+    """Install an excepthook that exits with the error's own code, so that the agent does not retry."""
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -76,8 +75,7 @@ class WorkerExits:
         atexit.register(self._at_exit)
 
     def sent_away(self, done: ring_pb2.Done | None, drain: ring_pb2.Drain | None) -> None:
-        """End the script quietly, because the master is done with this worker: drained, job over, or
-        restart."""
+        """End the script quietly after a drain, the end of the job, or a restart request."""
         if done is not None and done.phase == "succeeded":
             self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
             raise SystemExit(0)

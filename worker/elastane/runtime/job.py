@@ -193,8 +193,7 @@ class Job(abc.ABC):
 
     @contextlib.contextmanager
     def isolated_rng(self) -> Iterator[None]:
-        """Restore all generators after the block, for example around an evaluation in the middle of an
-        epoch."""
+        """Restore all generators after the block, for example around an evaluation within an epoch."""
         generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
         before = generators.capture()
         try:

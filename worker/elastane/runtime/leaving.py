@@ -67,6 +67,5 @@ def when_left(action: Action) -> None:
 
 
 def _is_return(frame: FrameType) -> bool:
-    """True if the function returns, judging by its current instruction, and False if an exception leaves
-    it."""
+    """True if the function's current instruction returns; False if an exception leaves it."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")

@@ -117,8 +117,7 @@ class WorkerProtocol:
         return Outcome(send=[self._ready()], abort=True)
 
     def load_requested(self, message: ring_pb2.Load) -> Outcome:
-        """Store the master's request to load a checkpoint, or keep the initial state, because nobody holds
-        state."""
+        """Store the master's request to load a checkpoint or keep the initial state: nobody holds state."""
         if message.generation != self.fenced or self.generation == self.fenced:
             return Outcome()
         if self._loaded is not None:
@@ -151,8 +150,10 @@ class WorkerProtocol:
         return Outcome()
 
     def interval_decided(self, message: ring_pb2.IntervalDecided) -> Outcome:
-        """Take the master's decision on the draws between two epochs, after which the epoch begins or the job
-        ends."""
+        """Take the master's decision on the draws between two epochs.
+
+        The epoch may begin, or the job ends.
+        """
         if message.generation == self.generation and message.step == self.applied_step:
             self.interval, self._interval_report = message, None
         return Outcome()
@@ -190,8 +191,7 @@ class WorkerProtocol:
         return outcome
 
     def put_out(self) -> Outcome:
-        """Leave the current ring, because the master has evicted this worker or does not know it as a
-        member."""
+        """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
         self._report = self._interval_report = self._check_report = None
@@ -244,8 +244,10 @@ class WorkerProtocol:
         return Outcome(send=[self._report])
 
     def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
-        """Report the code before the first step of an epoch; repeated after a reconnect until it is
-        answered."""
+        """Report the code before the first step of an epoch.
+
+        Repeated after a reconnect until it is answered.
+        """
         if self.changing or self.generation == 0:
             return Outcome()
         self.interval = None
@@ -253,8 +255,7 @@ class WorkerProtocol:
         return Outcome(send=[self._interval_report])
 
     def check_report(self, message: ring_pb2.CheckReport) -> Outcome:
-        """Report the gradient digest of an EST that the sentinel checks, after its last backward of the
-        step."""
+        """Report the digest of a checked EST's gradients, after its last backward of the step."""
         self._check_report = ring_pb2.AttendRequest(check_report=message)
         return Outcome(send=[self._check_report])
 
@@ -282,8 +283,10 @@ class WorkerProtocol:
         return Outcome()
 
     def end_early(self, message: ring_pb2.EndEarly) -> Outcome:
-        """Report that the script left its loop over epochs; repeated after a reconnect, and by the trainer in
-        a new ring."""
+        """Report that the script left its loop over epochs.
+
+        Repeated after a reconnect, and by the trainer in a new ring.
+        """
         self._ended = ring_pb2.AttendRequest(comparison=ring_pb2.Comparison(end_early=message))
         return Outcome(send=[self._ended])
 
@@ -348,8 +351,10 @@ class WorkerProtocol:
     # ------------------------------------------------------------------ internals
 
     def _take_history(self, history_generation: int, step: int) -> None:
-        """Adopt the history of the weights, which are at `step`; drop reports of other histories and later
-        steps."""
+        """Adopt the history of the weights, which are at `step`.
+
+        Drop reports of other histories and later steps.
+        """
         kept = self._kept if history_generation == self.history_generation else ()
         self._kept = deque(request for request in kept if request.step_report.step < step)
         self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)

@@ -176,8 +176,10 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _copied(batch: Any) -> Any:
-    """Return a deep copy, because the body may write to its mini-batch; the original if it cannot be
-    copied."""
+    """Return a deep copy, because the body may write to its mini-batch.
+
+    Returns the original if it cannot be copied.
+    """
     try:
         return copy.deepcopy(batch)
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):

@@ -53,8 +53,10 @@ class OutsideRank(int):
 
 
 def refuse_rank_seed(place: str) -> SystemExit:
-    """Return the exception for a seed computed from the rank; printed, as no error handler may be installed
-    yet."""
+    """Return the exception for a seed computed from the rank.
+
+    The error is printed here, as no error handler may be installed yet.
+    """
     error = RankSeedError(
         f"a seed is made of job.rank in {place}, where one process stands for several ranks",
         hint="elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "

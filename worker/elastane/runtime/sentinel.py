@@ -23,8 +23,7 @@ class Sentinel:
         self._source = source
 
     def turns(self, step: int, own: list[Turn]) -> list[Turn]:
-        """Return the turns of `step`: this worker's, preceded by that of another worker's EST to be
-        checked."""
+        """Return this worker's turns of `step`, after that of another worker's EST to be checked."""
         check = self._attendance.take_check(step)
         if check is None:
             return own

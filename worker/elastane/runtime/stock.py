@@ -197,8 +197,7 @@ class LocalJob(Job):
 
 
 class PlainJob(LocalJob):
-    """A single process, N = 1: `prepare` returns every object unchanged, except a loader that counts
-    steps."""
+    """A single process, N = 1: `prepare` only replaces the loader, by one that counts steps."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)

@@ -216,8 +216,7 @@ class TaskAttendance:
         self.drain = ring_pb2.Drain(reason=reason)
 
     def _failed(self, error: ElastaneError) -> None:
-        """Ignore the error on the reader thread: the next lease meets the same refusal in the script's
-        thread."""
+        """Ignore the error here: the next lease raises the same refusal in the script's thread."""
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         if message.HasField("drain"):

@@ -16,8 +16,10 @@ VARIABLE = "ELASTANE_TRACE_DIR"
 
 
 def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace | None:
-    """Open the trace of this process, "ddp-RANK" or "elastic-WORKER"; call it before other gradient hooks
-    exist."""
+    """Open the trace of this process, "ddp-RANK" or "elastic-WORKER".
+
+    Call it before other gradient hooks exist.
+    """
     directory = os.environ.get(VARIABLE)
     if not directory:
         return None

@@ -571,8 +571,10 @@ class Trainer:
         return True
 
     def _last_backward(self) -> None:
-        """Report the step at the end of the last EST's backward, or confirm the early report; start its
-        all-reduce."""
+        """Report the step at the end of the last EST's backward, or confirm the early report.
+
+        Then the step's all-reduce can start.
+        """
         turn = self.turn
         assert turn is not None and turn.last
         if turn.reported:

@@ -70,8 +70,8 @@ class TurnWatch:
         self._close_until = None
 
     def replaced(self) -> None:
-        """Forget the step's hyperparameters: weights and settings were replaced by those other workers
-        produced."""
+        """Forget the step's hyperparameters after weights and settings were replaced by those of other
+        workers."""
         self._step = -1
 
     def begin_step(self, step: int) -> None:

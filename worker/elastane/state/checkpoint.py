@@ -146,8 +146,10 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
 
 
 def checkpoint_name(step: int, generation: int) -> str:
-    """Return the name of the checkpoint at the boundary before `step`; names sort by step, then
-    generation."""
+    """Return the name of the checkpoint at the boundary before `step`.
+
+    Names sort by step, then generation.
+    """
     return f"step-{step:012d}-g{generation:06d}"
 
 

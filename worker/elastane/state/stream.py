@@ -43,8 +43,10 @@ class StreamLayout:
         self.total_bytes = position
 
     def stripe(self, index: int, count: int) -> tuple[int, int]:
-        """Return the range [start, end) of stripe `index` of `count` equal ones; the last are shorter or
-        empty."""
+        """Return the range [start, end) of stripe `index` of `count` equal ones.
+
+        The last are shorter or empty.
+        """
         if not 0 <= index < count:
             raise ValueError(f"stripe {index} of {count}")
         width = _round_up(-(-self.total_bytes // count))

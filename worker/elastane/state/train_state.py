@@ -101,8 +101,10 @@ class TrainState:
             self.extras[name].load_state_dict(placer.tree(value))
 
     def fingerprint(self) -> dict[str, str]:
-        """Return sha256 of "weights", "optimizer", "buffers" and "extras"; see
-        `elastane.state.fingerprint`."""
+        """Return sha256 of "weights", "optimizer", "buffers" and "extras".
+
+        See `elastane.state.fingerprint`.
+        """
         own = [extra for name, extra in self.extras.items() if not name.startswith(RUNTIME_PREFIX)]
         return fingerprint(self.model, self.optimizers, [*self.schedulers, *own])
 

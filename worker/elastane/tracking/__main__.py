@@ -17,8 +17,10 @@ from elastane.tracking.tracker import TrackerSpec
 
 
 def main() -> int:
-    """Return exit code 0, also if another worker leads by now; 1 with a line on stderr if the tracker
-    failed."""
+    """Return the exit code: 0, also if another worker leads by now, or 1 if the tracker failed.
+
+    A failure is reported in a line on stderr.
+    """
     asked = json.loads(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
         # signals are meant for the worker, which may still drain for a while

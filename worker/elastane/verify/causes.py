@@ -254,8 +254,7 @@ def _of_difference(difference: Difference | None, by_itself: bool) -> Cause:
 
 
 def audit_cause(violations: Sequence[str]) -> Cause:
-    """Return the cause if all bits are equal, but the committed history does not count every sample
-    exactly once."""
+    """Return the cause if all bits are equal, but the audit of the committed history is not clean."""
     return Cause(
         "audit",
         f"the result is equal, the history of the run is not as it should be: {'; '.join(violations[:3])}",

@@ -137,8 +137,10 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
 
 
 def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
-    """Return the first place where `run` differs from `reference`; None if everything traced by both is
-    equal."""
+    """Return the first place where `run` differs from `reference`.
+
+    Returns None if everything traced by both is equal.
+    """
     moved = _moved_generators(reference, run)
     keys = sorted(set(reference.turns) & set(run.turns))
     by_step: dict[int, list[Key]] = defaultdict(list)

@@ -19,8 +19,10 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_tensor(tensor: torch.Tensor) -> str:
-    """Return the digest of dtype, shape and elements in row-major order; strides and device have no
-    influence."""
+    """Return the digest of dtype, shape and elements in row-major order.
+
+    Strides and device have no influence.
+    """
     return digest_any(tensor)
 
 

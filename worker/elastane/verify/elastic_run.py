@@ -219,8 +219,10 @@ class _Play:
                 )
 
     def _await_exit(self, process: ChildProcess) -> None:
-        """End the current watch when a worker ends, so that `_wait` checks again; the master may send no
-        news."""
+        """End the current watch when a worker ends, so that `_wait` checks again.
+
+        The master may send no news.
+        """
         process.wait()
         with self._lock:
             self._ended += 1
@@ -228,8 +230,10 @@ class _Play:
                 self._watcher.close()
 
     def _check(self) -> None:
-        """Raise RunFailed for a worker that ended although the plan lets it live; restart one that asks
-        for it."""
+        """Raise RunFailed for a worker that ended although the plan lets it live.
+
+        Restart one that asks for it.
+        """
         for name, status in self.cluster.statuses().items():
             if status is None or status == ExitStatus(0):
                 continue

@@ -61,8 +61,10 @@ def compare_taken(reference: Taken, found: Taken) -> tuple[Row, ...]:
 def first_event_difference(
     reference: Mapping[int, Sequence[Mapping[str, Any]]], found: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> EventDifference | None:
-    """Return the first event of any rank in which two traced runs differ; by events in order, then by
-    rank."""
+    """Return the first event of any rank in which two traced runs differ.
+
+    Events are compared in order, and for each event the ranks in order.
+    """
     ranks = sorted(set(reference) & set(found))
     for index in range(max((len(reference[rank]) for rank in ranks), default=0)):
         for rank in ranks:
@@ -164,8 +166,10 @@ def _step_of(events: Sequence[Mapping[str, Any]]) -> int:
 
 
 def _places(reference: Taken, found: Taken) -> list[str] | None:
-    """Return for each model of the reference its name prefix in the converted script; None if one has no
-    match."""
+    """Return for each model of the reference its name prefix in the converted script.
+
+    Returns None if one has no match.
+    """
     ours = {name: value for model in found.models for name, value in model["weights"].items()}
     inner = [".".join(name.split(".")[:depth]) for name in ours for depth in range(1, name.count(".") + 1)]
     prefixes = ["", *sorted(dict.fromkeys(inner), key=lambda prefix: prefix.count("."))]

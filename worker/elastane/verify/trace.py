@@ -76,8 +76,10 @@ class StepTrace:
         self._write(kind="start", name=name, facts=process_facts(), parameters=[path for path, _ in named])
 
     def turn_began(self, step: int, rank: int, micro: int, batch: Any, parts: Mapping[str, bytes]) -> None:
-        """Record that mini-batch `micro` of EST `rank` in `step` begins; parts: its "rng/..." and
-        "item/..." now."""
+        """Record that mini-batch `micro` of EST `rank` in `step` begins.
+
+        parts: its "rng/..." and "item/..." now.
+        """
         if step == 0 and not self._initial_written:
             self._initial_written = True
             self.step_applied(-1)
@@ -180,8 +182,7 @@ def _states(parts: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _optimizer_digests(number: int, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """Return digests by "number/state/index/key" for the state, by "number/group/index" for the groups'
-    settings."""
+    """Return digests by "number/state/index/key" (state) and "number/group/index" (settings)."""
     state = optimizer.state_dict()
     found = {
         f"{number}/state/{index}/{key}": digest_any(value)

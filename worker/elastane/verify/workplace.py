@@ -38,15 +38,16 @@ class Workplace:
     began: float
 
     def written_through(self) -> list[str]:
-        """Return files in linked folders written since the run began, as far as this can be found out
-        cheaply."""
+        """Return files in linked folders written since the run began, as far as it is cheap to know."""
         return sorted(_changed(self.linked, self.began))
 
 
 @contextlib.contextmanager
 def workplace(folder: Path, origin: Path) -> Iterator[Workplace]:
-    """Create `work` in `folder` for one run, as a replacement of `origin`; temporary files are removed
-    afterwards."""
+    """Create `work` in `folder` for one run, as a replacement of `origin`.
+
+    Temporary files are removed afterwards.
+    """
     directory = folder / "work"
     directory.mkdir(parents=True)
     linked = _fill(directory, origin.absolute())

@@ -23,8 +23,10 @@ def epoch_findings(script: Script, notes: Notes) -> None:
 
 
 def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
-    """Note variables that live across epochs and decide something; return the lines that decide when to
-    stop."""
+    """Note variables that live across epochs and decide something.
+
+    Return the lines that decide when to stop.
+    """
     # Variables that the loader loop itself carries into the result are reported there.
     inside = {
         carried.name

@@ -38,8 +38,7 @@ def loop_findings(script: Script, notes: Notes) -> None:
 
 
 def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    """Note carried variables: lr from a counter or enumerate, a running mean in the loss, a step in every
-    k-th turn."""
+    """Note carried variables that decide the lr, the loss, or whether a turn steps."""
     told: set[tuple[str, str]] = set()
     for carried in script.carried(loop.node):
         name, enumerated = carried.name, carried.name == turn_counter(loop.node)
@@ -157,8 +156,7 @@ def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
 
 
 def _writes(script: Script, body: Sequence[ast.AST], depth: int = 1) -> Iterator[tuple[str, ast.AST]]:
-    """Yield (owner, place) of writes to parameters: in-place methods on the elements of a loop over
-    parameters()."""
+    """Yield (owner, place) of in-place writes to the elements of a loop over parameters()."""
     for statement in body:
         for node in walk_here(statement):
             if isinstance(node, ast.For):
@@ -204,8 +202,10 @@ def _in_parameter_loop(loop: ast.For) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _parameter_owners(node: ast.expr) -> list[str]:
-    """Return the owners of the parameters an expression iterates: both modules of zip(a.parameters(),
-    b.parameters())."""
+    """Return the owners of the parameters that an expression iterates.
+
+    For zip(a.parameters(), b.parameters()) these are both modules.
+    """
     if not isinstance(node, ast.Call):
         return []
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("parameters", "named_parameters"):

@@ -144,8 +144,10 @@ class Script:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """Names of objects kept by the job: passed to prepare, registered, carried; also through a
-        container."""
+        """Names of objects kept by the job: passed to prepare, registered, carried.
+
+        Objects in a container count too.
+        """
         found: set[str] = set()
         for preparation in self.preparations:
             found |= {*preparation.given, *preparation.returned}

@@ -191,8 +191,7 @@ def _instead(name: str) -> str:
 
 
 def _launcher_variables(script: Script, notes: Notes) -> None:
-    """Note reads of RANK and similar variables from the environment by a script that does not set them
-    itself."""
+    """Note environment reads of RANK and similar variables that the script does not set itself."""
     reads: list[tuple[str, ast.AST]] = []
     written: set[str] = set()
     for node in ast.walk(script.tree):
@@ -369,8 +368,10 @@ def _loader_uses(script: Script, notes: Notes) -> None:
 
 
 def _set_epoch(script: Script, node: ast.Call, notes: Notes) -> None:
-    """Note calls of set_epoch: the number from job.epochs changes nothing; with another one training
-    stops."""
+    """Note calls of set_epoch: the number from job.epochs changes nothing.
+
+    With another one training stops.
+    """
     name = name_of(node.func)
     if "dataset" in name.lower() or not node.args:
         return

@@ -101,7 +101,7 @@ class WorkerProtocol:
         """
         if message.generation < self.fenced:
             return Outcome()
-        if message.generation == self.fenced:  # repeated by the master after a reconnect
+        if message.generation == self.fenced:  # an echo, after a reconnect
             in_ring = self.generation == self.fenced
             return (
                 Outcome() if in_ring or self._ready_waits else Outcome(send=[self._loaded or self._ready()])

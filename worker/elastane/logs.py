@@ -1,4 +1,4 @@
-"""Log lines of Elastane in a worker: on stderr, warnings and above unless configured otherwise.
+"""Log lines of Elastane in a worker: on stderr, unless the script configures structlog itself.
 
 Each line has the job, the worker, and its generation and step (`elastane_proto.log_lines`).
 """

@@ -186,7 +186,7 @@ class MasterSession:
     def _is_gone(self, address: str) -> bool:
         """True if the job is gone for good, now that the master at `address` does not know it.
 
-        A standby master, or one that has just restarted, may not know the job yet.
+        Accepted only when it is repeated, and only from a master that leads; or after `timeout_seconds`.
         """
         again, self._not_found = self._not_found, True
         if time.monotonic() - self._last_contact > self._timeout_seconds:

@@ -250,6 +250,7 @@ def _audit_samples(
     """Return missing and duplicated samples, beyond the stock sampler's padding and the loader's dropping."""
     result = _Samples()
     surplus = seen.total() - len(seen)
+    # DistributedSampler pads with its first samples, which come again only in the last step.
     if surplus and surplus < ranks and complete and not epoch.dynamic and _distinct_before_last(epoch):
         result.padded = surplus
     elif surplus:

@@ -448,6 +448,7 @@ class MasterClient:
             response, served = call.with_call(
                 request, timeout=min(left, attempt_seconds), metadata=call_metadata()
             )
+            # Before the answer is used: an older master may have ignored fields that this client relies on.
             require_master(served.trailing_metadata())
             self._answered(request)
             return response
@@ -507,6 +508,7 @@ class MasterClient:
                     return
                 if not isinstance(translated, _TransientError):
                     raise translated from None
+                # There was a master until now, so the timeout starts again.
                 if served or time.monotonic() - began > STOOD_SECONDS:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:

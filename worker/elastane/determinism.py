@@ -192,6 +192,7 @@ def _require_pins(environment: Mapping[str, str]) -> None:
             **wrong,
         )  # fmt: skip
     expected = _CAPABILITY[wanted["ATEN_CPU_CAPABILITY"]]
+    # torch reads its variable once, at the first operation: a late change would be ignored silently.
     if (found := torch.backends.cpu.get_cpu_capability()) != expected:
         raise RefusedError(
             f"level d2 pins the instruction set {expected}, but torch runs with {found} here",

@@ -151,6 +151,7 @@ class Registry:
 
     def _capture(self, name: str, item: _Item) -> bytes:
         state = _to_bytes(name, item)
+        # Keep the known object if nothing changed, so that deltas compare by identity.
         if state != item.known:
             item.known = state
         return item.known

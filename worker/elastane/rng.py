@@ -118,6 +118,7 @@ class Generators:
         else:
             state = _capture_torch(self._device_generator())
         known = self._known.get(name)
+        # The same bytes object, so that later comparisons (deltas, exchange) succeed by identity.
         if known is not None and known == state:
             return known
         self._known[name] = state

@@ -116,6 +116,7 @@ class TaskStream:
             self._watch.close()
         if self._call is not None:
             self._call.cancel()
+            # All but the newest have requests after them, which the master may already have processed.
             for request in list(self._unanswered)[:-1]:
                 request.unanswered = REPEATED_UNANSWERED
         self._call = self._watch = None

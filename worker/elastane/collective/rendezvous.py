@@ -296,6 +296,7 @@ class _Serving:
         """Yield complete messages received. Raises ValueError for one that is too long."""
         while len(caller.incoming) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(caller.incoming)
+            # An unauthenticated client must not make the store buffer more than a handshake.
             if length > (_HANDSHAKE_BYTES_MAX if caller.stranger else _MESSAGE_BYTES_MAX):
                 raise ValueError("a message that is too long")
             if len(caller.incoming) < _LENGTH.size + length:
@@ -487,6 +488,7 @@ class MemberStore(Store):
         body = _packed(kind, *parts)
         with self._lock:
             try:
+                # The store itself ends a wait after `seconds`; the rest is time for its answer to arrive.
                 self._connection.settimeout(self._timeout_seconds + seconds)
                 self._connection.sendall(_framed(body + self._said.next(body)))
                 message = self._read()

@@ -254,6 +254,7 @@ class _Attempt:
             self._peers[peer] = memory = PeerMemory(arena)
             self._marks[peer] = memory.view(int(mark_offset), 1, torch.int64)
             fd, _, inode = pipes[self._rank].partition(":")
+            # The inode proves that it is the announced pipe, not another file with that descriptor.
             self._outboxes[peer] = open_of_process(memory.pid, int(fd), f"pipe:[{int(inode)}]", os.O_WRONLY)
         return all(bool(mark) for mark in self._marks.values())
 

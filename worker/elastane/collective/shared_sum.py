@@ -102,6 +102,7 @@ class SharedSum:
             if number % _BLOCKS_PER_CHECK == 0:
                 transport.check()
             target.copy_(source)
+        # Checked after the last read: marks cleared before then mean that some of the data may be invalid.
         if not members.all_present():
             raise MemberLeft("a member left while its memory was read")
         members.tell(Kind.COPIED, tag)

@@ -70,6 +70,7 @@ class Ring:
 
     def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
         """Start all receives at once, and send every piece as soon as it is added."""
+        # All receives are posted before the first send, so that no message waits for its receiver.
         arriving = deque(
             transport.recv(move.elements, self._right, tag) for move in self._moves if move.receive
         )

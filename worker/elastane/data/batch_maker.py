@@ -174,6 +174,7 @@ class BatchMaker:
 
     def _begin_iterable(self, task: StreamTask) -> None:
         """Make a new copy of the dataset and bring it to the position of the stream."""
+        # Release the old copy first: two copies of a large dataset may not fit into memory.
         self._streams.pop(task.rank, None)
         stream = self._work.new_stream()
         self._seed(task, stream.dataset)

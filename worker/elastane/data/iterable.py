@@ -59,6 +59,7 @@ class IterableStream:
             self._attributes = DatasetAttributes(self.dataset)
         self._fetcher = _IterableDatasetFetcher(self.dataset, *self._arguments)
         if not self.stateful:
+            # Without states the epoch is repeated from its start, which repeats such effects as well.
             self._own = self._attributes = None
 
     def resume(self, stored: bytes, registered: Iterable[object] = ()) -> None:

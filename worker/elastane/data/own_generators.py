@@ -52,6 +52,7 @@ class OwnGenerators:
         for index, (path, state) in enumerate(self._found):
             present = state()
             if present != self._states[index]:
+                # Recorded first, so that a script that catches the error is not refused for the draw twice.
                 self._states[index] = present
                 name = "dataset" + "".join(part if part.startswith("[") else f".{part}" for part in path)
                 raise UnsupportedError(

@@ -96,6 +96,7 @@ class DataWorkerPool:
         ends: list[socket.socket] = []
         for number in range(self._work.num_workers):
             ours, theirs = transfer.pair()
+            # Later children inherit the earlier ends; `run` closes them, or a connection would never end.
             ends.append(ours)
             process = context.Process(
                 target=run,

@@ -176,6 +176,7 @@ class _Rounds:
             dealt = self._streams[0].take(count * order.num_ests)
             return [dealt[at : at + order.num_ests] for at in range(0, len(dealt), order.num_ests)]
         columns = [stream.take(count) for stream in self._streams]
+        # Ranks with different numbers of batches would hang a stock run in its all-reduce.
         lengths = {stream.taken for stream in self._streams}
         if len(lengths) > 1:
             raise DataError(
@@ -257,6 +258,7 @@ class _Window:
         """Return the batches of all ESTs; the last round only once the epoch is known to end with it."""
         expected = self._order.batches
         assert self.first <= number < expected, f"no batch {number} of {expected} from {self.first} on"
+        # Before the last round is returned, read on to check that the sampler ends with it.
         while self._made <= number or (self._made >= expected and not self._ended):
             self._make_more()
         while self.first < number - self._order.rounds_kept:

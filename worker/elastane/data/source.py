@@ -136,6 +136,7 @@ class BatchSource:
 
     def start(self) -> None:
         """Fork the data workers, if any. Must come before any gRPC channel exists."""
+        # Without data workers a map-style dataset is the script's own object and needs no updates.
         if self.num_workers > 0 or self._iterable:
             self._attributes = DatasetAttributes(self._dataset)
         if self.num_workers > 0:
@@ -350,6 +351,7 @@ class BatchSource:
         self._pool.new_session()
         self._pool.change_attributes(AttributeChange(changed))
         for turns in self._turns.values():
+            # Batches made in advance have the old attributes: discard them and request them again.
             turns.asked = turns.slot + turns.out
             turns.asked_streams.clear()
         self._ask_ahead()
@@ -360,6 +362,7 @@ class BatchSource:
         """Request batches for all ESTs, the soonest needed first."""
         if self.num_workers == 0:
             return
+        # Round by round over the ESTs, so that the batches needed first are made first.
         for ahead in range(1, self._ahead() + 1):
             for rank in self._turns:
                 self._ask(rank, ahead)

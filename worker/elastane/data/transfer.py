@@ -152,6 +152,7 @@ def receive(connection: socket.socket, *, wait: bool) -> Message | None:
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    # The kernel drops descriptors that exceed the process's limit and delivers the rest.
     if received_flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)

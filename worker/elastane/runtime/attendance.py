@@ -109,6 +109,7 @@ class Attendance:
             self._changed.notify_all()
         if self._session is not None:
             if bye is not None:
+                # Filled in last, because the last step may have been applied since the Bye was created.
                 bye.applied_step = self.protocol.applied_step
                 if self.final_digest is not None and bye.reason == ring_pb2.BYE_REASON_FINISHED:
                     bye.state_digest = self.final_digest
@@ -226,6 +227,7 @@ class Attendance:
             if self.protocol.fenced != go.generation:
                 raise RingAborted(f"generation {go.generation} is over")
             self._cancel = cancel = threading.Event()
+            # The old group is closed first: its threads and connections must not outlive its generation.
             old, self._transport = self._transport, None
         if old is not None:
             old.close()

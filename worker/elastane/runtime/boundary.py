@@ -156,6 +156,7 @@ class StepBoundary:
         began = perf_counter()
         names = [member.worker_id for member in go.members]
         me = names.index(self._worker_id)
+        # Before forming: the collective of the old ring must have ended, and its gradients must not survive.
         self._drop_step()
         try:
             transport = self._attendance.form(go, me)
@@ -218,6 +219,7 @@ class StepBoundary:
             size = StreamLayout(received.specs).total_bytes
             self._figures.handover_bytes_received += size
             self._tell_handover("receive", go, perf_counter() - began, size)
+            # Only now, and outside the receiving thread: an abandoned thread must never touch live weights.
             self._state.load(received)
             self._received = received
             self._replaced(None)

@@ -77,6 +77,7 @@ class CopyWatch:
         before, self._seen = self._seen, self._take()
         for name, (owner, now) in self._seen.items():
             known, then = before.get(name, (None, []))
+            # repr compares NaN as equal to NaN, which == on lists would not.
             if known is owner and repr(then) != repr(now):
                 self._changed(turn, name, owner)
 

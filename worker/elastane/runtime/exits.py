@@ -125,6 +125,7 @@ class WorkerExits:
 
     def _terminated(self, signum: int, frame: FrameType | None) -> Any:
         if self._leaving or self.finished:
+            # A second signal ends at once; atexit handlers could wait for the master.
             os._exit(128 + signum)
         self._leaving = True
         notice_seconds, reason = self._environment.notice()

@@ -157,6 +157,7 @@ class Interval:
                 report.changes.add(name=name, state=change)
         whole, report.each_rank = dict(self._whole), bool(self._whole)
         if self._leads:
+            # As a state, because draws in blocks that only EST 0 runs are in no number of draws.
             whole[0] = self._anchor
         for rank, parts in sorted(whole.items()):
             before = self._contexts[rank]
@@ -239,6 +240,7 @@ class Interval:
             for name, state in states.items()
             if state != self._anchor[name] or name in self._fresh
         }
+        # 0 draws change nothing. A reseeded generator's change is a state, kept even if it is the old one.
         changes = {name: change for name, change in changes.items() if change != 0}
         self._anchor, self._fresh = states, {}
         if not changes:

@@ -49,6 +49,7 @@ class Prepared:
                 hint="prepare takes one model, one training DataLoader and optimizers, in one call",
             )
         self.model, self.loader = models[0], loaders[0]
+        # A scaler may be passed itself, inside a library's object, or both.
         held = [part for o in objects for part in (o, *_parts(o))]
         scalers = {id(part): part for part in held if isinstance(part, torch.amp.GradScaler)}
         self.scalers = list(scalers.values())
@@ -213,6 +214,7 @@ def refuse_other_scalers(prepared: Prepared) -> None:
 
         return method
 
+    # In the class, not in instances: an unprepared scaler is unknown until it is used.
     kind = torch.amp.GradScaler
     for name in ("step", "unscale_"):
         setattr(kind, name, checked(getattr(kind, name)))
@@ -245,6 +247,7 @@ class _Controlled:
         return self._replacement(self._original, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # deepcopy has already made the owner's copy when it reaches the attribute; bind the method to that.
         owner = memo.get(id(self._original.__self__), self._original.__self__)
         return types.MethodType(self._original.__func__, owner)
 

@@ -106,6 +106,7 @@ class WorkerProtocol:
             return (
                 Outcome() if in_ring or self._ready_waits else Outcome(send=[self._loaded or self._ready()])
             )
+        # From here on no message of the old generation has any effect, whether or not Ready is sent yet.
         self.fenced = message.generation
         self.load = None
         self.go = None
@@ -134,6 +135,7 @@ class WorkerProtocol:
 
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
         """Note that all contexts after the step are durable, and take the requests that came along."""
+        # After the fence the step in flight is lost, even if all its contexts have become durable meanwhile.
         if message.generation != self.generation or self.changing:
             return Outcome()
         self.prepared_until = max(self.prepared_until, message.step + 1)
@@ -143,6 +145,7 @@ class WorkerProtocol:
             self.checkpoint = message.then_checkpoint
         if message.HasField("check"):
             self.check = message.check
+        # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
             if self.applied_step > message.step and not self.applying:
                 return self._fence_planned(message.then_prepare)
@@ -239,6 +242,7 @@ class WorkerProtocol:
         self._report = ring_pb2.AttendRequest(step_report=message)
         self._kept.append(self._report)
         self._kept_bytes += message.ByteSize()
+        # The newest report is always kept: it may be the one in flight.
         while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popleft().step_report.ByteSize()
         return Outcome(send=[self._report])

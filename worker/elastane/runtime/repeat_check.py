@@ -99,6 +99,7 @@ class RepeatCheck:
             before = self._states()
             batch, info = self._source.begin(turn.rank)
             states = self._states()
+            # Only the first mini-batch: making each one twice would double the cost of the data pipeline.
             if not self._kept and self._source.remakes(turn.rank):
                 self._put(before)
                 again = self._source.remake(turn.rank, info)
@@ -106,6 +107,7 @@ class RepeatCheck:
                 _compare_batches(turn, batch, again)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
+        # The second run gets the same batches, with the generators as they were after making each of them.
         self._place = 0 if self._place is None else self._place + 1
         kept = self._kept[self._place]
         self._put(kept.states)

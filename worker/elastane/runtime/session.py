@@ -176,6 +176,7 @@ class MasterSession:
                     f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
                     last_error=why,
                 )
+            # A master that evicts this worker leads: stay with it.
             if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
                 self._book.failed(address, detail.facts.get("leader", ""))
             seconds = backoff_seconds(away_seconds)
@@ -215,6 +216,7 @@ class MasterSession:
             while (message := outgoing.get()) is not None:
                 yield message
 
+        # Built per stream: Hello must carry the worker's position at the moment of connecting.
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
         with self._open_channel(address) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
@@ -265,6 +267,7 @@ class MasterSession:
         """Probe the other addresses while the master is silent, and move to one that leads."""
         seen = self._last_contact
         while not self._closing.wait(_SILENT_SECONDS):
+            # Silent means no message since the last look, so a switch comes after one to two intervals.
             silent, seen = seen == self._last_contact, self._last_contact
             stream = self._stream
             current, *others = self._book.all()

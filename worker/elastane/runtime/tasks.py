@@ -134,6 +134,7 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
             return
         for task in response.tasks:
             states = rng_from_proto(task.rng)
+            # The states of the first lease, so that a repeated task draws the same augmentation.
             if task.attempt > 1 and states:
                 generators.restore(states)
             yield LeasedTask(task.epoch, task.index, range(task.range.start, task.range.end), task.attempt)

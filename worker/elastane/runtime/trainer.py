@@ -303,6 +303,7 @@ class Trainer:
             raise
         finally:
             self.turn = None
+            # Also after an exception: the script may handle it and continue with code between epochs.
             through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
             # after a rewind nothing is known about the code between epochs
             step = self.applied_step if through else -1
@@ -457,6 +458,7 @@ class Trainer:
         if failure is not None:
             why = str(failure)
             self._attendance.tell(lambda: self._protocol.broken(step, why))
+            # No further step can run in a broken ring: wait for the change, or for an eviction.
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
             raise StepError(
@@ -498,6 +500,7 @@ class Trainer:
             # After another EST's turn the generators' states have just been captured, so `switch` need not
             # read them.
             switch = self._generators.switch if turn.slot else self._generators.exchange
+            # A guest runs from the context that came with it, because its EST may be another worker's.
             parts = (turn.guest or self._contexts[turn.rank]).parts
             switch(parts)
             self._registry.exchange(parts)
@@ -506,6 +509,7 @@ class Trainer:
         batch, info = self._repeats.begin(turn)
         self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
+        # Only EST 0's order decides the bucket layout, as rank 0's does under DDP.
         record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
         self._reducer.begin_turn(
             turn.slot, turn.ends, record, first=first, sync=turn.sync, guest=guest, digest=turn.digest
@@ -712,6 +716,7 @@ class Trainer:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
             self._buffers_shown = True
+        # From here on a leader that finds no checkpoint cannot fall back to the initial state.
         self._boundary.pristine = False
         if self._trace is not None:
             self._trace.step_applied(turn.step)
@@ -766,6 +771,7 @@ class Trainer:
 
         loaded_step: the checkpoint's; None: they came from other members.
         """
+        # State from members brings `lost` along; after a checkpoint of another epoch nobody has the values.
         if loaded_step is not None and loaded_step // self._source.steps_per_epoch != self.values_epoch:
             self._closed_epochs.lost = True
         self._take_buffers()

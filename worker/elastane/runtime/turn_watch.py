@@ -164,6 +164,8 @@ class TurnWatch:
         versions = [tensor._version for tensor in self._tensors]
         written = versions != self._versions
         found: Iterable[tuple[Any, Any]] = zip(self._versions, versions, strict=True)
+        # Writes through .data leave the version counter unchanged, so compare norms too while it is
+        # affordable.
         if not written and self._is_close:
             now = norms(self._tensors)
             written = any(_unequal(before, after) for before, after in zip(self._norms, now, strict=True))

@@ -37,6 +37,7 @@ def give_wrapper_names(model: torch.nn.Module) -> None:
     kind = type(model)
     if hasattr(model, "module") or isinstance(model, torch.jit.ScriptModule):
         return
+    # A second object of the original class: its `module` must not exist, but its state must be the model's.
     inner = object.__new__(kind)
     inner.__dict__ = model.__dict__  # shared, so that modes, hooks and parameters are the same
 

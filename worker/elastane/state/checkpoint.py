@@ -295,6 +295,7 @@ def _remove_old(folder: Folder, name: str, keep: int) -> None:
     kept = set(complete[len(complete) - (keep - 1) :]) if keep > 1 else set()
     for checkpoint in older:
         if checkpoint.name not in kept:
+            # The manifest first: a kill during the removal leaves an incomplete checkpoint, which is ignored.
             folder.remove_file(f"{checkpoint.name}/{MANIFEST}")
             folder.remove_subfolder(checkpoint.name)
 
@@ -307,6 +308,7 @@ def _load(
         raise CheckpointDamagedError(f"it is of a job of {manifest.num_ests} ESTs, this one has {num_ests}")
     headers = [_read_header(folder, manifest, entry) for entry in manifest.shards]
     _check_headers(manifest, headers)
+    # Sizes were checked against the files, so a damaged header cannot make this allocation huge.
     stream = torch.empty(headers[0].total_bytes, dtype=torch.uint8)
 
     def read(entry: ShardInfo) -> ShardContents:

@@ -214,6 +214,7 @@ class _Encoder:
         return self._container(value, path)
 
     def _container(self, value: object, path: str) -> object:
+        # Only containers on the current path: the same list may occur twice without being a cycle.
         if id(value) in self._open:
             raise StateNotCarriedError(f"{path or 'the state'}: contains itself", path=path)
         self._open.add(id(value))
@@ -254,6 +255,7 @@ class _Encoder:
             )
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         place: object = tensor.data_ptr() if tensor.numel() else id(tensor)
+        # Equal memory and view mean tied tensors; empty ones share a null pointer, so identity counts.
         key = (place, tensor.device, tensor.dtype, shape, stride, tensor.is_conj(), tensor.is_neg())
         if key not in self._index:
             self._index[key] = len(self.tensors)

@@ -131,6 +131,7 @@ def receive_state(
     transport.recv(structure, donors[0], tag_base + _STRUCTURE_TAG).wait()
     text = structure.cpu().numpy().tobytes()
 
+    # Not the live state: an incomplete hand-over must leave the receiver unchanged.
     staging = torch.empty(headers[0].total_bytes, dtype=torch.uint8, device=staging_device or device)
     exported = exported_from_stream(text, staging)
     layout = StreamLayout(exported.specs)
@@ -138,6 +139,7 @@ def receive_state(
         header.compare(layout, layout.stripe(index, len(donors)), layout_checksum(exported))
 
     stripes = [_StripeReceiver(transport, header, staging, tag_base, device) for header in headers]
+    # Alternating between donors, so that all of them send at the same time.
     for _ in range(PIECES_IN_FLIGHT):
         for stripe in stripes:
             stripe.post()

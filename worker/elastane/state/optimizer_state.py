@@ -54,6 +54,7 @@ class Placer:
         """
         if id(source) in self._placed:
             return self._placed[id(source)]
+        # If the donor's model was on the CPU too, the kind of device says nothing about the tensor.
         apart = self.came_from_cpu(source) and (device is None or self._model_kind != "cpu")
         target = torch.device("cpu") if apart else device or self._device
         if isinstance(existing, torch.Tensor) and self._fits(existing, source, target):
@@ -120,6 +121,7 @@ def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
     for hook in list(optimizer._optimizer_load_state_dict_pre_hooks.values()):
         replaced = hook(optimizer, state)
         state = state if replaced is None else replaced
+    # Previous tensors are reused where they fit, because CUDA graphs refer to their addresses.
     old = dict(optimizer.state)
     loaded: dict[Any, Any] = {}  # in the order of the state, i.e. of the parameters' first use
     owners = {index: (group, p) for group, index, p in _parameters(optimizer, state["param_groups"])}

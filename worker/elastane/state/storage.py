@@ -52,6 +52,7 @@ class Folder:
     def subfolders(self) -> list[str]:
         """Return the names of direct subfolders; [] if this folder does not exist."""
         with _translated(self.url, "list"):
+            # Other workers write to the same folder, and fsspec caches listings.
             self._fs.invalidate_cache()
             try:
                 entries = self._fs.ls(self._root, detail=True)
@@ -130,6 +131,7 @@ def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
         _sync_folder(path.parent)
+        # The shard's folder may be new as well, and is durable only once its parent is synced.
         _sync_folder(path.parent.parent)
     except BaseException:
         beside.unlink(missing_ok=True)

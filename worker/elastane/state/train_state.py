@@ -144,6 +144,7 @@ class TrainState:
 
     def _placer(self, exported: Exported, state: Any) -> Placer:
         kinds = {id(t): spec.device for t, spec in zip(exported.tensors, exported.specs, strict=True)}
+        # The parameters' kind of device in the donor, which may differ from this worker's.
         model_kind = next((kinds[id(value)] for value in state["parameters"].values()), "cpu")
         return Placer(kinds, model_kind, self._device())
 
@@ -169,6 +170,7 @@ class TrainState:
         for prefix, module in self._modules():
             for name, buffer in module._buffers.items():
                 value = saved.get(prefix + name)
+                # A module may set a buffer from None, or to None, while it trains.
                 if value is None or buffer is None:
                     module._buffers[name] = (
                         None if value is None else placer.tensor(value, None, self._device())

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 MICROS = 1_000_000
 PRICE_MAX = 1_000_000
-"""Of a worker and hour: the most a master takes."""
+"""The master's limit, per worker and hour."""
 
 _PRICE = re.compile(r"[0-9]{1,7}(\.[0-9]{0,6})?|\.[0-9]{1,6}")
 _CURRENCY = re.compile(r"[A-Z]{3}")

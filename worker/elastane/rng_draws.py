@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from elastane.rng import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 DRAWS_MAX: Final = 1 << 27
-"""States that are further apart count as unrelated: searching this far takes about a second."""
+"""States that are further apart count as unrelated: a search up to here takes about a second."""
 
 _WORDS: Final = 624
 _BLOCK_BYTES: Final = 4 * _WORDS

@@ -26,9 +26,9 @@ from elastane.client import (
 from elastane_proto.v1 import shard_pb2, shard_pb2_grpc
 
 WAIT_SECONDS = 20.0
-"""How long the master keeps a request that it has no tasks for, at most."""
+"""Maximum time for which the master holds a request that it has no tasks for."""
 REPEATED_UNANSWERED = 63
-"""Said by a request that is repeated with others behind it: the master may know those already."""
+"""Value of `unanswered` in a repeated request with others after it: the master may know those already."""
 
 
 class TaskStream:

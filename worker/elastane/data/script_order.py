@@ -44,11 +44,11 @@ if HAS_NUMPY:
 
 _EPOCHS_KEPT: Final = 2  # around an epoch's end, ESTs of one worker are in two epochs
 _INDICES_AHEAD: Final = 8192
-"""So many indices, about, are taken from the sampler at a time: a millisecond of Python."""
+"""Approximate number of indices taken from the sampler at a time: a millisecond of Python."""
 _INDICES_COUNTED: Final = 2**20
-"""An order that is longer than this is not gone through to know its length, if it has one."""
+"""A longer order is not iterated to count its length, if it has one."""
 _INDICES_MAX: Final = 2**27
-"""And one without a length is refused when it is longer than this: it may never end."""
+"""A longer order without a length is refused: it may never end."""
 
 _SKIPPED_AT_ONCE: Final = 2**20  # a multiple of 32
 _SURE: Final = (

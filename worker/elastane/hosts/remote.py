@@ -15,7 +15,7 @@ CANNOT_START: Final = {
     127: "the command is not there",
     255: "the remote shell failed",
 }
-"""Exit codes that say something of a host or of the way to it, not of what was to be run."""
+"""Exit codes that are about a host or the way to it, not about the command."""
 
 #: Not passed on, because everybody on a host can see a remote shell's arguments in its process list.
 _SECRET: Final = ("ELASTANE_TOKEN", "ELASTANE_WORKER_TOKEN")

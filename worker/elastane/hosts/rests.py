@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from typing import Final
 
 FAILURES_MAX: Final = 3
-"""A host whose processes fail so often without one that lasted is left out for a while."""
+"""A host with this many failures, and no process that lasted, is excluded for a while."""
 
 REST_SECONDS: Final = 300.0
 CALM_SECONDS: Final = 60.0
-"""A process that lasted so long clears what its host failed before."""
+"""A process that lasted this long clears its host's earlier failures."""
 
 UNREACHABLE_MIN_SECONDS: Final = 5.0
-"""A host where nothing can be started is tried again after so long, then after twice that, up to a rest."""
+"""Delay before a host where nothing can be started is tried again; doubled each time, up to a rest."""
 
 
 class HostRests:

@@ -29,7 +29,7 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 DETAILS_MAX = 20_000
-"""So many tensors and values are named one by one: 2 MB at most, what a master takes in a message is 4."""
+"""Limit of tensors and values named one by one: 2 MB at most, within the master's message limit of 4 MB."""
 
 
 class Attendance:

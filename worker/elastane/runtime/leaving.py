@@ -20,7 +20,8 @@ from typing import Any, Final
 from elastane.script_source.places import place_of
 
 Action = Callable[[str], None]
-"""Given the place where the loop was left, as "train.py:31"; what it raises is raised in the script there."""
+"""Called with the place where the loop was left, as "train.py:31"; its errors are raised in the script
+there."""
 
 _armed: Final[dict[FrameType, list[tuple[Action, str]]]] = {}
 

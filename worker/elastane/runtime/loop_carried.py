@@ -41,7 +41,7 @@ from elastane.script_source.places import (
 )
 
 _TIMES: Final = 2
-"""Changes in a row after which an attribute counts as carried, and not as initialized on first use."""
+"""Consecutive changes from which on an attribute counts as carried, not as initialized on first use."""
 
 
 #: Number of elements of a container that are compared, besides its length.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from elastane_proto.v1 import ring_pb2
 
 KEPT_BYTES_MAX = 32 * 2**20
-"""So much of the newest reports is kept for a master whose store has lost them: seconds of the fastest
+"""Limit of the newest reports kept for a master whose store has lost them: seconds of the fastest
 training, minutes of most."""
 
 

@@ -30,10 +30,10 @@ from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
 
 LOOPS: Final = 2
-"""The code of the second epoch may be other code: `if epoch > 0`."""
+"""Two, because the second epoch may run other code: `if epoch > 0`."""
 STEPS_BEFORE: Final = 2
 LATER_STEPS: Final = 64
-"""Of the worker, after which a turn is run twice again, and after each doubling of them."""
+"""Number of the worker's steps after which a turn is repeated again, and after each doubling of it."""
 
 
 class TurnRepeatError(StepError):

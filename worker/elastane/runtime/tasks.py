@@ -29,7 +29,7 @@ from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
 
 PREFETCH_MAX = 60
-"""As many requests are on their way at most; the master remembers the answers to so many."""
+"""Limit of pending requests; the master remembers its answers to this many."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ _log = structlog.get_logger(__name__)
 _DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
 _LOOK = "to look at a batch, take it from a DataLoader of its own: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
-"""A worker that is sent away lets a file that it writes come to its end for so long."""
+"""How long a drained worker waits for a file that is being written."""
 
 
 class Trainer:

@@ -187,7 +187,7 @@ class TurnWatch:
 # ---------------------------------------------------------------------- pure parts
 
 Hyperparameters = dict[str, Any]
-"""Of an optimizer: "lr of param_group 0" and so on -> a plain value."""
+"""Hyperparameters of an optimizer: names like "lr of param_group 0" -> plain values."""
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:

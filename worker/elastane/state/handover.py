@@ -32,7 +32,7 @@ from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_s
 PIECE_BYTES: Final = 4 << 20
 PIECES_IN_FLIGHT: Final = 4
 TAGS: Final = 3 + PIECES_IN_FLIGHT
-"""Tags used from `tag_base` on."""
+"""Number of tags used, from `tag_base` on."""
 
 _MAGIC: Final = 0x454C4153_54414E45
 _HEADER_FIELDS: Final = 9

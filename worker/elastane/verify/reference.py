@@ -30,9 +30,9 @@ from elastane.verify.results import Taken
 HOOK: Final = Path(hook.__file__).parent
 _LINES_SHOWN: Final = 20
 _EXIT_SECONDS: Final = 10.0
-"""What a reference may take to end after all of its ranks have reported.
+"""Time limit for the reference to exit after all of its ranks have reported.
 
-PyTorch's gloo group can hang for good where DDP is freed after destroy_process_group: its destructor waits,
+PyTorch's gloo group can hang for good if DDP is freed after destroy_process_group: its destructor waits,
 holding the GIL, for a thread that waits for the GIL.
 """
 _LOOK_SECONDS: Final = 0.5

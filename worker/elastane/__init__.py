@@ -25,13 +25,13 @@ from elastane.errors import (
 if TYPE_CHECKING:
     from elastane.runtime.job import Job
 
-# A loader that the script makes later, as for a validation, forks its data workers while this process talks
-# to the master. gRPC's handlers at a fork are not meant for that: they can abort the child, or wait in it for
-# ever. A data worker has no use for gRPC, and needs none of them.
+# A loader that the script creates later, as for validation, forks its data workers while this process talks
+# to the master. gRPC's fork handlers are not made for that: they can abort the child, or block in it for
+# ever. A data worker does not use gRPC, and needs none of them.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if os.environ.get("ELASTANE_MODE") == "elastic" and "ELASTANE_WORKER_ID" in os.environ:
-    # A worker, and its script reads variables before it calls `init`.
+    # A worker: its script may read variables before it calls `init`.
     from elastane.runtime import launcher_variables
 
     launcher_variables.install()
@@ -42,22 +42,22 @@ __version__ = "0.1.0"
 def init(seed: int | None = None, *, distributed_calls: bool = False) -> Job:
     """Join the job named by the environment; the first of the three lines of a script.
 
-    Started by `elastane run`: elastic training. Under torchrun with ELASTANE_MODE=ddp: stock DDP.
-    Otherwise: a plain single process.
+    Started by `elastane run`: elastic training. Under torchrun with ELASTANE_MODE=ddp: stock DDP. Otherwise:
+    a plain single process.
 
     Args:
-        seed: start EST r with Python, NumPy and torch seeded seed + r. None: every EST starts from
-            the RNG state the script has at `prepare`.
-        distributed_calls: let the script ask torch.distributed, and read RANK and the like. In elastic
-            training it is told that there is no process group, as in a single process; unless that is
-            meant it is refused.
+        seed: start EST r with Python, NumPy and torch seeded with seed + r. None: every EST starts from
+            the RNG state of the script at `prepare`.
+        distributed_calls: allow the script to query torch.distributed, and to read RANK and similar
+            variables. In elastic training the answers are those of a single process without a process
+            group; unless that is intended, such queries are refused.
     Raises:
-        RefusedError: the environment is wrong; the text names every variable.
+        RefusedError: the environment is invalid; the text names every variable.
     """
     state = random.getstate()
     from elastane.runtime.job import open_job
 
-    random.setstate(state)  # a library has drawn as it was imported; DDP would not have
+    random.setstate(state)  # libraries draw while they are imported; DDP would not have drawn
     return open_job(seed, distributed_calls=distributed_calls)
 
 

@@ -1,9 +1,10 @@
-"""Where masters are: a list of addresses, or a DNS name with an address for each, and which to ask next.
+"""Addresses of masters: a list, or a DNS name with an address for each, and the order in which they are
+tried.
 
-Of several masters one leads and the others refuse, so whoever is refused or hears nothing goes on to
-the next address. A refusal may say who leads; that is believed only of addresses in the list, because
-what is sent there (a job's tokens, its contexts) is meant for them alone. Names are looked up again after
-each round: masters that are started anew come with new addresses.
+Of several masters one leads and the others refuse, so a client that is refused or gets no answer tries the
+next address. A refusal may name the leader; only an address in the list is accepted, because what is sent
+there (a job's tokens, its contexts) is meant for these masters alone. Names are resolved again after each
+round: restarted masters may have new addresses.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ HostPort = tuple[str, int]
 
 
 def parse_addresses(text: str) -> list[str]:
-    """The addresses of a "HOST:PORT[,HOST:PORT...]"; raises ValueError that says what is wrong."""
+    """Parse "HOST:PORT[,HOST:PORT...]" into addresses. Raises ValueError that says what is wrong."""
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     if not addresses:
         raise ValueError("no address of a master; give HOST:PORT, several separated by commas")
@@ -27,7 +28,7 @@ def parse_addresses(text: str) -> list[str]:
 
 
 def split_address(address: str) -> HostPort:
-    """Host, without brackets, and port; raises ValueError."""
+    """Return the host, without brackets, and the port. Raises ValueError."""
     host, separator, port = address.rpartition(":")
     if not separator or not host:
         raise ValueError(
@@ -39,7 +40,7 @@ def split_address(address: str) -> HostPort:
 
 
 def look_up(host: str, port: int) -> list[str]:
-    """Every address of a name, as HOST:PORT of literals; empty when it cannot be resolved now."""
+    """Return every address of a name, as HOST:PORT of literals; empty if it cannot be resolved now."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
@@ -51,9 +52,9 @@ def look_up(host: str, port: int) -> list[str]:
 class AddressBook:
     """The masters' addresses in the order they are tried. Thread-safe.
 
-    given: as the user gave them. A name with several addresses stands for each of them; one with a
-    single address stays a name, which is what a certificate is made out to (`name_of` tells it for the
-    others). resolve: looks a name up.
+    given: as the user gave them. A name with several addresses stands for each of them; one with a single
+    address stays a name, because certificates are issued for names (`name_of` returns it for the others).
+    resolve: resolves a name.
     """
 
     def __init__(self, text: str, resolve: Callable[[str, int], list[str]] = look_up) -> None:
@@ -67,22 +68,22 @@ class AddressBook:
         self._is_fresh = False
 
     def current(self) -> str:
-        """The address to ask now."""
+        """Return the address to try now."""
         with self._lock:
             self._refresh()
             return self._addresses[self._position]
 
     def all(self) -> list[str]:
-        """Every address, the current one first."""
+        """Return every address, the current one first."""
         with self._lock:
             self._refresh()
             return self._addresses[self._position :] + self._addresses[: self._position]
 
     def failed(self, address: str, leader: str = "") -> None:
-        """`address` did not serve: another is current from now on; `leader` if it is one of ours."""
+        """Move on from `address`, which did not serve: to `leader` if it is in the list, else to the next."""
         with self._lock:
             if self._addresses[self._position] != address:
-                return  # another thread moved on already
+                return  # another thread has already moved on
             self._tried += 1
             if self._tried >= len(self._addresses):
                 self._tried, self._is_fresh = 0, False
@@ -92,13 +93,13 @@ class AddressBook:
                 self._position = (self._position + 1) % len(self._addresses)
 
     def go_to(self, address: str) -> None:
-        """`address` serves: it is current from now on, if it is one of ours."""
+        """Make `address`, which serves, the current one if it is in the list."""
         with self._lock:
             if address in self._addresses:
                 self._position = self._addresses.index(address)
 
     def name_of(self, address: str) -> str:
-        """The host the user named where `address` was found."""
+        """Return the host that the user gave, from which `address` was resolved."""
         with self._lock:
             return self._names.get(address) or split_address(address)[0]
 
@@ -106,7 +107,7 @@ class AddressBook:
         return ", ".join(self.given)
 
     def _refresh(self) -> None:
-        """Looks names up again after a round; the address that is current stays so if it is still there."""
+        """Resolve names again after a round; the current address stays current if it still exists."""
         if self._is_fresh:
             return
         current = self._addresses[self._position]

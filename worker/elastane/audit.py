@@ -1,19 +1,19 @@
-"""The audit: does every sample of an epoch count exactly once in the history that stands?
+"""Audit of the committed history: does every sample of an epoch count exactly once?
 
-It reads nothing but the committed history (`ShardService.GetAuditLog`) and knows nothing of how it
-was made, so that it can contradict the code that made it. Two disciplines are in the log:
+It reads nothing but the committed history (`ShardService.GetAuditLog`) and knows nothing of the code that
+made it, so that it can contradict that code. The log has entries of two disciplines:
 
 lockstep   key (epoch, step, virtual rank). A later entry for the same key supersedes the earlier one:
-           the ring went back to a saved step and did it again. Ranges are positions in the epoch's order.
+           the ring went back to a saved step and repeated it. Ranges are positions in the epoch's order.
 dynamic    key (epoch, index), `attempt` >= 1. A done task is never done again: a second entry is a fault.
 
-What is a fault, and what is stock behaviour of `DistributedSampler` and `DataLoader`:
+Faults, as opposed to stock behaviour of `DistributedSampler` and `DataLoader`:
 
 - positions of an epoch that no entry covers, or that two standing entries cover, are faults;
 - a step without all its virtual ranks is a fault, in an epoch in progress too: a step is committed
   for all ranks at once;
-- samples seen twice are padding if they are fewer than the ranks and come again in the epoch's last step
-  (the sampler repeats its first samples so that every rank gets as many), otherwise faults;
+- samples seen twice are padding if they are fewer than the ranks and are repeated in the epoch's last step
+  (the sampler repeats its first samples so that every rank gets the same number), otherwise faults;
 - samples never seen are faults, unless nothing is padded and they are fewer than the ranks (the sampler's
   `drop_last`), or every mini-batch is full and they are fewer than one of each rank (the loader's
   `drop_last`).
@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-#: How many offending positions or samples a result names; the counts are always exact.
+#: Limit of offending positions or samples that a result names; the counts are always exact.
 NAMED_MAX = 20
 
 
@@ -41,7 +41,7 @@ class AuditRange(Protocol):
 
 
 class AuditEntry(Protocol):
-    """What the audit reads of an entry; `shard_pb2.AuditEntry` has it."""
+    """Fields of an entry that the audit reads; `shard_pb2.AuditEntry` has them."""
 
     @property
     def dataset(self) -> str: ...
@@ -61,12 +61,12 @@ class AuditEntry(Protocol):
 
 @dataclass(frozen=True)
 class EpochAudit:
-    """One epoch of one dataset, as it stands.
+    """Result for one epoch of one dataset.
 
-    tasks: standing entries. positions: covered once or more. samples: different samples seen, or
-    positions where the log records no samples. missing, duplicated: faults, as counts; `named` holds
-    examples. padded, dropped: samples that the stock sampler repeats, or the loader drops.
-    complete: the epoch is over, so that what is missing is really missing.
+    tasks: standing entries. positions: covered at least once. samples: distinct samples seen, or positions if
+    the log records no samples. missing, duplicated: faults, as counts; `named` holds examples. padded,
+    dropped: samples that the stock sampler repeats, or the loader drops. complete: the epoch has ended, so
+    that missing samples are faults.
     """
 
     dataset: str
@@ -85,7 +85,7 @@ class EpochAudit:
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The whole history. `entries` were read; `superseded` of them were done again later."""
+    """Result for the whole history. `entries` were read; `superseded` of them were repeated later."""
 
     entries: int
     superseded: int
@@ -94,12 +94,12 @@ class AuditResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every sample of every epoch counts exactly once."""
+        """True if every sample of every epoch counts exactly once."""
         return not self.violations
 
     @property
     def samples_per_epoch(self) -> dict[tuple[str, int], int]:
-        """Different samples of each (dataset, epoch)."""
+        """Number of distinct samples of each (dataset, epoch)."""
         return {(epoch.dataset, epoch.epoch): epoch.samples for epoch in self.epochs}
 
     @property
@@ -113,7 +113,7 @@ class AuditResult:
 
 @dataclass
 class _Standing:
-    """One entry as kept: ranges and samples only."""
+    """An entry reduced to its range and samples."""
 
     start: int
     end: int
@@ -139,11 +139,11 @@ def audit(
 ) -> AuditResult:
     """Check a history, given in the order of its commits.
 
-    ests: logical workers; default: as many as the history shows. steps_per_epoch: tells whether the
-    last lockstep epoch is complete; without it the last one counts as complete. dataset_sizes: samples
-    of a dataset; without it an epoch is held against all samples that any epoch has seen.
-    tasks_per_epoch: the same as steps_per_epoch for dynamic datasets. Called by `elastane audit`,
-    the demo and tests. Raises nothing: what is wrong is in the result.
+    ests: logical workers; default: as many as the history shows. steps_per_epoch: shows whether the last
+    lockstep epoch is complete; without it the last one counts as complete. dataset_sizes: samples of a
+    dataset; without it an epoch is compared with all samples that any epoch has seen. tasks_per_epoch: like
+    steps_per_epoch, for dynamic datasets. Called by `elastane audit`, the demo and tests. Raises nothing:
+    faults are in the result.
     """
     epochs: dict[tuple[str, int], _Epoch] = {}
     count = superseded = 0
@@ -156,7 +156,7 @@ def audit(
             superseded += 1
             if dynamic:
                 epoch.repeated.append(entry.step)
-        # pop first: the newest run of a task stands where it happened, in the order of commits.
+        # Removed first, so that the newest run of a task takes its own place in the order of commits.
         epoch.tasks.pop(key, None)
         epoch.tasks[key] = _Standing(entry.range.start, entry.range.end, tuple(entry.samples))
 
@@ -177,7 +177,7 @@ def audit(
 
 
 def _universe(epochs: Mapping[tuple[str, int], _Epoch]) -> dict[str, set[int]]:
-    """All samples of each dataset that any epoch has seen."""
+    """Return all samples of each dataset that any epoch has seen."""
     seen: dict[str, set[int]] = defaultdict(set)
     for (dataset, _), epoch in epochs.items():
         for task in epoch.tasks.values():
@@ -247,9 +247,10 @@ class _Samples:
 def _audit_samples(
     name: str, epoch: _Epoch, seen: Counter[int], universe: Iterable[int], ranks: int, complete: bool
 ) -> _Samples:
-    """Samples missing and doubled, after what the stock sampler and loader do of themselves."""
+    """Return missing and duplicated samples, beyond the stock sampler's padding and the loader's dropping."""
     result = _Samples()
     surplus = seen.total() - len(seen)
+    # DistributedSampler pads with its first samples, which come again only in the last step.
     if surplus and surplus < ranks and complete and not epoch.dynamic and _distinct_before_last(epoch):
         result.padded = surplus
     elif surplus:
@@ -257,7 +258,7 @@ def _audit_samples(
         result.violations.append(f"{name}: {_some('sample', result.duplicated)} counted more than once")
     if complete:
         missing = sorted(set(universe) - seen.keys())
-        # A task may be of several mini-batches; whatever their size is, it divides those of all tasks.
+        # A task may consist of several mini-batches; their size, whatever it is, divides that of every task.
         droppable = math.gcd(*(len(task.samples) for task in epoch.tasks.values())) * ranks
         if missing and len(missing) < droppable and not surplus and not epoch.dynamic:
             result.dropped = len(missing)
@@ -271,14 +272,14 @@ def _audit_samples(
 
 
 def _distinct_before_last(epoch: _Epoch) -> bool:
-    """Whether no sample comes twice in the steps before the epoch's last."""
+    """True if no sample occurs twice in the steps before the epoch's last."""
     last = max(step for step, _ in epoch.tasks)
     early = [sample for (step, _), task in epoch.tasks.items() if step != last for sample in task.samples]
     return len(early) == len(set(early))
 
 
 def _step_faults(name: str, epoch: _Epoch, ranks: int) -> list[str]:
-    """Steps within the epoch's span that lack a virtual rank, or lack all of them."""
+    """Return the steps within the epoch's span that lack some or all virtual ranks."""
     present: dict[int, set[int]] = defaultdict(set)
     for step, rank in epoch.tasks:
         present[step].add(rank)
@@ -295,7 +296,7 @@ def _step_faults(name: str, epoch: _Epoch, ranks: int) -> list[str]:
 
 @dataclass
 class _Coverage:
-    """Positions covered, never covered, covered twice: how many, and the first few."""
+    """Numbers of positions covered, never covered and covered twice, with the first few of each fault."""
 
     covered: int = 0
     gaps: int = 0
@@ -305,10 +306,10 @@ class _Coverage:
 
 
 def _coverage(epoch: _Epoch, *, in_order: bool) -> _Coverage:
-    """How the standing ranges cover the epoch's positions from 0 on.
+    """Compute how the standing ranges cover the epoch's positions from 0 on.
 
-    in_order False: an epoch of a dynamic dataset in progress, whose gaps are work still to do. Entries
-    without a range (start == end) are left out: they say nothing of positions.
+    in_order=False: an epoch of a dynamic dataset in progress, whose gaps are pending work. Entries without a
+    range (start == end) are ignored: they contain no positions.
     """
     result = _Coverage()
     reached = 0
@@ -328,7 +329,7 @@ def _coverage(epoch: _Epoch, *, in_order: bool) -> _Coverage:
 
 
 def _some(noun: str, numbers: Sequence[int], count: int | None = None) -> str:
-    """ "3 samples (4, 7, 9)", at most a few of them named; count: how many there are in all."""
+    """Format "3 samples (4, 7, 9)", naming only a few of them. count: their total number."""
     total = len(numbers) if count is None else count
     shown = ", ".join(str(number) for number in numbers[:8])
     more = ", ..." if total > 8 else ""

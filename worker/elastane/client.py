@@ -1,12 +1,12 @@
-"""The master's unary services, from a program that waits for the answer: agent, CLI, demo, tests.
+"""Blocking client of the master's unary services: for agent, CLI, demo and tests.
 
-Every call is tried again with backoff, at the next of the masters' addresses, until a stated time has
-passed; a master that is being restarted, or another that takes over, is a pause and not an error. Writes
-carry a request id, so a repeated one takes effect once. What the master refuses comes back as
-`RequestRefusedError` with its reason, facts and hint, decoded from google.rpc.Status; nothing at all as
-`MasterUnreachableError`. That there is no job which a master knew before is believed the second time.
+Every call is retried with backoff, at the next of the masters' addresses, until a stated time has passed; a
+master that is being restarted, or another that takes over, is a pause and not an error. Writes carry a
+request id, so a repeated one takes effect once. A refusal by the master is raised as `RequestRefusedError`
+with its reason, facts and hint, decoded from google.rpc.Status; no answer at all as `MasterUnreachableError`.
+NOT_FOUND for a job that a master knew before counts only when it is repeated.
 
-The watches are iterators that subscribe again after a break and go on where they were.
+The watches are iterators that subscribe again after a break and continue where they were.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from elastane_proto.v1 import (
 )
 
 DEFAULT_MASTER = "127.0.0.1:50051"
-#: One attempt of a call that the master answers at once.
+#: Time limit of one attempt of a call that the master answers at once.
 ATTEMPT_SECONDS = 10.0
 
 _CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
-    # Without it a peer that is stopped, whose kernel still answers, is waited for without end.
+    # Without it, a call to a stopped peer whose kernel still answers would wait without end.
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.use_local_subchannel_pool", 1),
-    # A restarted master is found when it is asked for (`backoff`), not within gRPC's two minutes.
+    # A restarted master is found when it is needed (`backoff`), not within gRPC's two minutes.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # This one is the time a connection may take to be made, whatever its name says.
+    # Despite its name this option is the time allowed for establishing a connection.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
-#: Which protocol this client speaks, with every call.
+#: Protocol version of this client, sent with every call.
 _METADATA = ((versions.METADATA_KEY, str(versions.PROTOCOL)),)
-#: A watch that stood for longer than a connection takes to be made or refused had a master, which may have
-#: had nothing to say: of a quiet job no event comes for hours.
+#: A watch that lasted longer than connecting takes was connected to a master, which may have had nothing to
+#: send: a quiet job has no event for hours.
 STOOD_SECONDS = 5.0
-#: A master that stands by answers at once; another one leads, or will in a moment.
+#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
 STANDBY_SECONDS_MAX = 0.5
-#: A job that was there and is not found is asked for again after so long: a leader's lease, by default.
+#: Delay before asking again for a known job that is not found: the default duration of a leader's lease.
 NOT_FOUND_SECONDS = 3.0
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
-#: CANCELLED comes of a server that ends, or of its gRPC under load: this client cancels only to close.
+#: CANCELLED comes from a server that is shutting down, or from gRPC under load: this client cancels only in
+#: `close`.
 _TRANSIENT = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.CANCELLED,
@@ -78,8 +79,10 @@ Response = TypeVar("Response")
 
 
 class RequestRefusedError(RefusedError):
-    """The master refused a request. reason: an ErrorReason in lower case ("not_found", ...), or the
-    gRPC status where the master gave none."""
+    """The master refused a request.
+
+    reason: an ErrorReason in lower case ("not_found", ...), or the gRPC status if the master gave none.
+    """
 
     def __init__(self, message: str, *, reason: str, hint: str = "", **facts: object) -> None:
         self.code = wire_code(reason)
@@ -88,7 +91,7 @@ class RequestRefusedError(RefusedError):
 
 
 class ClientClosedError(ElastaneError):
-    """The client was closed while a call waited."""
+    """The client was closed during a call."""
 
     code = "ELA403"
 
@@ -102,26 +105,26 @@ class _Call(Protocol):
 
 
 class StreamEndedError(Exception):
-    """A stream ended in good order while an answer was waited for: ask again."""
+    """A stream ended normally during the wait for an answer; the request must be sent again."""
 
 
 def call_metadata() -> tuple[tuple[str, str], ...]:
-    """What goes with every call."""
+    """Return the metadata sent with every call."""
     return _METADATA
 
 
 def new_request_id() -> str:
-    """An id that makes a retried write take effect once."""
+    """Return an id that makes a retried write take effect once."""
     return uuid.uuid4().hex
 
 
 class MasterClient:
-    """A connection to a master, or to whichever of several is the one now.
+    """A connection to a master, or to whichever of several leads now.
 
     addresses: "host:port", several separated by commas; a name stands for all its addresses
-    (`elastane.addresses`). Raises ValueError when it is none. timeout_seconds: how long a call waits for a
-    master that does not answer; infinite is allowed. on_wait(seconds, error): called before each wait
-    between two attempts. Thread-safe; `close` ends calls and watches that wait.
+    (`elastane.addresses`). Raises ValueError if they are invalid. timeout_seconds: how long a call waits for
+    a master that does not answer; may be infinite. on_wait(seconds, error): called before each wait between
+    two attempts. Thread-safe; `close` ends waiting calls and watches.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class MasterClient:
         self._channels: dict[str, grpc.Channel] = {}
         self._stubs: dict[tuple[str, Callable[[grpc.Channel], Any]], Any] = {}
         self._stamp = credentials_stamp()
-        #: Jobs that a master has answered for, and since when they are not found.
+        #: Jobs that a master has answered for, and the times since which jobs are not found.
         self._known: set[str] = set()
         self._missing_since: dict[str, float] = {}
 
@@ -151,7 +154,7 @@ class MasterClient:
         self.close()
 
     def close(self) -> None:
-        """End everything that waits. Idempotent."""
+        """End all waiting calls. Idempotent."""
         self._closing.set()
         with self._lock:
             for channel in self._channels.values():
@@ -163,7 +166,7 @@ class MasterClient:
     def create_job(
         self, name: str, settings: job_pb2.JobSettings, request_id: str | None = None
     ) -> tuple[job_pb2.Job, bool]:
-        """Creates a job, or finds the one of that name with equal settings; (job, created)."""
+        """Create a job, or find the one of that name with equal settings; returns (job, created)."""
         request = job_pb2.JobServiceCreateRequest(
             name=name, settings=settings, request_id=request_id or new_request_id()
         )
@@ -171,17 +174,20 @@ class MasterClient:
         return response.job, response.created
 
     def get_job(self, name: str) -> job_pb2.Job:
-        """One job with its workers."""
+        """Return one job with its workers."""
         request = job_pb2.JobServiceGetRequest(name=name)
         return self._unary(job_pb2_grpc.JobServiceStub, "Get", request).job
 
     def list_jobs(self) -> list[job_pb2.Job]:
-        """All jobs of the master."""
+        """Return all jobs of the master."""
         response = self._unary(job_pb2_grpc.JobServiceStub, "List", job_pb2.JobServiceListRequest())
         return list(response.jobs)
 
     def only_job(self, name: str | None) -> str:
-        """`name`, or the name of the only job there is; refused when there are none or several."""
+        """Return `name`, or the name of the only job.
+
+        Raises RequestRefusedError if there are none or several.
+        """
         if name:
             return name
         names = sorted(job.name for job in self.list_jobs())
@@ -198,9 +204,9 @@ class MasterClient:
     def scale_job(
         self, name: str, workers_min: int, workers_max: int, request_id: str | None = None
     ) -> job_pb2.Job:
-        """Changes the least and the most workers; takes effect at a step boundary.
+        """Change the minimum and maximum number of workers; takes effect at a step boundary.
 
-        workers_min: 0: as it is, or workers_max where that is less.
+        workers_min: 0: unchanged, or workers_max if that is less.
         """
         request = job_pb2.JobServiceScaleRequest(
             name=name,
@@ -211,22 +217,25 @@ class MasterClient:
         return self._unary(job_pb2_grpc.JobServiceStub, "Scale", request).job
 
     def suspend_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
-        """Saves a checkpoint, then sends every worker away."""
+        """Save a checkpoint, then drain every worker."""
         request = job_pb2.JobServiceSuspendRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Suspend", request).job
 
     def resume_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
-        """Lets a suspended job go on."""
+        """Resume a suspended job."""
         request = job_pb2.JobServiceResumeRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Resume", request).job
 
     def cancel_job(self, name: str, request_id: str | None = None) -> job_pb2.Job:
-        """Ends the job at once; its checkpoints stay."""
+        """End the job at once; its checkpoints are kept."""
         request = job_pb2.JobServiceCancelRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Cancel", request).job
 
     def delete_job(self, name: str, *, force: bool = False, request_id: str | None = None) -> None:
-        """Deletes a finished job and all that the master keeps of it. force: also one that is not over."""
+        """Delete a finished job and everything the master keeps of it.
+
+        force: also one that is not finished.
+        """
         request = job_pb2.JobServiceDeleteRequest(
             name=name, force=force, request_id=request_id or new_request_id()
         )
@@ -241,7 +250,7 @@ class MasterClient:
         currency: str = "",
         request_id: str | None = None,
     ) -> job_pb2.Job:
-        """What a worker costs an hour from now on, in millionths of the currency; None: as before."""
+        """Set a worker's price per hour, in millionths of the currency; None: unchanged."""
         request = job_pb2.JobServiceSetPricesRequest(
             name=name,
             spot_price_micros=spot_price_micros,
@@ -254,9 +263,9 @@ class MasterClient:
     def drain_worker(
         self, name: str, worker_id: str, request_id: str | None = None, *, reason: str = ""
     ) -> job_pb2.Job:
-        """Asks one worker to leave at the next step boundary.
+        """Ask one worker to leave at the next step boundary.
 
-        reason: who asks, and why; empty: an operator.
+        reason: who requests it, and why; empty: an operator.
         """
         request = job_pb2.JobServiceDrainWorkerRequest(
             name=name, worker_id=worker_id, request_id=request_id or new_request_id(), reason=reason
@@ -266,21 +275,21 @@ class MasterClient:
     def checkpoint_job(
         self, name: str, request_id: str | None = None, *, wait_seconds: float = 600.0
     ) -> job_pb2.JobServiceCheckpointResponse:
-        """Asks for a checkpoint; returns when it is complete, within `wait_seconds`."""
+        """Request a checkpoint; returns when it is complete, within `wait_seconds`."""
         request = job_pb2.JobServiceCheckpointRequest(name=name, request_id=request_id or new_request_id())
         return self._unary(job_pb2_grpc.JobServiceStub, "Checkpoint", request, attempt_seconds=wait_seconds)
 
     def repair_job(
         self, name: str, *, accept_loss: bool = False, request_id: str | None = None
     ) -> job_pb2.JobServiceRepairResponse:
-        """Has a damaged job looked at again; accept_loss: it goes on without what is lost."""
+        """Check a damaged job again. accept_loss: continue without what is lost."""
         request = job_pb2.JobServiceRepairRequest(
             name=name, accept_loss=accept_loss, request_id=request_id or new_request_id()
         )
         return self._unary(job_pb2_grpc.JobServiceStub, "Repair", request)
 
     def watch_job(self, name: str) -> Iterator[job_pb2.Job]:
-        """The job now and at each change, until the client is closed."""
+        """Yield the job now and at each change, until the client is closed."""
         request = job_pb2.JobServiceWatchRequest(name=name)
         for response in self._watch(job_pb2_grpc.JobServiceStub, "Watch", lambda: request):
             yield response.job
@@ -288,11 +297,11 @@ class MasterClient:
     # ------------------------------------------------------------------ the ring, events, contexts
 
     def get_ring(self, job: str) -> ring_pb2.GetRingResponse:
-        """The ring as it stands."""
+        """Return the current ring."""
         return self._unary(ring_pb2_grpc.RingServiceStub, "GetRing", ring_pb2.GetRingRequest(job=job))
 
     def events(self, job: str, *, since: int = 0, follow: bool = False) -> Iterator[ring_pb2.Event]:
-        """Events from a sequence number on; with `follow` new ones too, until the client is closed."""
+        """Yield events from a sequence number on; with `follow` new ones too, until the client is closed."""
         next_wanted = since
 
         def request() -> ring_pb2.WatchEventsRequest:
@@ -304,12 +313,12 @@ class MasterClient:
                 yield response.event
 
     def list_contexts(self, job: str) -> list[context_pb2.ContextInfo]:
-        """The stored contexts, without their bytes."""
+        """Return the stored contexts, without their bytes."""
         request = context_pb2.ContextServiceListRequest(job=job)
         return list(self._unary(context_pb2_grpc.ContextServiceStub, "List", request).contexts)
 
     def get_context(self, job: str, virtual_rank: int, step: int | None = None) -> Any:
-        """One EstContext with its bytes; step None: the newest."""
+        """Return one EstContext with its bytes; step None: the newest."""
         request = context_pb2.ContextServiceGetRequest(job=job, virtual_rank=virtual_rank, step=step)
         return self._unary(context_pb2_grpc.ContextServiceStub, "Get", request).context
 
@@ -322,7 +331,7 @@ class MasterClient:
         settings: shard_pb2.DatasetSettings,
         request_id: str | None = None,
     ) -> tuple[shard_pb2.Progress, bool]:
-        """Creates a dynamic dataset, or finds it when its settings are equal; (progress, created)."""
+        """Create a dynamic dataset, or find it if its settings are equal; returns (progress, created)."""
         request = shard_pb2.CreateDatasetRequest(
             job=job, dataset=dataset, settings=settings, request_id=request_id or new_request_id()
         )
@@ -330,7 +339,7 @@ class MasterClient:
         return response.progress, response.created
 
     def lease_tasks(self, request: shard_pb2.LeaseTasksRequest) -> shard_pb2.LeaseTasksResponse:
-        """Reports finished tasks and leases new ones; waits on the server as long as `request.wait` says."""
+        """Report finished tasks and lease new ones; waits on the server as long as `request.wait` says."""
         if not request.request_id:
             request.request_id = new_request_id()
         wait_seconds = request.wait.ToTimedelta().total_seconds() or 20.0
@@ -350,7 +359,7 @@ class MasterClient:
         closed: bool = False,
         request_id: str | None = None,
     ) -> shard_pb2.Progress:
-        """Grows or closes a stream source."""
+        """Extend or close a stream source."""
         request = shard_pb2.ExtendDatasetRequest(
             job=job,
             dataset=dataset,
@@ -361,14 +370,14 @@ class MasterClient:
         return self._unary(shard_pb2_grpc.ShardServiceStub, "ExtendDataset", request).progress
 
     def get_progress(self, job: str = "", dataset: str = "") -> list[shard_pb2.Progress]:
-        """Progress of one dataset, or of all of a job's."""
+        """Return the progress of one dataset, or of all datasets of a job."""
         request = shard_pb2.GetProgressRequest(job=job, dataset=dataset)
         return list(self._unary(shard_pb2_grpc.ShardServiceStub, "GetProgress", request).datasets)
 
     def watch_progress(
         self, job: str = "", dataset: str = "", *, interval_seconds: float = 0.5
     ) -> Iterator[list[shard_pb2.Progress]]:
-        """Progress now and whenever it changes, until the client is closed."""
+        """Yield the progress now and whenever it changes, until the client is closed."""
         interval = duration_pb2.Duration()
         interval.FromNanoseconds(int(interval_seconds * 1e9))
         request = shard_pb2.WatchProgressRequest(job=job, dataset=dataset, interval=interval)
@@ -378,13 +387,13 @@ class MasterClient:
     def list_tasks(
         self, job: str, dataset: str, state: shard_pb2.TaskState | None = None
     ) -> Iterator[shard_pb2.TaskInfo]:
-        """Tasks of a dataset, all pages."""
+        """Yield the tasks of a dataset, from all pages."""
         request = shard_pb2.ListTasksRequest(job=job, dataset=dataset, state=state, page_size=1000)
         for page in self._pages("ListTasks", request):
             yield from page.tasks
 
     def audit_log(self, job: str, dataset: str = "") -> Iterator[shard_pb2.AuditEntry]:
-        """The committed history in the order of commits, all pages."""
+        """Yield the committed history in the order of commits, from all pages."""
         request = shard_pb2.GetAuditLogRequest(job=job, dataset=dataset, page_size=1000)
         for page in self._pages("GetAuditLog", request):
             yield from page.entries
@@ -392,7 +401,10 @@ class MasterClient:
     # ------------------------------------------------------------------ any service
 
     def call(self, stub: Callable[[grpc.Channel], Any], method: str, request: Any) -> Any:
-        """One call of a unary method, as those above; for `elastane.logged`. Raises as they do."""
+        """Call a unary method with retries; for `elastane.logged`.
+
+        Raises RequestRefusedError, MasterUnreachableError.
+        """
         return self._unary(stub, method, request)
 
     def subscribe(
@@ -403,10 +415,13 @@ class MasterClient:
         *,
         endless: bool = True,
     ) -> Iterator[Any]:
-        """A watch, subscribed again with a new `request()` after a break; `endless`, or until it is told."""
+        """Watch a stream, subscribed again with a new `request()` after a break.
+
+        endless: subscribe again after its normal end too.
+        """
         return self._watch(stub, method, request, endless=endless)
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _pages(self, method: str, request: Any) -> Iterator[Any]:
         while True:
@@ -424,7 +439,7 @@ class MasterClient:
         *,
         attempt_seconds: float = ATTEMPT_SECONDS,
     ) -> Any:
-        """One call with retries; raises RequestRefusedError or MasterUnreachableError."""
+        """Call with retries. Raises RequestRefusedError or MasterUnreachableError."""
         deadline = time.monotonic() + self._timeout_seconds + attempt_seconds - ATTEMPT_SECONDS
 
         def attempt(service: Any) -> Any:
@@ -433,6 +448,7 @@ class MasterClient:
             response, served = call.with_call(
                 request, timeout=min(left, attempt_seconds), metadata=call_metadata()
             )
+            # Before the answer is used: an older master may have ignored fields that this client relies on.
             require_master(served.trailing_metadata())
             self._answered(request)
             return response
@@ -446,9 +462,9 @@ class MasterClient:
         *,
         wait_seconds: float = 0.0,
     ) -> Response:
-        """What `attempt` gives with a stub of the master, after as many attempts as it takes.
+        """Run `attempt` with a stub of the master until it succeeds, and return its result.
 
-        wait_seconds: how long the master may keep an attempt waiting. Raises RequestRefusedError or
+        wait_seconds: how long the master may delay an answer. Raises RequestRefusedError or
         MasterUnreachableError.
         """
         for trial in self._retrying(self._timeout_seconds + wait_seconds):
@@ -470,7 +486,7 @@ class MasterClient:
         *,
         endless: bool = True,
     ) -> Iterator[Any]:
-        """Responses of a stream, subscribed again after a break; ends when the client is closed."""
+        """Yield responses of a stream, subscribed again after a break; ends when the client is closed."""
         last_contact = time.monotonic()
         failures = 0
         while not self._closing.is_set():
@@ -492,6 +508,7 @@ class MasterClient:
                     return
                 if not isinstance(translated, _TransientError):
                     raise translated from None
+                # There was a master until now, so the timeout starts again.
                 if served or time.monotonic() - began > STOOD_SECONDS:
                     last_contact, failures = time.monotonic(), 0
                 elif time.monotonic() - last_contact > self._timeout_seconds:
@@ -506,10 +523,11 @@ class MasterClient:
             failures += 1
 
     def _stub(self, address: str, stub: Callable[[grpc.Channel], Any]) -> Any:
-        """A service at an address, on the channel to it.
+        """Return a service's stub on the channel to an address.
 
-        Made under the lock that `close` takes: gRPC ends the process by SIGSEGV where a stub is made of a
-        channel that another thread has closed (grpc/grpc#43455). A call on one raises ValueError.
+        Created under the lock that `close` takes: gRPC crashes with SIGSEGV if a stub is created from a
+        channel that another thread has closed (grpc/grpc#43455). A call on a closed channel only raises
+        ValueError.
         """
         with self._lock:
             if self._closing.is_set():
@@ -570,20 +588,20 @@ class MasterClient:
         )
 
     def _answered(self, request: Any) -> None:
-        """A master has answered: it knows the job that the request names."""
+        """Note that a master has answered, and so knows the job that the request names."""
         if job := getattr(request, "job", "") or getattr(request, "name", ""):
             self._known.add(job)
             self._missing_since.pop(job, None)
 
     def _is_gone(self, refusal: RequestRefusedError) -> bool:
-        """Whether what is not found is gone for good; False of a job that was there, the first time."""
+        """True if a missing object is gone for good; False at first for a job that was known."""
         job, now = refusal.facts.get("job", ""), time.monotonic()
         if set(refusal.facts) != {"job"} or job not in self._known:
-            return True  # a worker, or a dataset, or a job that never was
+            return True  # a worker or dataset, or a job that was never known
         return now - self._missing_since.setdefault(job, now) >= NOT_FOUND_SECONDS
 
     def _translated(self, error: Exception, address: str) -> Exception:
-        """Our error for one of gRPC's."""
+        """Translate an error of gRPC."""
         if self._closing.is_set():
             return ClientClosedError("the connection to the master was closed")
         if isinstance(error, ValueError):
@@ -611,7 +629,7 @@ class MasterClient:
 
 
 class _TransientError(Exception):
-    """An attempt failed in a way that the next one may not. refusal: what to raise when there is none."""
+    """A failed attempt that may be retried. refusal: the error to raise if retries run out, if any."""
 
     def __init__(
         self,
@@ -632,7 +650,7 @@ class _TransientError(Exception):
 
 
 def _wait(state: tenacity.RetryCallState) -> float:
-    """Before the next attempt; where a master stands by, one that leads is not far."""
+    """Return the wait before the next attempt; short after a standby master, because a leader is near."""
     error = state.outcome.exception() if state.outcome is not None else None
     if isinstance(error, _TransientError) and error.refusal is not None:
         return NOT_FOUND_SECONDS
@@ -643,7 +661,7 @@ def _wait(state: tenacity.RetryCallState) -> float:
 
 
 def require_master(metadata: Sequence[tuple[str, str | bytes]] | None) -> None:
-    """Raises RequestRefusedError when the master that answered with `metadata` is too old for us."""
+    """Raise RequestRefusedError if the master that answered with `metadata` is too old for this client."""
     told = next((str(value) for key, value in metadata or () if key == versions.METADATA_KEY), "")
     fault, hint = versions.master_fault(told)
     if fault:
@@ -651,7 +669,7 @@ def require_master(metadata: Sequence[tuple[str, str | bytes]] | None) -> None:
 
 
 def plain_cause(error: str) -> str:
-    """What gRPC says of a connection that it could not make, without the addresses and layers around it."""
+    """Return the cause in gRPC's text of a failed connection, without the addresses and layers around it."""
     return error.rpartition("Failed to connect to remote host: ")[2] or error
 
 
@@ -660,10 +678,10 @@ def _watch_pause_seconds(failures: int) -> float:
 
 
 def _detail(error: grpc.Call) -> errors_pb2.ErrorDetail | None:
-    """The ErrorDetail of a refused call, if it bears one."""
+    """Return the ErrorDetail of a refused call, if it has one."""
     try:
         status = rpc_status.from_call(error)
-    except ValueError:  # code or message differ between status and details: not ours
+    except ValueError:  # status and details contradict each other: not one of our errors
         return None
     for packed in status.details if status is not None else ():
         detail = errors_pb2.ErrorDetail()

@@ -1,12 +1,12 @@
-"""The EST context: all that one EST needs, beside the weights, to go on from the start of a step.
+"""EST context: all that one EST needs, besides the weights, to continue from the start of a step.
 
-A context is a value. A step is done from one and makes the next; the one it started from is kept
-until the step is committed, and a replay starts from it again. Therefore nothing here changes in place.
+A context is a value. A step starts from one and produces the next; the one it started from is kept until the
+step is committed, and a replay starts from it again. Therefore nothing here changes in place.
 
-The parts are flat (`elastane_proto.contexts` lists the keys), because merging a delta and comparing
-are then one dictionary operation. Items whose name begins with "@" are Elastane's own (the loader's
-generator, iterators, what data workers were forked with), the others the script's. Parts are never removed:
-a delta can only add and replace. What an old part means is decided by the loader position (see
+The parts are flat (`elastane_proto.contexts` lists the keys), so that merging a delta and comparing are each
+one dictionary operation. Items whose names begin with "@" are Elastane's own (the loader's generator,
+iterators, items at the fork of data workers), the others the script's. Parts are never removed: a delta can
+only add and replace. The loader position decides whether an old part is still valid (see
 `EstContext.stream`).
 """
 
@@ -26,14 +26,14 @@ LOADER = "loader"
 
 
 class ContextError(ElastaneError):
-    """A context is incomplete, corrupted or of another step than it should be."""
+    """A context is incomplete, corrupted, or of an unexpected step."""
 
     code = "ELA309"
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPosition:
-    """Where the loader of an EST stands: `batch` batches of `epoch` are consumed.
+    """Position of an EST's loader: `batch` batches of `epoch` are consumed.
 
     base_seed is None until the EST has drawn it at its first batch of the epoch.
     """
@@ -59,7 +59,7 @@ class EstContext:
 
     @classmethod
     def initial(cls, virtual_rank: int, rng: Mapping[str, bytes]) -> EstContext:
-        """The context at step 0: the given states "rng/...", nothing consumed."""
+        """Return the context at step 0: the given states "rng/...", nothing consumed."""
         return cls(virtual_rank, 0, {**rng, LOADER: LoaderPosition().pack()})
 
     @property
@@ -82,13 +82,14 @@ class EstContext:
 
     @property
     def rng(self) -> Parts:
-        """States of the EST's own generators, as `elastane.rng.Generators.restore` takes them."""
+        """States of the EST's own generators, in the form of `elastane.rng.Generators.restore`."""
         return {name: state for name, state in self.parts.items() if name.startswith("rng/")}
 
     def stream(self, number: int) -> Parts:
-        """States "rng/..." and "item/..." of data-worker stream `number` as last stored; empty if never.
+        """Return the states "rng/..." and "item/..." last stored for data-worker stream `number`; empty if
+        never stored.
 
-        They are of an earlier epoch until the stream's first batch of this one is consumed.
+        They belong to an earlier epoch until the stream's first batch of this one is consumed.
         """
         prefix = f"stream/{number}/"
         return {
@@ -105,11 +106,11 @@ class EstContext:
         }
 
     def next(self, *changes: Mapping[str, bytes]) -> EstContext:
-        """The context of the next step: these parts replaced or added, the others as they are."""
+        """Return the context of the next step, with these parts replaced or added."""
         return EstContext(self.virtual_rank, self.step + 1, _merged(self.parts, changes))
 
     def merge(self, delta: EstContext) -> EstContext:
-        """The complete context of which `delta` holds the parts that changed since this one.
+        """Return the complete context of which `delta` holds the parts changed since this one.
 
         Raises ContextError if `delta` is of another EST, or of an earlier step.
         """
@@ -123,18 +124,21 @@ class EstContext:
         return EstContext(self.virtual_rank, delta.step, _merged(self.parts, [delta.parts]))
 
     def delta(self, base: EstContext) -> Parts:
-        """The parts that differ from those of `base`. Equal bytes objects compare in no time."""
+        """Return the parts that differ from those of `base`.
+
+        Fast if unchanged parts are the same bytes objects.
+        """
         known = base.parts.get
         return {name: part for name, part in self.parts.items() if known(name) != part}
 
     def to_proto(self, base: EstContext | None = None) -> common_pb2.EstContext:
-        """The wire form: complete, or with `base` only what changed since it."""
+        """Return the wire form: complete, or with `base` only the changes since it."""
         parts = self.parts if base is None else self.delta(base)
         return wire.context_to_proto(self.virtual_rank, self.step, parts, delta=base is not None)
 
     @classmethod
     def from_proto(cls, message: common_pb2.EstContext) -> EstContext:
-        """Inverse of `to_proto`. A delta comes back with its few parts, for `merge`."""
+        """Inverse of `to_proto`. A delta is returned with its few parts, for `merge`."""
         try:
             parts = wire.context_from_proto(message)
         except ValueError as error:
@@ -147,7 +151,7 @@ class EstContext:
 
 
 def stream_parts(number: int, states: Mapping[str, bytes]) -> Parts:
-    """The parts of a context that hold the states "rng/..." and "item/..." of data-worker stream `number`."""
+    """Return the context parts for the states "rng/..." and "item/..." of data-worker stream `number`."""
     return {f"stream/{number}/{name}": state for name, state in states.items()}
 
 

@@ -1,12 +1,12 @@
-"""How this process proves itself to a master, and the master to it: every connection is opened here.
+"""Mutual authentication of this process and a master: every connection is opened here.
 
 Certificates and tokens come from files or from the environment, never from arguments that others can read:
 
-    ELASTANE_TLS_CA           PEM of the CA of the master's certificate, or "system"; without it: no TLS
-    ELASTANE_TLS_CERT, _KEY   PEM of this caller, where the master wants to see one (mutual TLS)
-    ELASTANE_TLS_SERVER_NAME  the name in the master's certificate, where it is not that of the address
-    ELASTANE_TOKEN_FILE       file with the token; or ELASTANE_TOKEN: the token itself
-    ELASTANE_INSECURE         1: send the token over a network without TLS all the same
+    ELASTANE_TLS_CA              PEM of the CA of the master's certificate, or "system"; without it: no TLS
+    ELASTANE_TLS_CERT, _KEY      PEM of this client, if the master requires one (mutual TLS)
+    ELASTANE_TLS_SERVER_NAME     the name in the master's certificate, if it differs from the address
+    ELASTANE_TOKEN_FILE          file with the token; or ELASTANE_TOKEN: the token itself
+    ELASTANE_INSECURE            1: allow sending the token over a network without TLS
 
 Certificates are read when a connection is opened, the token's file at each call: no restart when they change.
 """
@@ -35,7 +35,7 @@ _WORKER_TOKENS = ("ELASTANE_WORKER_TOKEN", "ELASTANE_WORKER_TOKEN_FILE")
 
 
 class Credentials(BaseSettings):
-    """What is set for this process; see the module. An empty value counts as none."""
+    """Credentials set for this process; see the module. An empty value counts as unset."""
 
     model_config = SettingsConfigDict(
         env_prefix="ELASTANE_", extra="ignore", frozen=True, env_ignore_empty=True
@@ -54,7 +54,7 @@ class Credentials(BaseSettings):
         return self.token is not None or self.token_file is not None
 
     def read_token(self) -> str:
-        """The token of the moment. Raises RefusedError."""
+        """Return the current token. Raises RefusedError."""
         if self.token_file is None:
             return self.token.get_secret_value() if self.token is not None else ""
         token = _read(self.token_file, "ELASTANE_TOKEN_FILE").decode("ascii", "replace").strip()
@@ -67,7 +67,7 @@ class Credentials(BaseSettings):
 
 
 def read_credentials() -> Credentials:
-    """The credentials of this process. Raises RefusedError, without the value of anything secret."""
+    """Read the credentials of this process. Raises RefusedError, which contains no secret value."""
     try:
         credentials = Credentials()
     except ValidationError as error:
@@ -88,13 +88,14 @@ def read_credentials() -> Credentials:
 
 
 def open_channel(address: str, options: Sequence[tuple[str, Any]] = (), *, name: str = "") -> grpc.Channel:
-    """A channel to the master at "host:port", with the credentials of the moment. Raises RefusedError.
+    """Open a channel to the master at "host:port", with the current credentials. Raises RefusedError.
 
-    name: the host that the user named, where the address was looked up: its certificate is made out to that.
+    name: the host that the user gave, from which the address was resolved; the certificate is issued for that
+    name.
     """
     credentials = read_credentials()
     if on_loopback(address):
-        # gRPC would go by http_proxy even to this machine itself.
+        # gRPC would use http_proxy even for this machine itself.
         options = [*options, ("grpc.enable_http_proxy", 0)]
     if credentials.tls_ca:
         if certified := credentials.tls_server_name or (name if not address.startswith(name) else ""):
@@ -108,20 +109,23 @@ def open_channel(address: str, options: Sequence[tuple[str, Any]] = (), *, name:
             )
         channel = grpc.insecure_channel(address, options=options)
     if credentials.has_token:
-        credentials.read_token()  # a file that is missing is told now, and not as a failed call
+        credentials.read_token()  # report a missing file now, and not as a failed call
         return grpc.intercept_channel(channel, _Bearer(credentials.read_token))
     return channel
 
 
 def credentials_stamp() -> tuple[object, ...]:
-    """Changes when a channel opened now would have other credentials; the token apart, which is read anew."""
+    """Return a value that changes when a new channel would have other certificates.
+
+    The token is not included, because it is read for each call.
+    """
     names = ("ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY")
     return tuple(_changed_at(path) for name in names if (path := os.environ.get(name)))
 
 
 def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a worker: the workers' own token, if there is one, replaces the agent's."""
-    # How the master and its store are protected is no business of the script's.
+    """Return `environment` for a worker: the workers' own token, if set, replaces the agent's."""
+    # The script has no need for the secrets of the master and its store.
     given = {
         name: value
         for name, value in environment.items()
@@ -136,16 +140,16 @@ def worker_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def speak_plainly(environment: MutableMapping[str, str]) -> None:
-    """Takes the certificates out of `environment`: for a master of one's own that serves without TLS.
+    """Remove the certificates from `environment`, for a private master that serves without TLS.
 
-    They are meant for another master, one the same shell speaks with; this one would not understand TLS.
+    They are meant for another master used from the same shell; a TLS client could not talk to this one.
     """
     for name in ("ELASTANE_TLS_CA", "ELASTANE_TLS_CERT", "ELASTANE_TLS_KEY", "ELASTANE_TLS_SERVER_NAME"):
         environment.pop(name, None)
 
 
 def on_loopback(address: str) -> bool:
-    """Whether what is sent to "host:port" stays on this machine; of names, only localhost does."""
+    """True if data sent to "host:port" stays on this machine; the only name accepted is localhost."""
     if address.startswith(("unix:", "unix-abstract:")):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -186,7 +190,7 @@ def _changed_at(path: str) -> tuple[int, int] | None:
 
 
 class _Details(NamedTuple):
-    """What an interceptor may change of a call; gRPC asks for these fields."""
+    """Fields of a call that an interceptor may change, as gRPC requires them."""
 
     method: str
     timeout: float | None
@@ -201,7 +205,7 @@ class _Bearer(
     grpc.UnaryStreamClientInterceptor,  # type: ignore[type-arg]
     grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
 ):
-    """Adds the token to each call. Works without TLS too, where gRPC's own call credentials do not."""
+    """Adds the token to each call. Works without TLS too, unlike gRPC's own call credentials."""
 
     def __init__(self, read_token: Callable[[], str]) -> None:
         self._read_token = read_token

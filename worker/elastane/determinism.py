@@ -1,13 +1,13 @@
-"""Determinism levels: what of a process is fixed so that its bits repeat, and what workers compare.
+"""Determinism levels: settings of a process that make its bits repeatable, and facts that workers compare.
 
-    D0   random numbers pinned, deterministic kernels. Unlike hardware may train together.
-    D1   and no unlike hardware: the bits do not depend on the ring. The default.
-    D2   and the instruction set and precision pinned to what all hardware of a kind has in common.
+    D0      random numbers pinned, deterministic kernels. Different hardware may train together.
+    D1      also no different hardware: the bits do not depend on the ring. The default.
+    D2      also instruction set and precision pinned to those common to all hardware of a kind.
 
-Libraries read most of what decides their bits once, when they are loaded, so a level has two parts:
-`process_environment` is for who starts a process (the agent, torchrun's caller), `apply` for the
-process itself, before it computes anything. `facts` goes into the signature that the master compares
-at joining. torch is imported by the functions that need it: the agent runs without.
+Libraries read most settings that decide their bits once, when they are loaded, so a level has two parts:
+`process_environment` is for the parent that starts a process (the agent, torchrun's caller), `apply` for the
+process itself, before it computes anything. `facts` is part of the signature that the master compares
+when a worker joins. torch is imported by the functions that need it: the agent runs without.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Level(enum.StrEnum):
-    """How much of the result must repeat; each level includes the one before."""
+    """How much of the result must be repeatable; each level includes the one before."""
 
     D0 = "d0"
     D1 = "d1"
@@ -42,7 +42,7 @@ class Level(enum.StrEnum):
         return next((level for level in cls if level.value == lowered), None)
 
     def to_proto(self) -> job_pb2.DeterminismLevel:
-        """The level as JobSettings.determinism."""
+        """Return the level as JobSettings.determinism."""
         from elastane_proto.v1 import job_pb2
 
         return {
@@ -57,7 +57,7 @@ _in_effect = DEFAULT_LEVEL
 
 
 def level_from_text(text: str) -> Level:
-    """The level of ELASTANE_DETERMINISM. Raises RefusedError for anything else."""
+    """Return the level of ELASTANE_DETERMINISM. Raises RefusedError for anything else."""
     try:
         return Level(text)
     except ValueError as error:
@@ -67,12 +67,11 @@ def level_from_text(text: str) -> Level:
 
 
 def level_from_proto(value: job_pb2.DeterminismLevel) -> Level:
-    """The level of JobSettings.determinism; unspecified is the default."""
+    """Return the level of JobSettings.determinism; unspecified is the default."""
     return next((level for level in Level if level.to_proto() == value), DEFAULT_LEVEL)
 
 
-# NumPy's names of what comes after AVX2, in its releases before 2.4 and since; it passes over those it
-# does not know.
+# NumPy's names of features beyond AVX2, in its releases before 2.4 and since; it ignores unknown names.
 _NUMPY_BEYOND_AVX2: Final = (
     "X86_V4,AVX512F,AVX512CD,AVX512_KNL,AVX512_KNM,AVX512_SKX,AVX512_CLX,AVX512_CNL,AVX512_ICL,AVX512_SPR"
 )
@@ -91,22 +90,22 @@ _ARM: Final = {
 _OTHER: Final = {"ATEN_CPU_CAPABILITY": "default"}
 _PRECISION: Final = {
     "ONEDNN_DEFAULT_FPMATH_MODE": "STRICT",
-    # Over cuBLAS and cuDNN, whatever a script or library asks for.
+    # Override cuBLAS and cuDNN settings, whatever a script or library requests.
     "NVIDIA_TF32_OVERRIDE": "0",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "0",
 }
-#: Of instruction sets, as oneDNN tells them apart within one of torch's capabilities.
+#: Instruction set extensions that oneDNN distinguishes within one of torch's capabilities.
 _EXTENSIONS: Final = ("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "sve", "sve2")
-#: cuBLAS is deterministic with a workspace of its own only.
+#: cuBLAS is deterministic only with a workspace of fixed size.
 _CUBLAS_WORKSPACE: Final = ":4096:8"
-#: What torch.backends.cpu.get_cpu_capability says under each pin.
+#: Result of torch.backends.cpu.get_cpu_capability under each pin.
 _CAPABILITY: Final = {"avx2": "AVX2", "default": "DEFAULT"}
 
 
 def process_environment(level: Level, threads: int) -> dict[str, str]:
-    """Variables a process must be started with so that `apply(level)` holds; for who starts it.
+    """Return the variables a process must be started with so that `apply(level)` succeeds; for its parent.
 
-    They go over what is inherited from a shell. threads: torch's, as the job says.
+    They override variables inherited from a shell. threads: torch's, as set by the job.
     """
     count = str(max(1, threads))
     variables = {
@@ -123,12 +122,12 @@ def process_environment(level: Level, threads: int) -> dict[str, str]:
 
 
 def pins(machine: str, vendor: str) -> dict[str, str]:
-    """D2's variables on a CPU of a kind: what all of its instruction sets of the last ten years have.
+    """Return D2's variables for a kind of CPU: the instruction sets common to those of the last ten years.
 
-    machine: as platform.machine() says. vendor: as cpu_vendor() says.
+    machine: from platform.machine(). vendor: from cpu_vendor().
     """
     if machine in ("x86_64", "AMD64"):
-        # MKL has its AVX2 branch for Intel's CPUs only; on others the setting would be passed over.
+        # MKL has its AVX2 branch for Intel's CPUs only, and ignores the setting on others.
         branch = "AVX2" if vendor == "GenuineIntel" else "COMPATIBLE"
         return _X86 | _PRECISION | {"MKL_CBWR": branch}
     return (_ARM if machine in ("aarch64", "arm64") else _OTHER) | _PRECISION
@@ -136,7 +135,7 @@ def pins(machine: str, vendor: str) -> dict[str, str]:
 
 @cache
 def cpu_vendor() -> str:
-    """Who made the CPU, in the kernel's words ("GenuineIntel"); "unknown" where it does not say."""
+    """Return the CPU's vendor, in the kernel's words ("GenuineIntel"), or "unknown"."""
     try:
         with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -149,20 +148,20 @@ def cpu_vendor() -> str:
 
 
 def apply(level: Level) -> None:
-    """Fix what a process can fix by itself; called by `elastane.init` in every mode.
+    """Apply the settings that a process can make itself; called by `elastane.init` in every mode.
 
-    Raises RefusedError at D2 when the process was not started with D2's variables, or the CPU lacks
-    the instruction set they pin.
+    Raises RefusedError at D2 if the process was not started with D2's variables, or the CPU lacks the
+    instruction set they pin.
     """
     import torch
 
-    # Read when cuBLAS is first used, so that it is in time here too (a rank of torchrun's).
+    # Read when cuBLAS is first used, so setting it here is in time too (for a rank of torchrun).
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _CUBLAS_WORKSPACE)
     torch.use_deterministic_algorithms(True)
     # Filling every new tensor finds bugs, but costs a pass over memory and changes no defined result.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
-    # Autotuning chooses an algorithm by a race, so that two runs may take two.
+    # Autotuning chooses an algorithm by measuring, so two runs may choose differently.
     torch.backends.cudnn.benchmark = False
     if level is Level.D2:
         _require_pins(os.environ)
@@ -173,7 +172,7 @@ def apply(level: Level) -> None:
 
 
 def in_effect() -> Level:
-    """The level last applied in this process; the default before that."""
+    """Return the level last applied in this process, initially the default."""
     return _in_effect
 
 
@@ -193,6 +192,7 @@ def _require_pins(environment: Mapping[str, str]) -> None:
             **wrong,
         )  # fmt: skip
     expected = _CAPABILITY[wanted["ATEN_CPU_CAPABILITY"]]
+    # torch reads its variable once, at the first operation: a late change would be ignored silently.
     if (found := torch.backends.cpu.get_cpu_capability()) != expected:
         raise RefusedError(
             f"level d2 pins the instruction set {expected}, but torch runs with {found} here",
@@ -204,10 +204,10 @@ def _require_pins(environment: Mapping[str, str]) -> None:
 
 
 def facts(level: Level, device: torch.device) -> dict[str, str]:
-    """What of this process decides its bits, in words; the master compares it at joining.
+    """Return the facts of this process that decide its bits, as text; the master compares them when it joins.
 
-    device: of the model. Called when the worker says Hello, so that what the script has switched
-    since `apply` is seen.
+    device: of the model. Called when the worker sends Hello, so that settings changed by the script since
+    `apply` are included.
     """
     import torch
 
@@ -250,7 +250,7 @@ def _cudnn() -> str:
 
 
 def _float32_precision(*, convolutions: bool) -> str:
-    """Of matrix products and, where they have a setting of their own (CUDA), of convolutions."""
+    """Return the precision of matrix products and, on CUDA (a separate setting), of convolutions."""
     import torch
 
     try:
@@ -264,7 +264,7 @@ def _float32_precision(*, convolutions: bool) -> str:
 
 
 def _onednn() -> str:
-    """What oneDNN may use: its limit, and the extensions torch's capability does not tell."""
+    """Return oneDNN's limit, and the extensions that torch's capability does not distinguish."""
     import torch
 
     if not torch.backends.mkldnn.is_available():
@@ -284,7 +284,10 @@ def _capabilities() -> Mapping[str, Any]:
 
 
 def _caches(level: Level) -> dict[str, str]:
-    """Sizes in bytes, by which libraries cut products into blocks; d2 is for CPUs that differ in them."""
+    """Return cache sizes in bytes, by which libraries cut products into blocks.
+
+    Returns none at d2, where they may differ.
+    """
     have = _capabilities()
     sizes = [have.get("l1d_cache_size"), have.get("l2_cache_size")]
     return {} if level is Level.D2 or None in sizes else {"caches": f"L1d {sizes[0]}, L2 {sizes[1]}"}
@@ -301,7 +304,7 @@ def _mkl() -> str:
 
 
 def _numpy() -> dict[str, str]:
-    """NumPy's release, and the instruction sets its loops take: its exp and log differ by them."""
+    """Return NumPy's release, and the instruction sets of its loops: its exp and log differ by them."""
     try:
         import numpy
     except ImportError:

@@ -1,15 +1,15 @@
-"""The errors a user of Elastane can meet.
+"""Errors that users of Elastane can meet.
 
     ElastaneError
     ├── RefusedError            the master refused this worker or request: do not retry
     ├── MasterUnreachableError  no answer within the stated time
-    ├── JobMissingError         the master has no job of that name, and none came within the stated time
-    ├── UnsupportedError        the script asks for something that would not keep the bits
+    ├── JobMissingError         the master has no such job, and none was created within the stated time
+    ├── UnsupportedError        the script uses something that would not keep the bits
     ├── StepError               the loop body broke a rule of the step (unused parameter, no optimizer.step)
     └── (modules add their own: StateError, CheckpointError, DataWorkerError, ...)
 
-Each error says what happened in its text, what to do in `hint`, and the facts in `facts`. Its `code`
-never changes: docs/errors.md and `elastane errors CODE` say what causes it and what to do.
+An error's text says what happened, `hint` what to do, and `facts` has the data. Its `code` never changes:
+docs/errors.md and `elastane errors CODE` give causes and remedies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 EXIT_SCRIPT_RAISED: Final = 1
 EXIT_REFUSED: Final = 82
 EXIT_MASTER_UNREACHABLE: Final = 83
-#: History went back behind what the process has trained: it is to be started anew.
+#: History was rewound to before what the process has trained: it must be restarted.
 EXIT_START_ANEW: Final = 84
 
 
@@ -28,25 +28,27 @@ _POINTER: Final = re.compile(r"^ *\[ELA\d{3}\] elastane errors ELA\d{3}: .*$")
 
 
 def _pointer(code: str) -> str:
-    """Where more is said: set in, as no text of an error is, and with the code in brackets, as in `line`."""
+    """Return the pointer to the documentation, with the code in brackets as in `line`.
+
+    It is indented, unlike any error text, so that `reason_of` can tell them apart.
+    """
     return f"  [{code}] elastane errors {code}: what causes it, and what to do"
 
 
 def reason_of(traceback: str) -> str:
-    """The line of a traceback in text that says what happened: its last, without pointers to codes.
+    """Return the line of a traceback's text that says what happened: its last, without pointers to codes.
 
-    Called where nothing but text comes over: of data workers, and of processes that wrote a log.
+    Used if only text is available: from data workers, and from processes that wrote a log.
     """
     lines = (line for line in reversed(traceback.splitlines()) if line.strip() and not _POINTER.match(line))
     return next(lines, "")
 
 
 class ElastaneError(Exception):
-    """Base of all errors of Elastane.
+    """Base class of all errors of Elastane.
 
-    Attributes: hint (what the user can do, may be empty), facts (names and values for machines),
-    exit_code (what a worker process exits with when the error ends it), code (of the page in
-    docs/errors.md; each class has its own).
+    Attributes: hint (what the user can do, may be empty), facts (names and values for machines), exit_code
+    (of a worker process that ends with the error), code (its page in docs/errors.md; each class has its own).
     """
 
     code: str = "ELA400"
@@ -56,7 +58,7 @@ class ElastaneError(Exception):
         super().__init__(message)
         self.hint = hint
         self.facts: dict[str, object] = facts
-        # Beside the text and not in it: tracebacks show it, comparisons and stored reasons need not know.
+        # As a note, not in the text: tracebacks show it, comparisons and stored reasons do not contain it.
         self.add_note(_pointer(self.code))
 
     def __str__(self) -> str:
@@ -64,7 +66,7 @@ class ElastaneError(Exception):
         return f"{message} ({self.hint})" if self.hint else message
 
     def line(self) -> str:
-        """The text with its code, for where there is no traceback."""
+        """Return the text with its code, for use without a traceback."""
         return f"{self} [{self.code}]"
 
 
@@ -83,20 +85,20 @@ class MasterUnreachableError(ElastaneError):
 
 
 class JobMissingError(ElastaneError):
-    """The job that was to be joined was not created within the stated time; it may be later."""
+    """The job to join was not created within the stated time; it may be created later."""
 
     code = "ELA420"
 
 
 class UnsupportedError(ElastaneError):
-    """The script uses something with which the result would not be exact; said before training."""
+    """The script uses something with which the result would not be exact; raised before training."""
 
     code = "ELA301"
     exit_code = EXIT_REFUSED
 
 
 class JobFailedError(ElastaneError):
-    """The master ended the job as failed while this worker took part; the text is its reason."""
+    """The master ended the job as failed while this worker took part; the text is the reason."""
 
     code = "ELA340"
     exit_code = EXIT_REFUSED
@@ -110,6 +112,6 @@ class StepError(ElastaneError):
 
 
 class LoaderUseError(StepError):
-    """The prepared loader is read ahead, or asked for a second iterator."""
+    """The prepared loader is read ahead, or a second iterator is requested."""
 
     code = "ELA364"

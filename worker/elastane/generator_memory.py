@@ -1,14 +1,14 @@
-"""Python's and NumPy's global generators, read and written where they lie in memory.
+"""Read and write Python's and NumPy's global generators directly in memory.
 
-Their own calls go through a tuple of 625 integers, and an array filled word by word: 40 us to take them down
-and as much to put them back, for every EST at every mini-batch. The memory itself is copied in a microsecond.
+Their public calls use a tuple of 625 integers, and an array filled word by word: 40 us to capture a state and
+as much to restore it, for every EST at every mini-batch. The memory itself is copied in a microsecond.
 
-Nobody promises that layout. So it is not believed but found out: a probe of the same class is set to known
-states through the public calls, and its memory must show them, before and after it draws; written memory must
-draw what the public calls say. Where anything differs, `find_*` give None and the public calls are used.
-NumPy documents the address of a bit generator's state; only the kept gaussian is looked for.
+That layout is not guaranteed. So it is verified: a probe of the same class is set to known states through the
+public calls, and its memory must show them, before and after it draws; written memory must draw the values of
+the public calls. If anything differs, `find_*` return None and the public calls are used. NumPy documents the
+address of a bit generator's state; only the cached gaussian is searched for.
 
-Used by `rng`, with its byte layouts; the caller holds the interpreter lock throughout.
+Used by `rng`, with its byte layouts; the caller holds the GIL throughout.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ _LITTLE_ENDIAN: Final = struct.pack("=I", 1) == struct.pack("<I", 1)
 
 
 class PythonMemory:
-    """A `random.Random`: index, then the words, behind the object's head. Bytes as in "rng/python"."""
+    """Memory of a `random.Random`: index, then the words, after the object's head.
+
+    Bytes as in "rng/python".
+    """
 
     def __init__(self, generator: random.Random) -> None:
         self._generator: Any = generator
         self._place = id(generator) + _HEAD
 
     def read(self) -> bytes:
-        """The state."""
+        """Return the state."""
         memory = _read(self._place, 4 + _WORD_BYTES)
         gaussian = self._generator.gauss_next
         kept = _NO_GAUSSIAN if gaussian is None else struct.pack("<Bd", 1, gaussian)
         return b"".join((_VERSION, memory[4:], memory[:4], kept))
 
     def write(self, state: bytes) -> None:
-        """Inverse of `read`; the state has been checked."""
+        """Inverse of `read`; the state must have been checked."""
         words = 4 + _WORD_BYTES
         _copy(self._place, state[words : words + 4] + state[4:words], 4 + _WORD_BYTES)
         flag, gaussian = struct.unpack_from("<Bd", state, words + 4)
@@ -60,7 +63,10 @@ class PythonMemory:
 
 
 class NumpyMemory:
-    """A `RandomState` on MT19937: words and position, and the kept gaussian elsewhere. As in "rng/numpy"."""
+    """Memory of a `RandomState` on MT19937: words and position; the cached gaussian elsewhere.
+
+    Bytes as in "rng/numpy".
+    """
 
     def __init__(self, generator: Any, gaussian_offset: int) -> None:
         self._generator = generator
@@ -71,24 +77,24 @@ class NumpyMemory:
 
     @property
     def stands(self) -> bool:
-        """Whether the generator still draws from the bits that were found."""
+        """True if the generator still uses the bit generator that was found."""
         return self._generator._bit_generator is self._bits
 
     def read(self) -> bytes:
-        """The state."""
+        """Return the state."""
         return b"".join(
             (_read(self._place, _WORD_BYTES + 4), _read(self._flag_place, 4), _read(self._value_place, 8))
         )
 
     def write(self, state: bytes) -> None:
-        """Inverse of `read`; the state has been checked."""
+        """Inverse of `read`; the state must have been checked."""
         _copy(self._place, state, _WORD_BYTES + 4)
         _copy(self._flag_place, state[_WORD_BYTES + 4 : _WORD_BYTES + 8], 4)
         _copy(self._value_place, state[_WORD_BYTES + 8 :], 8)
 
 
 def find_python(generator: random.Random) -> PythonMemory | None:
-    """The memory of `generator`; None if it does not look as expected."""
+    """Return the memory of `generator`; None if its layout is not the expected one."""
     if not _LITTLE_ENDIAN or type(generator) is not random.Random:
         return None
     if random.Random.__basicsize__ < _HEAD + 4 + _WORD_BYTES:
@@ -111,7 +117,7 @@ def find_python(generator: random.Random) -> PythonMemory | None:
 
 
 def find_numpy(generator: Any) -> NumpyMemory | None:
-    """The memory of the `RandomState` `generator`; None if it does not look as expected."""
+    """Return the memory of the `RandomState` `generator`; None if its layout is not the expected one."""
     if not _LITTLE_ENDIAN or not _on_mersenne(generator):
         return None
     probe, other = np.random.RandomState(1), np.random.RandomState(2)
@@ -132,7 +138,7 @@ def find_numpy(generator: Any) -> NumpyMemory | None:
 
 
 def numpy_bytes(generator: Any) -> bytes:
-    """The state of a `RandomState` on MT19937 through its public call."""
+    """Return the state of a `RandomState` on MT19937 through its public call."""
     state = generator.get_state(legacy=False)
     tail = struct.pack("<iid", state["state"]["pos"], state["has_gauss"], state["gauss"])
     return bytes(state["state"]["key"].astype("<u4", copy=False).tobytes() + tail)
@@ -143,8 +149,9 @@ def _on_mersenne(generator: Any) -> bool:
 
 
 def _gaussian_offset(probe: Any) -> int | None:
-    """Where in a `RandomState` the kept gaussian lies: the only place that shows it, its flag before it."""
+    """Return the offset of the cached gaussian: the only place with its value after its flag."""
     places: set[int] | None = None
+    # Three different values: a coincidence in unrelated memory drops out of the intersection.
     for flag, value in ((1, 0.7310585786300049), (1, -1.4142135623730951), (0, 2.718281828459045)):
         state = probe.get_state(legacy=False)
         probe.set_state({**state, "has_gauss": flag, "gauss": value})

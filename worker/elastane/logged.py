@@ -1,4 +1,5 @@
-"""What scripts logged, as a client reads it: curves in bounded memory, and the committed steps one by one."""
+"""Values logged by scripts, as a client reads them: curves in bounded memory, and committed steps one by
+one."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class LoggedStep:
     """A committed step. committed: seconds since the Unix epoch. values: means over the ESTs.
 
-    samples: positions of the dataset that it consumed. A step that is not above the one before it in a stream
+    samples: positions of the dataset that it consumed. A step not above the previous one in a stream
     supersedes that one and all above it.
     """
 
@@ -30,20 +31,24 @@ class LoggedStep:
 
 @dataclass(slots=True)
 class StepStream:
-    """The committed steps of a job in the order of commits. token: to go on behind the last batch."""
+    """The committed steps of a job in the order of commits.
+
+    token: position after the last batch, to continue.
+    """
 
     client: MasterClient
     job: str
     token: str = ""
-    #: Only while this worker leads the ring; RequestRefusedError("stale") afterwards. Empty: anybody may.
+    #: If set, only while this worker leads the ring; RequestRefusedError("stale") afterwards.
     worker_id: str = ""
-    #: When the job was created, seconds since the Unix epoch; 0 until the first answer.
+    #: Time when the job was created, seconds since the Unix epoch; 0 until the first answer.
     created: float = 0.0
 
     def batches(self, *, follow: bool) -> Iterator[list[LoggedStep]]:
-        """Steps as they come; an empty list first. Without `follow` it ends after those committed so far.
+        """Yield steps in batches as they are committed; the first batch is empty.
 
-        After a break it goes on behind the last batch. Raises as the client's watches do.
+        Without `follow` it ends after those committed so far. After a break it continues after the last
+        batch. Raises the errors of the client's watches.
         """
 
         def request() -> metric_pb2.WatchStepsRequest:
@@ -56,24 +61,27 @@ class StepStream:
         )
         for answer in answers:
             self.created = answer.job_created.seconds + answer.job_created.nanos / 1e9
-            # A break shows when the next batch is asked for: then this one is taken.
+            # Stored before the batch is yielded: a break shows only when the next one is requested.
             self.token = answer.token
             yield [_step(values) for values in answer.steps]
 
 
 def job_created(client: MasterClient, job: str) -> float:
-    """When the job was created, seconds since the Unix epoch: name and time tell a job from all others."""
+    """Return the job's creation time, seconds since the Unix epoch; with the name it identifies a job."""
     stream = StepStream(client, job)
     batches = stream.batches(follow=False)
     next(batches)
-    batches.close()  # type: ignore[attr-defined]  # a generator: ends the call
+    batches.close()  # type: ignore[attr-defined]  # a generator: close() ends the call
     return stream.created
 
 
 def get_series(
     client: MasterClient, job: str, names: Sequence[str] = (), *, points_max: int = 0
 ) -> metric_pb2.GetSeriesResponse:
-    """The curves of a job's logged values: of those names, or all; at most `points_max` points each (512)."""
+    """Return the curves of a job's logged values: of these names, or all.
+
+    points_max: limit for each curve; 0: 512.
+    """
     request = metric_pb2.GetSeriesRequest(job=job, names=names, points_max=points_max)
     response: metric_pb2.GetSeriesResponse = client.call(
         metric_pb2_grpc.MetricServiceStub, "GetSeries", request
@@ -89,7 +97,7 @@ def watch_series(
     points_max: int = 0,
     interval_seconds: float = 1.0,
 ) -> Iterator[metric_pb2.WatchSeriesResponse]:
-    """The curves now and whenever they have changed, until the client is closed."""
+    """Yield the curves now and whenever they have changed, until the client is closed."""
     request = metric_pb2.WatchSeriesRequest(job=job, names=names, points_max=points_max)
     request.interval.FromNanoseconds(int(interval_seconds * 1e9))
     return client.subscribe(metric_pb2_grpc.MetricServiceStub, "WatchSeries", lambda: request)

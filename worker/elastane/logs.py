@@ -1,6 +1,6 @@
-"""What Elastane says inside a worker: to stderr, only what matters, unless the script configures it itself.
+"""Log lines of Elastane in a worker: on stderr, unless the script configures structlog itself.
 
-Each line has the job, the worker, and the generation and step it is in (`elastane_proto.log_lines`).
+Each line has the job, the worker, and its generation and step (`elastane_proto.log_lines`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _facts: Callable[[], Mapping[str, Any]] = dict
 
 
 def configure_logs(level: str, form: log_lines.Form = "console") -> None:
-    """Send lines of `level` and above to stderr; a script that has configured structlog keeps its way."""
+    """Send lines of `level` and above to stderr, unless the script has configured structlog itself."""
     if structlog.is_configured():
         return
     log_lines.configure(level, form, lines_per_second=LINES_PER_SECOND_MAX, facts=lambda: _facts())
 
 
 def say_where(facts: Callable[[], Mapping[str, Any]]) -> None:
-    """What each line has from now on: job, worker, generation and step, as `facts` gives them then.
+    """Set the callback for the fields of each line: job, worker, generation and step.
 
-    Called by the attendance of this process, which knows them; from any thread, so it may not wait.
+    The callback runs in any thread that logs, so it must not block.
     """
     global _facts
     _facts = facts

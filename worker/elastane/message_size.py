@@ -1,4 +1,4 @@
-"""How large a message may be, on this side: of the workers' sessions and of every client."""
+"""Message size limit on the client side: of the workers' sessions and of every client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LEAST: Final = 65536
 
 
 def message_bytes_max() -> int:
-    """Of the environment, or the default, which is the master's `answer_bytes_max`. Raises RefusedError."""
+    """Return the limit in bytes from the environment; default: the master's `answer_bytes_max`.
+
+    Raises RefusedError.
+    """
     text = os.environ.get(VARIABLE, "")
     if not text:
         return DEFAULT
@@ -26,6 +29,6 @@ def message_bytes_max() -> int:
 
 
 def size_options() -> list[tuple[str, int]]:
-    """Options of a gRPC channel. Raises RefusedError."""
+    """Return the size options of a gRPC channel. Raises RefusedError."""
     size = message_bytes_max()
     return [("grpc.max_send_message_length", size), ("grpc.max_receive_message_length", size)]

@@ -1,4 +1,4 @@
-"""A curve in characters: eight dots to a character (braille), with its axes. Pure."""
+"""Draw a curve in characters: eight dots to a character (braille), with its axes. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _LABEL_COLUMNS = 10
 
 
 def draw(points: Sequence[tuple[float, float]], columns: int, rows: int) -> list[str]:
-    """Points (x, y), x growing, in `rows` lines of at most `columns` characters, one of them the x axis.
+    """Draw points (x, y), x ascending, in `rows` lines of at most `columns` characters, including the x axis.
 
-    Neighbours are joined. What is no finite number is left out. Empty for no points, or too little room.
+    Neighbours are connected. Non-finite values are omitted. Empty for no points, or too little room.
     """
     finite = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     width, height = columns - _LABEL_COLUMNS - 1, rows - 1
@@ -26,7 +26,7 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int) -> list
 
     def place(x: float, y: float) -> tuple[int, int]:
         across = (x - left) / (right - left) if right > left else 0.0
-        # Halves first: the difference of two large numbers need not be one.
+        # Halved first: the difference of two large numbers may overflow.
         up = (y / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
         return round(across * dots_x), round((1.0 - up) * dots_y)
 
@@ -48,7 +48,7 @@ def draw(points: Sequence[tuple[float, float]], columns: int, rows: int) -> list
 
 
 def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots of a straight line, both ends included."""
+    """Return the dots of a straight line, both ends included."""
     steps = max(abs(end[0] - start[0]), abs(end[1] - start[1]), 1)
     return [
         (

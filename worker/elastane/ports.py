@@ -1,4 +1,4 @@
-"""A port for a process that is yet to be started."""
+"""Choose a port for a process that will be started later."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Final
 
 _EPHEMERAL: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_EPHEMERAL_MIN: Final = 32_768  # Linux's, where nothing says otherwise
+_EPHEMERAL_MIN: Final = 32_768  # Linux's default
 _PORT_MIN: Final = 10_000
 _TRIES: Final = 100
 
 
 def unused_port() -> int:
-    """A port of loopback that nobody listens at now, nor is likely to be given before the process binds it.
+    """Return a loopback port that is free now and unlikely to be assigned before the process binds it.
 
-    Whoever binds port 0 or connects is given an ephemeral port, and processes take seconds to begin: so it
-    is one below those, by lot. Used for the rendezvous of stock DDP, and for stores.
+    The system assigns ephemeral ports to sockets that bind port 0 or connect, and processes take seconds to
+    start. So a random port below the ephemeral range is chosen. Used for the rendezvous of stock DDP, and for
+    stores.
     """
     least = _EPHEMERAL_MIN
     with contextlib.suppress(OSError, ValueError, IndexError):

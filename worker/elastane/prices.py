@@ -1,4 +1,4 @@
-"""Prices as people write them and as the API has them: whole millionths of a currency, never floats."""
+"""Prices as people write them and as the API has them: integers in millionths of a currency, never floats."""
 
 from __future__ import annotations
 
@@ -7,28 +7,31 @@ from decimal import Decimal
 
 MICROS = 1_000_000
 PRICE_MAX = 1_000_000
-"""Of a worker and hour: the most a master takes."""
+"""The master's limit, per worker and hour."""
 
 _PRICE = re.compile(r"[0-9]{1,7}(\.[0-9]{0,6})?|\.[0-9]{1,6}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 
 
 def price_micros(text: str) -> int:
-    """ "0.9123" -> 912300. Raises ValueError unless it is a price: 0 to a million, at most 6 decimals."""
+    """Parse a price, "0.9123" -> 912300.
+
+    Raises ValueError unless it is 0 to a million with at most 6 decimals.
+    """
     if not _PRICE.fullmatch(text) or Decimal(text) > PRICE_MAX:
         raise ValueError(f"{text!r} is not a price: 0 to {PRICE_MAX}, at most 6 decimals, as 0.9123")
     return int(Decimal(text) * MICROS)
 
 
 def currency_code(text: str) -> str:
-    """The code itself. Raises ValueError unless it is three capital letters."""
+    """Return the code itself. Raises ValueError unless it consists of three capital letters."""
     if not _CURRENCY.fullmatch(text):
         raise ValueError(f"{text!r} is not a currency: three capital letters, as USD")
     return text
 
 
 def price_text(micros: int, currency: str) -> str:
-    """ "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
+    """Format a price, "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
     if not micros:
         return "unknown"
     whole, part = divmod(micros, MICROS)
@@ -37,6 +40,6 @@ def price_text(micros: int, currency: str) -> str:
 
 
 def money_text(micros: int, currency: str) -> str:
-    """ "12.34 USD": to the cent, half of one counts as one."""
+    """Format an amount, "12.34 USD": rounded half up to the cent."""
     cents = (abs(micros) + 5_000) // 10_000
     return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"

@@ -1,11 +1,11 @@
-"""State that each EST has for itself and that no global generator holds: the script's registered items.
+"""State that each EST has separately and that no global generator holds: the script's registered items.
 
-A stock rank is a process, so an object of the script belongs to one rank. Here one object serves several
-ESTs by turns. `job.register(name, object)` makes its state part of every EST's context: it is put in place
-before the EST's mini-batch and taken down after it, and it goes where the EST goes.
+A stock rank is a process, so an object of the script belongs to one rank. Here one object serves several ESTs
+in turn. `job.register(name, object)` makes its state part of every EST's context: it is restored before the
+EST's mini-batch and captured after it, and it moves with the EST.
 
-An item is kept as bytes, never pickled: a header, the structure of its state as `elastane.state.codec`
-writes it, and the bytes of the tensors in it. Equal states give equal bytes.
+An item is stored as bytes, never pickled: a header, the structure of its state in the form of
+`elastane.state.codec`, and the bytes of its tensors. Equal states give equal bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elastane.state.codec import (
 )
 
 ITEM: Final = "item/"
-#: Names that start with it are Elastane's own (the loader's generator, iterators), and never the script's.
+#: Prefix of Elastane's own names (the loader's generator, iterators), never the script's.
 RESERVED: Final = "@"
 ITEM_BYTES_MAX: Final = 1024 * 1024
 
@@ -45,7 +45,7 @@ Parts = dict[str, bytes]
 
 
 class RegistryError(ElastaneError):
-    """An object cannot be registered, or a stored item does not fit what is registered here."""
+    """An object cannot be registered, or a stored item does not match the registered one."""
 
     code = "ELA303"
     exit_code = EXIT_REFUSED
@@ -57,7 +57,7 @@ class _Item:
     value: Any
     capture: Callable[[], Any]
     restore: Callable[[Any], None]
-    known: bytes = b""  # as last captured or restored: equal states come back as the same object
+    known: bytes = b""  # as last captured or restored: equal states are returned as the same object
 
 
 class Registry:
@@ -69,7 +69,7 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """In the order of registration."""
+        """Names in the order of registration."""
         return tuple(self._items)
 
     def __len__(self) -> int:
@@ -81,16 +81,16 @@ class Registry:
         return tuple(item.value for item in self._items.values())
 
     def holds(self, value: object) -> bool:
-        """Whether this very object is registered."""
+        """True if this very object is registered."""
         return any(item.value is value for item in self._items.values())
 
     def register(self, name: str, value: Any) -> None:
         """Make the state of `value` part of every EST's context. Called by `job.register`, before prepare.
 
         value: an object with `state_dict` and `load_state_dict`, a NumPy `Generator` or `RandomState`, a
-        `random.Random` or a `torch.Generator`. Raises RegistryError for a name or an object given twice, a
-        bad name, an object of another kind, a state over ITEM_BYTES_MAX, and after `freeze`;
-        StateNotCarriedError, with the path, for a state that holds what cannot be carried.
+        `random.Random` or a `torch.Generator`. Raises RegistryError for a name or an object given twice, an
+        invalid name, an object of another kind, a state over ITEM_BYTES_MAX, and after `freeze`;
+        StateNotCarriedError, with the path, for a state with a part that cannot be encoded.
         """
         if self._frozen:
             raise RegistryError(
@@ -118,18 +118,18 @@ class Registry:
         self._items[name] = item
 
     def freeze(self) -> None:
-        """From now on `register` raises. Called by prepare."""
+        """Make `register` raise from now on. Called by prepare."""
         self._frozen = True
 
     def capture(self) -> Parts:
-        """The states as they are now: parts "item/NAME". Unchanged ones are the same bytes objects.
+        """Return the current states: parts "item/NAME". Unchanged ones are the same bytes objects.
 
-        Raises StateNotCarriedError, and RegistryError for a state that has outgrown ITEM_BYTES_MAX.
+        Raises StateNotCarriedError, and RegistryError for a state that has grown over ITEM_BYTES_MAX.
         """
         return {ITEM + name: self._capture(name, item) for name, item in self._items.items()}
 
     def restore(self, parts: Mapping[str, bytes]) -> None:
-        """Puts every item where `parts` has it; other keys than "item/..." and reserved ones are ignored.
+        """Restore every item from `parts`; keys other than "item/..." and reserved ones are ignored.
 
         Raises RegistryError if an item is missing, unknown, damaged or of another kind.
         """
@@ -138,9 +138,9 @@ class Registry:
             self._restore(name, item, parts[ITEM + name])
 
     def exchange(self, parts: Mapping[str, bytes]) -> Parts:
-        """Captures the states as they are now, then restores `parts`: the switch from one EST to another.
+        """Capture the current states, then restore `parts`: the switch from one EST to another.
 
-        An item that already stands where it should is left alone.
+        An item that already has its state is not restored.
         """
         self._check_names(parts)
         present = self.capture()
@@ -151,6 +151,7 @@ class Registry:
 
     def _capture(self, name: str, item: _Item) -> bytes:
         state = _to_bytes(name, item)
+        # Keep the known object if nothing changed, so that deltas compare by identity.
         if state != item.known:
             item.known = state
         return item.known
@@ -190,7 +191,7 @@ class Registry:
 
 
 def to_bytes(name: str, kind: str, state: Any) -> bytes:
-    """The state of the item `name` as bytes. Raises StateNotCarriedError, RegistryError if it is too big."""
+    """Encode the state of the item `name`. Raises StateNotCarriedError, RegistryError if it is too big."""
     exported = encode([kind, state], path=name)
     bodies = [flat_bytes(tensor).cpu().contiguous() for tensor in exported.tensors]
     size = _HEADER.size + len(exported.structure) + sum(body.numel() for body in bodies)
@@ -206,7 +207,7 @@ def to_bytes(name: str, kind: str, state: Any) -> bytes:
 
 
 def from_bytes(name: str, stored: bytes) -> tuple[str, Any]:
-    """Kind and state of an item; inverse of `to_bytes`. Raises RegistryError for damaged bytes."""
+    """Decode kind and state of an item; inverse of `to_bytes`. Raises RegistryError for damaged bytes."""
     try:
         magic, length = _HEADER.unpack_from(stored)
         if magic != _MAGIC:
@@ -229,7 +230,7 @@ def from_bytes(name: str, stored: bytes) -> tuple[str, Any]:
 
 
 def has_state(value: object) -> bool:
-    """Whether it offers `state_dict` and `load_state_dict`."""
+    """True if the object has `state_dict` and `load_state_dict`."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 

@@ -1,17 +1,17 @@
 """The random number generators of this process, as bytes.
 
-An EST goes on exactly where it stopped only if every generator its code may draw from stands where
-it stood. Those are four: Python's `random`, NumPy's legacy global generator, torch's CPU generator
-and, on a GPU, torch's device generator. They are switched with every EST at every mini-batch, and
-travel to the master with every step, so this module is on the hot path and never pickles.
+An EST continues exactly where it stopped only if every generator its code may draw from has the state it
+had then. Those are four: Python's `random`, NumPy's legacy global generator, torch's CPU generator and, on
+a GPU, torch's device generator. They are switched with every EST at every mini-batch, and sent to the
+master with every step, so this module is on the hot path and never pickles.
 
 Layouts, all little-endian:
 
     rng/python        uint32 version (3), 625 uint32 (624 words and the position), uint8 flag, float64
-                      2,513 bytes; the flag says whether a second gaussian is kept, the float is that value
-    rng/numpy         624 uint32 words, int32 position, int32 flag, float64 kept gaussian: 2,512 bytes
-    rng/torch_cpu     as `torch.get_rng_state()` gives it: 5,056 bytes
-    rng/torch_device  as the device generator gives it; for CUDA uint64 seed, int64 offset: 16 bytes
+                      2,513 bytes; the flag says whether a second gaussian is cached, the float is its value
+    rng/numpy         624 uint32 words, int32 position, int32 flag, float64 cached gaussian: 2,512 bytes
+    rng/torch_cpu     as returned by `torch.get_rng_state()`: 5,056 bytes
+    rng/torch_device  as returned by the device generator; for CUDA uint64 seed, int64 offset: 16 bytes
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from elastane.generator_memory import NumpyMemory, PythonMemory, find_numpy, fin
 
 try:
     import numpy as np
-except ImportError:  # torch runs without NumPy, and then there is no generator of its to keep
+except ImportError:  # torch runs without NumPy; then there is no such generator
     HAS_NUMPY = False
 else:
     HAS_NUMPY = True
@@ -59,8 +59,8 @@ class RngStateError(ElastaneError):
 class Generators:
     """Captures and restores the global generators of this process.
 
-    `device` is the device the script trains on: a CUDA device adds its default generator. Not
-    thread-safe, as the generators themselves are not: only the thread that trains calls it.
+    `device` is the device the script trains on: a CUDA device adds its default generator. Not thread-safe,
+    just as the generators: only the training thread calls it.
     """
 
     def __init__(self, device: torch.device | None = None) -> None:
@@ -71,28 +71,28 @@ class Generators:
             names.append(NUMPY)
         if self._device is not None:
             names.append(TORCH_DEVICE)
-        #: The parts that every capture has and every restore needs.
+        #: The parts in every capture, required by every restore.
         self.names = tuple(names)
 
     def capture(self) -> Parts:
-        """The states as they are now.
+        """Return the current states.
 
-        A state equal to the one last captured or restored comes back as the same bytes object, so
-        that the comparisons that follow (deltas) cost nothing.
+        A state equal to the one last captured or restored is returned as the same bytes object, so that the
+        comparisons that follow (deltas) cost nothing.
         """
         return {name: self._capture_one(name) for name in self.names}
 
     def restore(self, parts: Mapping[str, bytes]) -> None:
-        """Sets every generator; other keys than "rng/..." are ignored. Raises RngStateError."""
+        """Set every generator; keys other than "rng/..." are ignored. Raises RngStateError."""
         self._check_names(parts)
         for name in self.names:
             self._restore_one(name, parts[name])
 
     def exchange(self, parts: Mapping[str, bytes]) -> Parts:
-        """Captures the states as they are now, then restores `parts`: the switch from one EST to another.
+        """Capture the current states, then restore `parts`: the switch from one EST to another.
 
-        A generator that already stands where it should is left alone. That is why this is a call of
-        its own: only the states captured in it are sure to be the present ones.
+        A generator that already has its state is not restored. Only within one call are the captured states
+        certain to be the current ones, so this cannot be left to the caller.
         """
         self._check_names(parts)
         present = self.capture()
@@ -102,7 +102,7 @@ class Generators:
         return present
 
     def switch(self, parts: Mapping[str, bytes]) -> None:
-        """`exchange` where nothing was drawn since the last capture, and nothing is asked for."""
+        """Restore `parts` like `exchange`, if nothing was drawn since the last capture; returns no states."""
         self._check_names(parts)
         for name in self.names:
             if parts[name] != self._known.get(name):
@@ -118,6 +118,7 @@ class Generators:
         else:
             state = _capture_torch(self._device_generator())
         known = self._known.get(name)
+        # The same bytes object, so that later comparisons (deltas, exchange) succeed by identity.
         if known is not None and known == state:
             return known
         self._known[name] = state
@@ -137,7 +138,7 @@ class Generators:
     def _device_generator(self) -> torch.Generator:
         device = self._device
         assert device is not None, "asked for the device generator without a device"
-        torch.cuda.init()  # fills default_generators; does nothing from the second time on
+        torch.cuda.init()  # fills default_generators; later calls do nothing
         index = device.index if device.index is not None else torch.cuda.current_device()
         return torch.cuda.default_generators[index]
 
@@ -154,7 +155,7 @@ class Generators:
 
 
 def seed_all(seed: int) -> None:
-    """Seeds Python, NumPy and torch (CPU and devices) as training scripts do."""
+    """Seed Python, NumPy and torch (CPU and devices) as training scripts do."""
     random.seed(seed)
     if HAS_NUMPY:
         np.random.seed(seed % 2**32)
@@ -163,7 +164,7 @@ def seed_all(seed: int) -> None:
 
 @cache
 def _python_memory() -> PythonMemory | None:
-    """The global generator's memory, where it can be had."""
+    """Return the global generator's memory, if its layout is known."""
     return find_python(random._inst)
 
 
@@ -216,7 +217,7 @@ def _restore_numpy(state: bytes) -> None:
     if len(state) != _NUMPY_BYTES:
         raise _corrupted(NUMPY, f"{len(state)} bytes, expected {_NUMPY_BYTES}")
     position, flag, gaussian = _NUMPY_TAIL.unpack_from(state, 4 * _WORDS)
-    # NumPy does not check the position, and reads outside the words with a wrong one.
+    # NumPy does not check the position, and reads beyond the words with a wrong one.
     if not 0 <= position <= _WORDS or flag not in (0, 1):
         raise _corrupted(NUMPY, f"position {position}, flag {flag}")
     memory = _numpy_memory()
@@ -228,7 +229,7 @@ def _restore_numpy(state: bytes) -> None:
 
 
 def _capture_torch(generator: torch.Generator) -> bytes:
-    state = generator.get_state()  # a uint8 CPU tensor, for device generators too
+    state = generator.get_state()  # a uint8 CPU tensor, also for device generators
     return ctypes.string_at(state.data_ptr(), state.numel())  # Tensor.numpy() would need NumPy
 
 

@@ -1,10 +1,10 @@
 """The distance between two states of a generator in raw draws, and advancing a state by a number of draws.
 
-Stock ranks that run the same code draw the same number of raw values, each from a state of its own. A worker
-runs that code once, with one state; the others' states afterwards follow from the number of draws. Python's
-`random`, NumPy's legacy generator and torch's CPU generator are all the Mersenne Twister (MT19937) with 624
-words; a raw draw is one of its 32-bit values. CUDA's generator keeps an offset: its draws are the difference
-of two offsets.
+Stock ranks that run the same code draw the same number of raw values, each from its own state. A worker runs
+that code once, with one state; the other ESTs' states follow from the number of draws. Python's `random`,
+NumPy's legacy generator and torch's CPU generator are all the Mersenne Twister (MT19937) with 624 words; a
+raw draw is one of its 32-bit values. CUDA's generator keeps an offset: its draws are the difference of two
+offsets.
 
 States are bytes in the layouts of `elastane.rng`. Pure: no global generator is touched.
 """
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from elastane.rng import NUMPY, PYTHON, TORCH_CPU, TORCH_DEVICE
 
 DRAWS_MAX: Final = 1 << 27
-"""States that are further apart count as unrelated: searching this far takes about a second."""
+"""States that are further apart count as unrelated: a search up to here takes about a second."""
 
 _WORDS: Final = 624
 _BLOCK_BYTES: Final = 4 * _WORDS
@@ -26,13 +26,13 @@ _BLOCKS_AT_ONCE: Final = 512
 _VERSION: Final = 3
 _PYTHON: Final = struct.Struct("<I624II9s")
 _NUMPY: Final = struct.Struct("<624Ii12s")
-#: Seed, draws left in the block, whether it is seeded, next word, the words (a uint64 each), kept normals.
+#: Seed, draws left in the block, seeded flag, next word, the words (a uint64 each), cached normals.
 _TORCH: Final = struct.Struct("<QiiQ624Q40s")
 _DEVICE: Final = struct.Struct("<Qq")
 
 
 class _Mersenne(NamedTuple):
-    """A state of the twister: the words of its block, how many of them are drawn, and all beside that."""
+    """A state of the twister: the words of its block, how many of them are drawn, and the other fields."""
 
     words: tuple[int, ...]
     drawn: int
@@ -40,10 +40,10 @@ class _Mersenne(NamedTuple):
 
 
 def draws_between(name: str, before: bytes, after: bytes, draws_max: int = DRAWS_MAX) -> int | None:
-    """Raw draws that lead from `before` to `after`; None where no number up to `draws_max` does.
+    """Return the raw draws that lead from `before` to `after`; None if no number up to `draws_max` does.
 
-    name: of the generator, as in `elastane.rng`. Also None if the generator was reseeded, or if it began or
-    used up a cached Gaussian value: its number of draws then says nothing about another state.
+    name: of the generator, as in `elastane.rng`. Also None if the generator was reseeded, or if a cached
+    Gaussian value was created or used: the number of draws then does not apply to another state.
     """
     if before == after:
         return 0
@@ -60,7 +60,7 @@ def draws_between(name: str, before: bytes, after: bytes, draws_max: int = DRAWS
 
 
 def advance(name: str, state: bytes, draws: int) -> bytes:
-    """The state after so many raw draws, byte for byte what the generator itself would hold."""
+    """Return the state after `draws` raw draws, byte for byte as the generator itself would have it."""
     if draws == 0:
         return state
     if name == TORCH_DEVICE:
@@ -83,7 +83,7 @@ def _device_draws(before: bytes, after: bytes) -> int | None:
 
 
 def _search(start: _Mersenne, end: _Mersenne, draws_max: int) -> int | None:
-    """Draws until the engine stands in `end`'s block, at its place: found by the block's values."""
+    """Return the draws until the engine has `end`'s block and position, found by the block's values."""
     wanted = b"".join(_tempered(word).to_bytes(4, "little") for word in end.words)
     engine = _engine(start)
     draws = _WORDS - start.drawn
@@ -91,6 +91,8 @@ def _search(start: _Mersenne, end: _Mersenne, draws_max: int) -> int | None:
         engine.getrandbits(32 * draws)  # to the end of the block
     while draws <= draws_max:
         size = _BLOCKS_AT_ONCE * _BLOCK_BYTES
+        # getrandbits puts the first 32-bit draw into the lowest bits, so that little-endian bytes are the
+        # draws in order. Drawing and searching are both done in C, which makes DRAWS_MAX affordable.
         values = engine.getrandbits(8 * size).to_bytes(size, "little")
         place = values.find(wanted)
         if place >= 0:
@@ -107,7 +109,7 @@ def _engine(state: _Mersenne) -> random.Random:
 
 
 def _tempered(word: int) -> int:
-    """What the twister gives for a word of its state."""
+    """Return the twister's output for a word of its state."""
     word ^= word >> 11
     word ^= word << 7 & 0x9D2C5680
     word ^= word << 15 & 0xEFC60000
@@ -123,7 +125,8 @@ def _parse(name: str, state: bytes) -> _Mersenne:
         return _Mersenne(tuple(words), drawn, (kept,))
     assert name == TORCH_CPU, name
     seed, left, seeded, following, *words, kept = _TORCH.unpack(state)
-    # Newly seeded, it has one value left and the first word next: its block is used up.
+    # A newly seeded generator has one value left and the first word next: its block is used up.
+    # See the field's layout in at::mt19937.
     drawn = _WORDS if left == 1 else following
     return _Mersenne(tuple(words), drawn, (seed, seeded, kept))
 

@@ -1,9 +1,9 @@
-"""Requests for tasks over one stream instead of a call each: no answer is lost, no request counts twice.
+"""Requests for tasks over one stream instead of separate calls: no answer is lost, no request counts twice.
 
-A stream that breaks (the master was killed, another leads now) is opened again with the next call of
-`receive`, and what was not answered is sent again, in order and with its ids: the master gives the answers
-it gave before. So does one on which no answer comes: its master may be cut off. A master of before
-StreamTasks is asked call by call.
+A stream that breaks (the master was killed, another leads now) is reopened by the next call of `receive`, and
+unanswered requests are sent again, in order and with their ids: the master repeats its earlier answers. The
+same happens if no answer comes, because the master may be cut off. A master older than StreamTasks gets
+separate calls.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from elastane.client import (
 from elastane_proto.v1 import shard_pb2, shard_pb2_grpc
 
 WAIT_SECONDS = 20.0
-"""How long the master keeps a request that it has no tasks for, at most."""
+"""Maximum time for which the master holds a request that it has no tasks for."""
 REPEATED_UNANSWERED = 63
-"""Said by a request that is repeated with others behind it: the master may know those already."""
+"""Value of `unanswered` in a repeated request with others after it: the master may know those already."""
 
 
 class TaskStream:
     """LeaseTasks requests and their answers, in order. Used from one thread; `close` it.
 
-    silence_seconds: how long an answer may take, of a master that is there.
+    silence_seconds: time limit of an answer from a master that is connected.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TaskStream:
         return tuple(self._unanswered)
 
     def send(self, request: shard_pb2.LeaseTasksRequest) -> None:
-        """Asks; the answer is that of a later `receive`."""
+        """Send a request; a later `receive` returns its answer."""
         request.request_id = request.request_id or new_request_id()
         request.unanswered = len(self._unanswered)
         self._unanswered.append(request)
@@ -62,7 +62,7 @@ class TaskStream:
             self._outgoing.put(shard_pb2.StreamTasksRequest(request=request))
 
     def receive(self) -> shard_pb2.LeaseTasksResponse:
-        """The answer to the oldest request without one; waits for it, and for a master that is away.
+        """Wait for the answer to the oldest unanswered request, reconnecting if the master is unreachable.
 
         Raises RequestRefusedError and MasterUnreachableError.
         """
@@ -76,11 +76,11 @@ class TaskStream:
         return response
 
     def close(self) -> None:
-        """Ends the stream; what was not answered may have been decided on or not."""
+        """End the stream; unanswered requests may or may not have taken effect."""
         self._drop()
 
     def _next(self, service: shard_pb2_grpc.ShardServiceStub) -> shard_pb2.LeaseTasksResponse | None:
-        """The next answer; None from a master that knows no streams."""
+        """Return the next answer, or None if the master does not support streams."""
         if self._call is None:
             self._open(service)
         assert self._watch is not None
@@ -111,20 +111,22 @@ class TaskStream:
         self._watch = _SilenceWatch(self._call, self._silence_seconds)
 
     def _drop(self) -> None:
-        self._outgoing.put(None)  # lets the thread go that sends
+        self._outgoing.put(None)  # ends the sending thread
         if self._watch is not None:
             self._watch.close()
         if self._call is not None:
             self._call.cancel()
+            # All but the newest have requests after them, which the master may already have processed.
             for request in list(self._unanswered)[:-1]:
                 request.unanswered = REPEATED_UNANSWERED
         self._call = self._watch = None
 
 
 class _SilenceWatch:
-    """Cancels a call whose answer is waited for too long: a stream has no deadline for one message.
+    """Cancels a call whose answer takes too long: a stream has no deadline for one message.
 
-    waiting_since: on time.monotonic's clock; None: nobody waits. silent: it was cancelled for that.
+    waiting_since: on time.monotonic's clock; None: nobody is waiting. silent: the call was cancelled for
+    this.
     """
 
     def __init__(self, call: Any, seconds: float) -> None:
@@ -136,7 +138,7 @@ class _SilenceWatch:
         threading.Thread(target=self._run, name="elastane-task-stream", daemon=True).start()
 
     def close(self) -> None:
-        """The call is over."""
+        """Stop watching: the call has ended."""
         self._closed.set()
 
     def _run(self) -> None:

@@ -5,7 +5,7 @@
     worker ── relay ──┘        checkpoints (on another small disk)
        └ one of them in a network namespace of its own, where the machine allows it
 
-Nobody keeps the workers alive but `replenish`: what a fault killed stays dead until then.
+Only `replenish` restarts workers: those that a fault killed stay dead until then.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ WAIT_SECONDS = 60.0
 
 
 class ChaosCluster(LocalCluster):
-    """One run's job. Start it from the main thread; `close` ends and unmounts everything.
+    """The job of one run. Start it from the main thread; `close` ends and unmounts everything.
 
-    processes: workers that `replenish` keeps; those beyond the settings' workers_max stand by.
-    pace_seconds: what every mini-batch costs besides, so that a short script is long enough to be struck.
-    with_namespace: put one worker at the end of a link of its own, if the machine allows it.
+    processes: workers that `replenish` maintains; those beyond the settings' workers_max stand by.
+    pace_seconds: added to every mini-batch, so that a short script runs long enough for faults.
+    with_namespace: put one worker behind a separate link, if the machine allows it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ChaosCluster(LocalCluster):
         self.checkpoint_disk = SmallDisk(folder / "checkpoints", CHECKPOINT_DISK_MEBIBYTES)
         self.clock = FalseClock(folder / "clock")
         self.cage = MemoryCage(f"elastane-chaos-{os.getpid()}-{secrets.token_hex(3)}", CAGE_MEBIBYTES)
-        # On the small disk, but not in its root: the filler must not be the server's business.
+        # On the small disk, but not in its root, so that the filler is outside the server's folder.
         self.store = StoreServer(self.store_disk.folder / "aof", folder / "store.log")
         settings.checkpoint_url = str(self.checkpoint_disk.folder)
         super().__init__(folder, settings, script, environment=environment, launch=self._launch_worker)
@@ -80,7 +80,7 @@ class ChaosCluster(LocalCluster):
             self._make_namespace()
 
     def start(self) -> None:
-        """Store, master, job; then the workers."""
+        """Start store, master and job, then the workers."""
         self.store.start()
         super().start()
         self.watch = JobWatch(self.master.address, self.job)
@@ -102,7 +102,7 @@ class ChaosCluster(LocalCluster):
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has come to its end."""
+        """True if the job has ended."""
         return self.watch.latest.phase in OVER
 
     def until(
@@ -111,7 +111,10 @@ class ChaosCluster(LocalCluster):
         timeout_seconds: float = WAIT_SECONDS,
         unless: Callable[[], bool] = lambda: False,
     ) -> Seen | None:
-        """The first sight of the job from now on that meets `condition`; None at its end or too late."""
+        """Return the first later observation that meets `condition`.
+
+        Returns None at the job's end or after the timeout.
+        """
         started = time.monotonic()
         return self.watch.first(
             lambda seen: seen.at > started and condition(seen),
@@ -127,14 +130,14 @@ class ChaosCluster(LocalCluster):
         return [name for name, process in self.workers.items() if process.status is None]
 
     def replenish(self) -> list[str]:
-        """Start workers until as many run as should; returns their ids. The first is put behind the link."""
+        """Start workers until `processes` are running; return their ids. The first is put behind the link."""
         started = []
         while len(self.running) < self.processes:
             started.append(self.spawn(f"w{len(self.workers)}"))
         return started
 
     def spawn(self, name: str) -> str:
-        """Start one worker, first or again."""
+        """Start or restart one worker."""
         relay = self.relays.get(name)
         environment: dict[str, str] = {}
         far = self.namespace is not None and not any(one in self._far for one in self.running)
@@ -151,30 +154,30 @@ class ChaosCluster(LocalCluster):
         return self.add_worker(name, environment)
 
     def order(self, name: str, text: str) -> None:
-        """Tell a worker's script what to do (see `rehearsal`); empty: go on at the usual pace."""
+        """Set the order of a worker's script (see `rehearsal`); empty: continue at the usual pace."""
         give_order(self._orders / name, text or self._usual_order())
 
     def hurry(self) -> None:
-        """No more artificial pace: let the run come to its end."""
+        """Remove the artificial pace, so that the run can finish."""
         self.pace_seconds = 0.0
         for name in self.workers:
             give_order(self._orders / name, "")
 
     def members(self) -> list[str]:
-        """Workers of the ring whose processes run."""
+        """Return the workers of the ring whose processes are running."""
         running = set(self.running)
         return [name for name in self.watch.latest.members if name in running]
 
     def pick(self, rng: random.Random, *, far: bool | None = None) -> str:
-        """A member of the ring; far: only the one behind the link, or only others."""
+        """Choose a member of the ring. far: only the one behind the link (True), or only others (False)."""
         members = [name for name in self.members() if far is None or (name in self._far) == far]
         return rng.choice(members or self.members() or self.running)
 
     def is_far(self, name: str) -> bool:
-        """Whether the worker runs behind the link."""
+        """True if the worker runs behind the link."""
         return name in self._far
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _usual_order(self) -> str:
         return f"slow {self.pace_seconds}" if self.pace_seconds else ""

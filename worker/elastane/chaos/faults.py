@@ -1,7 +1,7 @@
-"""What a fault is, and those that strike processes: workers, master, store, by signals mostly.
+"""Interface of faults, and the faults of processes: workers, master, store; mostly by signals.
 
-A fault is a context manager: it strikes before it yields, and is ended when the block is left. What it
-yields says what must follow from it.
+A fault is a context manager: it injects the fault before it yields, and ends it when the block is left. The
+yielded value says what must follow from it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SILENT_SECONDS = 4.5
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault that has struck.
+    """An injected fault.
 
-    at: time.monotonic() of the moment. changes_ring: a member is lost, so that only a step of the next ring
-    shows recovery. newcomers: one of them must be in it. hold_seconds: how long it is kept up, None: until a
-    step has been committed after it. may_rewind: all weights are lost, and history goes back to a checkpoint.
-    may_forget: the store itself lost its last write. expects: kinds of events that must tell of it.
-    check: called when it is over; says what is wrong, or nothing.
+    at: time.monotonic() of the injection. changes_ring: a member is lost, so that only a step of the next
+    ring shows recovery. newcomers: one of them must be in that ring. hold_seconds: duration of the fault,
+    None: until a step has been committed after it. may_rewind: all weights are lost, and history is rewound
+    to a checkpoint. may_forget: the store itself lost its last writes. expects: kinds of events that must
+    report it. check: called after it; returns a problem, or "".
     """
 
     at: float
@@ -47,7 +47,7 @@ Act = Callable[[ChaosCluster, random.Random], AbstractContextManager[Strike]]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault. missing: why a cluster cannot be struck by it, empty if it can."""
+    """One kind of fault. missing: returns why a cluster cannot inject it, or ""."""
 
     name: str
     text: str
@@ -135,7 +135,7 @@ def spot_notice(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def term_storm(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """All at once, then all but one of those that came after them, twice each: the second ends it."""
+    """SIGTERM all workers, then all but one of their successors, twice each: the second one ends them."""
     at = time.monotonic()
     for wave in range(2):
         victims = [c.workers[name] for name in (c.running if wave == 0 else c.members()[:-1])]
@@ -164,7 +164,7 @@ def kill_all(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def flapping_worker(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """One worker dies as soon as it is in the ring, until the master holds it back."""
+    """Kill one worker whenever it is in the ring, until the master quarantines it."""
     victim = c.pick(rng)
     at = time.monotonic()
     deaths, before = 0, _quarantines(c, victim)
@@ -240,7 +240,7 @@ def kill_both(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 
 def kill_workers(c: ChaosCluster) -> None:
-    """SIGKILL all there are, and wait for their ends."""
+    """SIGKILL all running workers, and wait for their ends."""
     names = c.running
     for name in names:
         c.workers[name].signal(signal.SIGKILL)
@@ -249,7 +249,7 @@ def kill_workers(c: ChaosCluster) -> None:
 
 
 def _quarantines(c: ChaosCluster, worker: str) -> int:
-    """How often the master has held the worker back so far."""
+    """Return how often the master has quarantined the worker so far."""
     events = c.client.events(c.job)
     return sum(event.kind == "worker_quarantined" and event.worker_id == worker for event in events)
 

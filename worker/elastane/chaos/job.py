@@ -1,4 +1,4 @@
-"""The job `elastane chaos` trains when it is given none: small, and with all that must survive a fault.
+"""The job that `elastane chaos` trains by default: small, with every kind of state that must survive a fault.
 
 Convolution with BatchNorm and dropout, augmentation drawn from Python, NumPy and torch, a scheduler per step.
 """
@@ -17,7 +17,7 @@ import elastane
 
 
 class Images(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """`size` images (3, 8, 8) with labels 0..4, made noisy at random."""
+    """`size` images (3, 8, 8) with labels 0..4, with random noise."""
 
     def __init__(self, size: int) -> None:
         generator = torch.Generator().manual_seed(11)

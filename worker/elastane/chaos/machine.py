@@ -1,6 +1,6 @@
-"""What the machine lends to break things with: small disks, memory cages, a false clock. Needs root mostly.
+"""Means of the machine to inject faults: small disks, memory cgroups, a false clock. Most need root.
 
-Each part says in words why it cannot be had; nothing of it outlives the process, but for a kill -9 of it.
+Each part reports why it is unavailable; nothing of it outlives the process, unless that is killed by SIGKILL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FAKETIME = (
 
 
 def run_quietly(*command: str) -> str:
-    """Run a command; empty if it went well, else what it said."""
+    """Run a command; return "" on success, else its error."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -31,7 +31,7 @@ def run_quietly(*command: str) -> str:
 
 
 class SmallDisk:
-    """A file system of its own in `folder`, where it may be mounted, that can be filled to the last byte.
+    """A separate file system in `folder`, if it can be mounted, that can be filled to the last byte.
 
     missing: why it is a plain folder instead.
     """
@@ -46,7 +46,7 @@ class SmallDisk:
             self.missing = f"a small disk cannot be mounted: {said}" if said else ""
 
     def fill(self) -> None:
-        """Leave no byte free."""
+        """Fill it completely."""
         assert not self.missing
         with (self.folder / ".filler").open("ab", buffering=0) as file:
             try:
@@ -57,18 +57,18 @@ class SmallDisk:
                     raise
 
     def free(self) -> None:
-        """Give back what `fill` took."""
+        """Release the space taken by `fill`."""
         (self.folder / ".filler").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unmount, also while somebody still has a file open."""
+        """Unmount, even while files are open."""
         if not self.missing:
             run_quietly("umount", "-l", str(self.folder))
             self.missing = "closed"
 
 
 class MemoryCage:
-    """A memory cgroup with a limit: the kernel kills who allocates more in it. missing: why there is none."""
+    """A memory cgroup with a limit: the kernel kills processes that exceed it. missing: why there is none."""
 
     def __init__(self, name: str, mebibytes: int) -> None:
         self.missing = ""
@@ -85,12 +85,12 @@ class MemoryCage:
                 self._folder.rmdir()
 
     def put_in(self, pid: int) -> None:
-        """What the process allocates from now on counts."""
+        """Count the process's later allocations."""
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     @property
     def kills(self) -> int:
-        """How many processes the kernel has killed in it."""
+        """Number of processes that the kernel has killed in it."""
         file = self._folder / ("memory.oom_control" if self._is_v1 else "memory.events")
         for line in file.read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -99,14 +99,14 @@ class MemoryCage:
         return 0
 
     def close(self) -> None:
-        """Remove it; its processes have ended."""
+        """Remove it, once its processes have ended."""
         if not self.missing:
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
 
 class FalseClock:
-    """The wall clock of processes that are started with `environment`, set by hand (libfaketime).
+    """Wall clock of processes started with `environment`, set by hand (libfaketime).
 
     missing: why there is none; then `environment` is empty.
     """
@@ -127,12 +127,12 @@ class FalseClock:
             }
 
     def set(self, offset_seconds: int) -> None:
-        """From now on the clock shows the true time and so many seconds more."""
+        """Set the clock to the true time plus `offset_seconds`."""
         beside = self._file.with_name(f".{self._file.name}")
         beside.write_text(f"{offset_seconds:+d}\n")
         beside.replace(self._file)
 
 
 def has_ip() -> bool:
-    """Whether network namespaces may be made: root, `ip`, and the device for user-space links."""
+    """True if network namespaces can be created: root, `ip`, and the device for user-space links."""
     return os.geteuid() == 0 and shutil.which("ip") is not None and Path("/dev/net/tun").exists()

@@ -1,9 +1,9 @@
-"""Networks that can be broken: a relay between a worker and its master, and a namespace at the end of a link.
+"""Networks that can be broken: a relay between a worker and its master, and a namespace behind a link.
 
-Relay       TCP connections through this process. Works for everybody; only what goes to the master is
-            touched, the workers among each other are not.
-Namespace   a network namespace whose only way out is a pair of TUN devices, with this process
-            carrying the packets between them. So loss, delay and partition, of one direction too, hit
+Relay       TCP connections through this process. Works for all users; affects only the worker's traffic
+            to the master, not between workers.
+Namespace   a network namespace whose only connection is a pair of TUN devices, with this process
+            carrying the packets between them. So loss, delay and partition, of one direction too, affect
             everything that a node sends, as on a real network, and the kernel needs no netem for it. Needs
             root.
 """
@@ -42,7 +42,7 @@ class NetworkError(ElastaneError):
 
 @dataclass
 class Direction:
-    """One direction. Changed while it is used: loss in 0..1; cut: nothing passes, nobody is told."""
+    """One direction. Changed while in use: loss in 0..1; cut: nothing passes, and no side is notified."""
 
     delay_seconds: float = 0.0
     loss: float = 0.0
@@ -55,8 +55,8 @@ class Direction:
 class Relay:
     """Listens, and carries each connection to `target`. up: from the client to the target; down: back.
 
-    A cut direction is read no more, so that the sender's data piles up and nothing is acknowledged by
-    the other side: a half-open connection.
+    A cut direction is not read any more, so that the sender's data accumulates and the other side
+    acknowledges nothing: a half-open connection.
     """
 
     def __init__(self, target: str, listen_host: str = "127.0.0.1") -> None:
@@ -80,12 +80,12 @@ class Relay:
                 one.shutdown(socket.SHUT_RDWR)
 
     def heal(self) -> None:
-        """Both directions carry everything at once."""
+        """Restore both directions."""
         self.up.heal()
         self.down.heal()
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """Close the relay. Idempotent."""
         self._closing = True
         self.heal()
         with contextlib.suppress(OSError):
@@ -135,7 +135,7 @@ class Relay:
 
     def _read(self, source: socket.socket, path: Direction) -> bytes:
         while path.cut and not self._closing:
-            time.sleep(0.02)  # what is cut says nothing: no event tells of its end
+            time.sleep(0.02)  # polled: a cut has no event for its end
         return source.recv(_READ_BYTES)
 
 
@@ -148,9 +148,9 @@ class _Packet:
 
 
 class Namespace:
-    """A network namespace `name` at the end of a link: this side is `near`, its own side `far`.
+    """A network namespace `name` behind a link: this side is `near`, its own side `far`.
 
-    outward: from the namespace to here; inward: to it. Raises NetworkError when it cannot be made.
+    outward: from the namespace to here; inward: to it. Raises NetworkError if it cannot be created.
     """
 
     def __init__(self, name: str, number: int) -> None:
@@ -183,7 +183,7 @@ class Namespace:
         self._thread.start()
 
     def command(self, command: list[str]) -> list[str]:
-        """The command, to be run in the namespace. The process keeps its number: `ip` becomes it."""
+        """Return the command to run in the namespace. The process keeps its pid, because `ip` execs it."""
         return ["/usr/bin/env", "ip", "netns", "exec", self.name, *command]
 
     def heal(self) -> None:
@@ -191,10 +191,10 @@ class Namespace:
         self.inward.heal()
 
     def close(self) -> None:
-        """Remove it. Idempotent."""
+        """Remove the namespace. Idempotent."""
         if self._wake_write < 0:
             return
-        os.close(self._wake_write)  # the thread's select ends
+        os.close(self._wake_write)  # ends the thread's select
         self._wake_write = -1
         if self._thread is not None:
             self._thread.join()
@@ -204,7 +204,7 @@ class Namespace:
         run_quietly("ip", "netns", "del", self.name)
 
     def _within(self, action: Callable[[], int]) -> int:
-        """What `action` returns, called by a thread that has moved into the namespace."""
+        """Return the result of `action`, called in a thread that has entered the namespace."""
         found: list[int] = []
         failed: list[OSError] = []
 
@@ -236,7 +236,7 @@ class Namespace:
             if self._wake_read in ready:
                 return
             now = time.monotonic()
-            with contextlib.suppress(OSError):  # a packet for a link that is going
+            with contextlib.suppress(OSError):  # a packet for a link that is being removed
                 for tun in ready:
                     sink, path = ways[tun]
                     data = os.read(tun, 65536)
@@ -252,7 +252,7 @@ class Namespace:
 
 
 def _open_tun(device: str) -> int:
-    """A TUN device of that name in the thread's namespace."""
+    """Open a TUN device of that name in the thread's namespace."""
     tun = os.open("/dev/net/tun", os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", device.encode(), _IFF_TUN | _IFF_NO_PI))

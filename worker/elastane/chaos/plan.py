@@ -1,7 +1,7 @@
-"""Pure: which fault strikes next, from a seed; and what came of all that struck.
+"""Pure: the order of faults, from a seed; and the results of all of them.
 
-Faults are dealt like cards: every one that the machine allows once, in random order, then all again.
-So a long run has struck with each equally often, and a short one repeats none.
+Faults are dealt like cards: every one that the machine allows once, in random order, then all again. So a
+long run has injected each equally often, and a short one repeats none.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from elastane.errors import ElastaneError
 
 
 class FaultsError(ElastaneError):
-    """No such fault, or none that this machine allows."""
+    """Unknown fault, or none that this machine allows."""
 
     code = "ELA414"
 
 
 def choose(text: str, known: Sequence[str]) -> list[str]:
-    """The faults named in "a,b", or all for an empty text. Raises FaultsError."""
+    """Parse the faults named in "a,b"; all for an empty text. Raises FaultsError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -30,7 +30,7 @@ def choose(text: str, known: Sequence[str]) -> list[str]:
 
 
 class Deck:
-    """The order in which faults strike. Equal seeds and names give equal orders."""
+    """The order of faults. Equal seeds and names give equal orders."""
 
     def __init__(self, seed: str, names: Sequence[str]) -> None:
         if not names:
@@ -42,15 +42,15 @@ class Deck:
 
     @property
     def size(self) -> int:
-        """How many faults are dealt before the first comes again."""
+        """Number of faults dealt before the first is repeated."""
         return len(self._names)
 
     def draw(self) -> str:
-        """The next fault."""
+        """Return the next fault."""
         return self._back.pop() if self._back else next(self._cards)
 
     def put_back(self, name: str) -> None:
-        """It could not strike (the run was over): it is the next."""
+        """Return a fault that was not injected because the run ended; it is the next one."""
         self._back.append(name)
 
     def _deal(self) -> Iterator[str]:
@@ -62,12 +62,11 @@ class Deck:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """One fault that struck.
+    """One injected fault.
 
-    run: number of the run it struck in; step: of the job then. kept_seconds: how long it was kept up.
-    recovery_seconds: from the strike to the next step that was committed after it, of the next ring where
-    the fault costs the ring a member; None when none came. problems: promises that did not hold; empty if all
-    did.
+    run: number of its run; step: the job's step at that time. kept_seconds: its duration. recovery_seconds:
+    from the injection to the next step committed after it, of the next ring if the fault costs the ring a
+    member; None if there was none. problems: broken promises; empty if all hold.
     """
 
     fault: str
@@ -81,7 +80,10 @@ class Injection:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run from its first step to its last. differing: parts of the result unlike the fixed run's."""
+    """One run from its first step to its last.
+
+    differing: parts of the result that differ from the fixed run's.
+    """
 
     run: int
     steps: int
@@ -100,7 +102,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class FaultSummary:
-    """All strikes of one fault. seconds: of those that recovered, ascending."""
+    """All injections of one fault. seconds: of those that recovered, ascending."""
 
     fault: str
     times: int
@@ -136,7 +138,7 @@ class ChaosResult:
         return 0 if self.ok else 1
 
     def by_fault(self) -> list[FaultSummary]:
-        """One line for each fault that struck, in the order of the first strikes."""
+        """Summarize each injected fault, in the order of first injections."""
         names = dict.fromkeys(one.fault for one in self.injections)
         return [self._summary(name) for name in names]
 

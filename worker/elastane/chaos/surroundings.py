@@ -1,4 +1,4 @@
-"""Faults of what is around the processes: network, disks, files, ports, descriptors, clocks; and poison."""
+"""Faults of the processes' surroundings: network, disks, files, ports, clocks; and a poison task."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reset_connection(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def half_open(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """What the worker sends does not reach the master, and nobody is told."""
+    """Drop the worker's data on its way to the master, without notifying either side."""
     victim = c.pick(rng)
     at = time.monotonic()
     c.relays[victim].up.cut = True
@@ -82,7 +82,7 @@ def _cut(c: ChaosCluster, rng: random.Random, *, outward: bool, inward: bool) ->
 
 
 def _far_member(c: ChaosCluster, rng: random.Random) -> str:
-    """The worker behind the link, once it is in the ring (it may stand by, or still start)."""
+    """Return the worker behind the link, once it is in the ring (it may be standby, or still starting)."""
     c.replenish()
     c.until(lambda seen: any(c.is_far(name) for name in c.members()))
     return c.pick(rng, far=True)
@@ -106,7 +106,8 @@ def slow_network(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """Strikes when the store has met the end of its disk; over when the master had its file written anew."""
+    """Fill the store's disk; begins once the store has noticed, ends once the master had the file
+    rewritten."""
     rewrites = c.store.rewrites
     c.store_disk.fill()
 
@@ -121,7 +122,7 @@ def full_store_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     try:
         deadline = time.monotonic() + WAIT_SECONDS
         while not (noticed := c.store.writes_fail) and time.monotonic() < deadline:
-            time.sleep(0.01)  # the server tells nobody
+            time.sleep(0.01)  # polled: the server notifies nobody
         yield Strike(time.monotonic(), "no byte left for the append-only file", hold_seconds=3.0, check=check)
     finally:
         c.store_disk.free()
@@ -147,7 +148,7 @@ def full_checkpoint_disk(c: ChaosCluster, rng: random.Random) -> Iterator[Strike
 
 @contextmanager
 def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """The newest of two checkpoints is damaged, and all who hold the weights die."""
+    """Damage the newest of two checkpoints, and kill all workers that hold the weights."""
     url = str(c.checkpoint_disk.folder)
     for _ in range(2):
         c.client.checkpoint_job(c.job, wait_seconds=WAIT_SECONDS)
@@ -175,7 +176,7 @@ def damaged_checkpoint(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def cut_store_file(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """The master lives: what its store lost, it gives it again."""
+    """Truncate the store's file while the master is alive, which writes the lost data again."""
     bytes_cut = rng.randint(1, 40)
     at = time.monotonic()
     c.store.kill()
@@ -186,7 +187,7 @@ def cut_store_file(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """Only the workers remember the last writes: one, or as many as there are in the end of the file."""
+    """Truncate the store's file and kill the master: only the workers remember the last writes."""
     bytes_cut = rng.choice((rng.randint(1, 40), rng.randint(1, 4096)))
     at = time.monotonic()
     c.master.sigkill()
@@ -206,7 +207,7 @@ def cut_store_file_and_kill_master(c: ChaosCluster, rng: random.Random) -> Itera
 
 @contextmanager
 def stolen_port(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """The master dies, and somebody else listens at its port when it is started again."""
+    """Kill the master, and let another process listen on its port during the restart."""
     host, _, port = c.master.address.rpartition(":")
     at = time.monotonic()
     c.master.sigkill()
@@ -261,7 +262,7 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
     before = max(commit_times())
 
     def jumped() -> str:
-        """Deadlines are judged by the clock that stamps the commits."""
+        """Check that commit times did not jump: the same clock judges deadlines."""
         seconds = max(commit_times()) - before
         return f"the master's decisions saw {seconds:.0f} s pass" if seconds > _JUMP_SECONDS / 2 else ""
 
@@ -283,7 +284,7 @@ def clock_jump(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
 
 @contextmanager
 def poison_task(c: ChaosCluster, rng: random.Random) -> Iterator[Strike]:
-    """A dynamic dataset of the same job has a task that fails whoever takes it."""
+    """Create a dynamic dataset in the job, with a task that fails in every worker."""
     tasks, poisoned = 12, rng.randrange(12)
     name = f"poison-{time.monotonic_ns()}"
     settings = shard_pb2.DatasetSettings(

@@ -1,7 +1,7 @@
-"""What an observer outside sees of a job, with the times at which it saw it.
+"""Observations of a job from outside, with their times.
 
-The job's own clock stands while its store does not answer and dies with its master, so recovery is timed
-here: a thread that watches the job, and connects again within milliseconds when the master comes back.
+The job's own clock stops while its store does not answer, and disappears with its master, so recovery is
+timed here: by a thread that watches the job, and reconnects within milliseconds when the master comes back.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _CHANNEL_OPTIONS = [
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The job at one moment. at: time.monotonic(); step: the next to commit; members: ids of the ring's."""
+    """The job at one moment.
+
+    at: time.monotonic(); step: the next to commit; members: ids of the ring's workers.
+    """
 
     at: float
     step: int
@@ -64,18 +67,18 @@ class JobWatch:
 
     @property
     def latest(self) -> Seen:
-        """The newest; waits for the first one."""
+        """The newest observation; waits for the first one."""
         with self._changed:
             self._changed.wait_for(lambda: self._seen or self._closing.is_set())
             return self._seen[-1]
 
     def forget(self) -> None:
-        """Drop all but the newest."""
+        """Drop all but the newest observation."""
         with self._changed:
             del self._seen[:-1]
 
     def since(self) -> list[Seen]:
-        """All that was seen since `forget`."""
+        """Return all observations since `forget`."""
         with self._changed:
             return list(self._seen)
 
@@ -85,9 +88,9 @@ class JobWatch:
         timeout_seconds: float,
         unless: Callable[[], bool] | None = None,
     ) -> Seen | None:
-        """The first that meets `condition`, of those since `forget` and those to come; None after a timeout.
+        """Return the first observation that meets `condition`, since `forget` or later; None after a timeout.
 
-        unless: gives up as soon as it holds; looked at whenever something was seen, and each half second.
+        unless: gives up as soon as it returns True; checked at each observation, and every half second.
         """
         deadline = time.monotonic() + timeout_seconds
         looked = 0
@@ -112,7 +115,7 @@ class JobWatch:
                     for response in job_pb2_grpc.JobServiceStub(channel).Watch(request):
                         self._note(response.job)
                 except (grpc.RpcError, ValueError):
-                    pass  # the master is away, or the channel was closed: the loop decides
+                    pass  # the master is down, or the channel was closed: the loop decides
             self._closing.wait(_RETRY_SECONDS)
 
     def _note(self, job: job_pb2.Job) -> None:

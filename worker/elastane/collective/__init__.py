@@ -1,1 +1,1 @@
-"""The all-reduce whose result does not depend on how many workers take part."""
+"""All-reduce whose result does not depend on the number of workers that take part."""

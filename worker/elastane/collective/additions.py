@@ -1,7 +1,7 @@
 """Sequential additions in a given order, in blocks that stay in the cache.
 
-bfloat16 and float16 round at every addition, as in gloo. The bits do not depend on the number of
-threads: additions are element by element.
+bfloat16 and float16 round at every addition, as in gloo. Additions are element by element, so the bits do not
+depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from elastane.collective.order import RingOrder
 
-#: Elements of an addition on CPU: three blocks of float32 fit a common L2 cache, and torch does not
-#: split an operation of this size among threads (`at::internal::GRAIN_SIZE`), which backward needs.
+#: Elements of one addition on CPU: three blocks of float32 fit a common L2 cache, and torch does not split an
+#: operation of this size among threads (`at::internal::GRAIN_SIZE`), so that the cores are left to backward.
 BLOCK_ELEMENTS: Final = 32768
 
 
 class OrderedSum:
-    """out = v_last + (.. + (v1 + (v0 [+ out if started]))), block by block; 1-d, of one length.
+    """out = v_last + (.. + (v1 + (v0 [+ out if started]))), block by block; all 1-d and of one length.
 
-    Run once a step on the same memory: the views of the blocks are made in the first run and kept,
-    because making them takes as long as a quarter of the additions (benchmarks/allreduce.py).
+    Runs once a step on the same memory: the views of the blocks are created in the first run and kept,
+    because creating them takes a quarter of the time of the additions (benchmarks/allreduce.py).
     """
 
     def __init__(self, vectors: Sequence[Tensor], out: Tensor, *, started: bool) -> None:
@@ -32,7 +32,7 @@ class OrderedSum:
         self._additions: list[tuple[Tensor, Tensor, Tensor]] | None = None
 
     def run(self) -> None:
-        """Add what the vectors hold now."""
+        """Add the current contents of the vectors."""
         if not self._vectors:
             return
         if not self._started and len(self._vectors) == 1:
@@ -45,7 +45,7 @@ class OrderedSum:
             add(added, partial, out=block)
 
     def _cut(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(added, partial sum, where the sum goes) in the order in which they are done."""
+        """Return (added, partial sum, destination) in the order of execution."""
         out = self._out
         block_elements = BLOCK_ELEMENTS if out.device.type == "cpu" else max(1, len(out))
         columns = [vector.split(block_elements) for vector in self._vectors]
@@ -59,11 +59,11 @@ class OrderedSum:
 
 
 class LocalSum:
-    """The canonical sum of the rows of a matrix (N, N * chunk) into a vector of N * chunk elements.
+    """Canonical sum of the rows of a matrix (N, N * chunk) into a vector of N * chunk elements.
 
-    A short one is done for all chunks at once: what the k-th addition adds to chunk c lies in row
-    c - k, so that for neighbouring chunks it lies on a diagonal of the matrix, a strided view. What
-    is added beyond `elements` is never looked at.
+    A short vector is summed for all chunks at once: the k-th addition to chunk c takes row c - k, so that for
+    neighbouring chunks the operands lie on a diagonal of the matrix, which is a strided view. Results beyond
+    `elements` are never read.
     """
 
     def __init__(self, matrix: Tensor, out: Tensor, elements: int, chunk: int) -> None:
@@ -84,6 +84,9 @@ class LocalSum:
         chunks = out.view(ranks, chunk)
         for hop in range(1, ranks + 1):
             wrapped = min(hop, ranks)
+            # Addition `hop` takes row (c - hop) mod N: chunks below `hop` wrap around to the last rows, so
+            # the diagonal consists of two views. Each view advances by one row and one chunk per element of
+            # its first dimension.
             for start, end, row in ((0, wrapped, ranks - hop), (wrapped, ranks, 0)):
                 if start < end:
                     offset = matrix.storage_offset() + row * width + start * chunk
@@ -91,7 +94,7 @@ class LocalSum:
                     self._diagonals.append((added, chunks[start:end]))
 
     def run(self) -> None:
-        """Add."""
+        """Compute the sum."""
         if not self._diagonals:
             for ordered in self._sums:
                 ordered.run()

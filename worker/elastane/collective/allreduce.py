@@ -1,10 +1,10 @@
-"""The sum of N gradients in gloo's order, by P hosts that hold a few of them each.
+"""Sum of N gradients in gloo's order, by P hosts that hold a few of them each.
 
 Five ways to the same bits, chosen by `way_for` from facts that all hosts share:
 
     local     one host: nothing is sent
     shared    all hosts are workers of one machine: each adds a part of the vector, reading from the
-              others' memory; no vector travels
+              others' memory; no vector is sent
     direct    small vectors: every host sends all of its vectors to every other and adds the N
               vectors itself; one hop
     scatter   medium vectors: their parts go straight to the owners of the chunks, which add them and
@@ -27,18 +27,21 @@ from elastane.collective.shared_sum import SharedSum, part
 from elastane.collective.transport import RingTransport
 from elastane.collective.ways import Ring, Scatter
 
-#: Up to so many bytes that a host would receive, vectors are exchanged directly. Measured, as the next
-#: one, with `benchmarks/allreduce.py --ways direct,scatter,ring` on 2 cores, P = 2 to 4, 1 to 4 ESTs each.
+#: Limit of the bytes a host receives when vectors are exchanged directly. Measured, like the next limit, with
+#: `benchmarks/allreduce.py --ways direct,scatter,ring` on 2 cores, P = 2 to 4, 1 to 4 ESTs each.
 DIRECT_BYTES_MAX: Final = 1 << 20
-#: Up to so many bytes that a host would send and receive as vectors and sums, their parts go straight
-#: to the owners; beyond, the ring's smaller traffic outweighs its hops.
+#: Limit of the bytes a host sends and receives, vectors and sums, when parts go straight to the chunks'
+#: owners; beyond it, the ring's smaller traffic outweighs its hops.
 SCATTER_BYTES_MAX: Final = 4 << 20
 
 Way = Literal["local", "shared", "direct", "scatter", "ring"]
 
 
 def way_for(elements: int, element_size: int, ranges: Ranges, shared: bool = False) -> Way:
-    """How a vector is all-reduced; every host comes to the same answer. shared: they share memory."""
+    """Choose the way of an all-reduce; a pure function, so every host chooses the same.
+
+    shared: the hosts share memory.
+    """
     if len(ranges) == 1:
         return "local"
     if shared:
@@ -51,20 +54,20 @@ def way_for(elements: int, element_size: int, ranges: Ranges, shared: bool = Fal
 
 
 class Memory(Protocol):
-    """Where flat vectors come from."""
+    """Allocator of flat vectors."""
 
     def __call__(self, elements: int, *, shared: bool = False) -> Tensor:
-        """A 1-d tensor of that many elements, contents undefined; shared: in this process's arena."""
+        """Return a 1-d tensor of that many elements, contents undefined; shared: in this process's arena."""
         ...
 
 
 class CanonicalAllreduce:
-    """The all-reduce of one vector in one generation, with the memory it works on; run once a step.
+    """All-reduce of one vector in one generation, with the memory it works on; run once a step.
 
-    elements: length of the vector; ranges: virtual ranks of each host in ring order; me: index of this
-    host in it. `slots[i]` is where the i-th virtual rank of this host puts its scaled vector before
-    `run`, `out` where the sum is after it; all of shape (elements,). members: given where the hosts share
-    memory. Every host builds it alike.
+    elements: length of the vector; ranges: virtual ranks of each host in ring order; me: index of this host
+    in it. `slots[i]` holds the scaled vector of this host's i-th virtual rank before `run`, `out` the sum
+    after it; all have shape (elements,). members: given if the hosts share memory. Every host builds it with
+    equal arguments.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class CanonicalAllreduce:
         self.me = me
         self.way = way or way_for(elements, dtype.itemsize, ranges, members is not None)
         first, last = self.ranges[me]
-        #: The memory; the sum's is the last.
+        #: The memory blocks; the last one holds the sum.
         self.blocks: list[Tensor] = []
         self._travel: Ring | Scatter | SharedSum | None = None
         if self.way == "shared":
@@ -114,9 +117,9 @@ class CanonicalAllreduce:
             self._sum = LocalSum(self._matrix, self.blocks[1], elements, chunk)
 
     def run(self, transport: RingTransport, tag: int) -> None:
-        """All-reduce what is in the slots into `out`; called by all hosts, in the same order per tag.
+        """All-reduce the slots into `out`; called by all hosts, in the same order of tags.
 
-        Raises RingAborted or RingBroken; `out` is then undefined, the slots are as they were.
+        Raises RingAborted or RingBroken; `out` is then undefined, the slots are unchanged.
         """
         if self._travel is not None:
             self._travel.run(transport, tag)
@@ -135,7 +138,7 @@ class CanonicalAllreduce:
         self._sum.run()
 
     def settle(self) -> None:
-        """Wait until the slots may be written to again; `run` returns as soon as `out` is there.
+        """Wait until the slots may be written to again; `run` returns as soon as `out` is complete.
 
         Raises RingAborted or RingBroken.
         """
@@ -155,7 +158,7 @@ def canonical_allreduce(
     tag: int,
     way: Way | None = None,
 ) -> None:
-    """One all-reduce of vectors in anybody's memory: `CanonicalAllreduce` with a copy in and a copy out.
+    """All-reduce vectors in any memory once: `CanonicalAllreduce` with a copy in and a copy out.
 
     slots: this host's scaled vectors in rank order, 1-d, of one length and dtype; out: the same shape.
     """

@@ -12,18 +12,18 @@ DIGEST_BYTES: Final = 16
 
 
 class GradientDigest:
-    """Computed bucket by bucket, as they fill: afterwards the memory is used for communication."""
+    """Digest computed bucket by bucket as they fill, because the memory is then used for communication."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, bytes] = {}
 
     def add(self, number: int, gradients: Tensor) -> None:
-        """Bucket `number` is full; gradients: its flat vector."""
+        """Add full bucket `number`; gradients: its flat vector."""
         content = gradients.detach().cpu().contiguous().view(torch.uint8)
         self._buckets[number] = sha256(content.numpy().data).digest()
 
     def value(self) -> bytes:
-        """Of all buckets, in their order."""
+        """Return the digest of all buckets, in their order."""
         return sha256(b"".join(self._buckets[number] for number in sorted(self._buckets))).digest()[
             :DIGEST_BYTES
         ]

@@ -1,4 +1,4 @@
-"""The order in which gradients are added, and who adds them: pure arithmetic, no tensors.
+"""Order of the gradient additions, and the host of each: pure arithmetic, no tensors.
 
 gloo's ring all-reduce over N ranks cuts a vector of n elements into N chunks and adds chunk c in
 the order x[c-1], x[c-2], .., x[c] (indices modulo N). Floating-point addition is not associative,
@@ -6,8 +6,8 @@ so to get those bits with P hosts, host h running the virtual ranks [a, b), the 
 visit the virtual ranks in the same order. The ranks of a host are neighbours in it:
 
     chunk c starts on the host of rank c-1, which adds x[c-1] .. x[a];
-    it travels to the hosts before, each of which adds all its ranks, descending;
-    it ends at rank c. If rank c lives on the host where it started (c in a+1 .. b-1), one hop more
+    it travels to the preceding hosts, each of which adds all its ranks, descending;
+    it ends at rank c. If rank c lives on the host where it started (c in a+1 .. b-1), one more hop
     brings it home, and that host adds its other ranks b-1 .. c.
 
 So the chunks that start on one host (a+1 .. b) travel together, in P rounds after the first, and
@@ -35,7 +35,7 @@ def _ceil_to(value: int, multiple: int) -> int:
 
 
 def chunk_elements(elements: int, element_size: int, ranks: int) -> int:
-    """Elements of a chunk when `elements` of `element_size` bytes are all-reduced over `ranks`.
+    """Return the elements of a chunk when `elements` of `element_size` bytes are all-reduced over `ranks`.
 
     The last chunks may be short or empty: see `chunk_bounds`.
     """
@@ -43,6 +43,8 @@ def chunk_elements(elements: int, element_size: int, ranks: int) -> int:
     if ranks == 1:
         return elements
     payload_bytes = elements * element_size
+    # Integer divisions and roundings exactly as in gloo's allreduce.cc: a different chunk bound changes the
+    # order of additions. At least two segments per rank, so that gloo can overlap sending and receiving.
     segment_bytes_max = element_size * max(1, SEGMENT_BYTES_MAX // element_size)
     segments = _ceil_to(max(-(-payload_bytes // segment_bytes_max), 2 * ranks), ranks)
     segment_bytes = _ceil_to(-(-payload_bytes // segments), element_size)
@@ -50,12 +52,12 @@ def chunk_elements(elements: int, element_size: int, ranks: int) -> int:
 
 
 def canonical_order(chunk: int, ranks: int) -> list[int]:
-    """Virtual ranks in the order in which gloo's ring adds them to `chunk`."""
+    """Return the virtual ranks in the order in which gloo's ring adds them to `chunk`."""
     return [(chunk - hop) % ranks for hop in range(1, ranks + 1)]
 
 
 def check_ranges(ranges: Ranges) -> int:
-    """Number of virtual ranks N; ranges must be contiguous, ascending from 0, none empty."""
+    """Return the number of virtual ranks N; asserts that ranges are contiguous from 0 and none is empty."""
     expected = 0
     for start, end in ranges:
         assert start == expected < end, f"ranges of virtual ranks are not contiguous: {list(ranges)}"
@@ -74,12 +76,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a host does with elements [low, high), one message of the ring.
+    """Work of a host on elements [low, high), one message of the ring.
 
-    In this order: wait for the partial sum from the right neighbour (`receive`), add the vectors
-    that `segments` name (without `receive` their sum starts here; no ranks: the elements are final),
-    send the elements to the left neighbour (`send`). What is sent in a round is received by the
-    left neighbour in the next one, in the same order.
+    In this order: wait for the partial sum from the right neighbour (`receive`), add the vectors of
+    `segments` (without `receive` their sum starts here; no ranks: the elements are final), send the elements
+    to the left neighbour (`send`). A message sent in one round is received by the left neighbour in the next,
+    in the same order.
     """
 
     round: int
@@ -91,10 +93,10 @@ class Action:
 
 
 class RingOrder:
-    """The rounds of each host for one vector.
+    """Rounds of each host for one vector.
 
-    elements: length n of the vector; element_size: bytes; ranges: virtual ranks of each host in
-    ring order; piece_elements: longest message. Pure; both ends of a link compute the same pieces.
+    elements: length n of the vector; element_size: bytes; ranges: virtual ranks of each host in ring order;
+    piece_elements: longest message. Pure; both ends of a link compute the same pieces.
     """
 
     def __init__(self, elements: int, element_size: int, ranges: Ranges, piece_elements: int) -> None:
@@ -106,29 +108,35 @@ class RingOrder:
         self.piece_elements = piece_elements
 
     def chunk_bounds(self, chunk: int) -> tuple[int, int]:
-        """Elements [low, high) of a chunk; empty when the vector ends before it."""
+        """Return the elements [low, high) of a chunk; empty if the vector ends before it."""
         return (
             min(chunk * self.chunk, self.elements),
             min((chunk + 1) * self.chunk, self.elements),
         )
 
     def local_segments(self) -> list[Segment]:
-        """Every chunk with its whole canonical order: what is added where all vectors are at hand."""
+        """Return every chunk with its whole canonical order, for a host that has all vectors."""
         return list(
             self._segments((chunk, canonical_order(chunk, self.ranks)) for chunk in range(self.ranks))
         )
 
     def owned(self, host: int) -> list[Action]:
-        """The final chunks of `host`, cut into messages, with the whole canonical order of each."""
+        """Return the final chunks of `host`, cut into messages, with the whole canonical order of each."""
         chunks = [(chunk, canonical_order(chunk, self.ranks)) for chunk in range(*self.ranges[host])]
         return self._act(0, chunks, receive=False)
 
     def actions(self, host: int) -> list[Action]:
-        """All that `host` does, in order: round 0 starts, rounds 1 .. P-1 pass partial sums on, round P
-        brings chunks home, rounds P+1 .. 2P-1 spread the final chunks."""
+        """Return all actions of `host`, in order.
+
+        Round 0 starts sums, rounds 1 .. P-1 pass partial sums on, round P brings chunks home, and rounds P+1
+        .. 2P-1 spread the final chunks.
+        """
         assert self.hosts > 1
         first, last = self.ranges[host]
         left_over = range(first + 1, last)
+        # Chunks that start and end here come home in round P; only chunk `last` ends on the neighbouring
+        # host, one round earlier. They are separate messages, because they leave the ring in different
+        # rounds.
         actions = self._act(0, [(c, range(c - 1, first - 1, -1)) for c in left_over], receive=False)
         actions += self._act(0, [(last, range(last - 1, first - 1, -1))], receive=False)
         mine = range(last - 1, first - 1, -1)
@@ -153,7 +161,7 @@ class RingOrder:
         receive: bool = True,
         send: bool = True,
     ) -> list[Action]:
-        """Actions on neighbouring chunks, cut into messages whose bounds do not depend on the ranks."""
+        """Return actions on neighbouring chunks, as messages whose bounds do not depend on the ranks."""
         segments = list(self._segments((chunk % self.ranks, ranks) for chunk, ranks in chunks))
         if not segments:
             return []

@@ -1,4 +1,4 @@
-"""The forward hook that tells the reducer of the model's outputs."""
+"""The model's forward hook, through which the reducer sees the outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from elastane.collective.reducer import Reducer
 
 
 class OutputWatch:
-    """The model's forward hook (`Reducer.watch_outputs`). Copies and files of the model go without it."""
+    """Forward hook of the model (`Reducer.watch_outputs`).
+
+    Copies and pickles of the model have an inert one.
+    """
 
     def __init__(self, reducer: Reducer | None) -> None:
         self._reducer = reducer

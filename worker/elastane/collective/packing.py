@@ -1,4 +1,4 @@
-"""Module buffers as one message: tensors of any dtype laid out in a flat run of bytes."""
+"""Module buffers as one message: tensors of any dtype laid out in a flat byte tensor."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ALIGNMENT_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """flat: what travels. tensors: views of it."""
+    """A message. flat: the bytes that are sent; tensors: views of them."""
 
     flat: Tensor
     tensors: list[Tensor]
 
     def hold(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the tensors into it."""
+        """Copy the tensors into the message."""
         if tensors:
             with torch.no_grad():
                 torch._foreach_copy_(self.tensors, list(tensors))
 
 
 class Packing:
-    """Where each of `tensors` lies in the message; every worker builds it from its own module's."""
+    """Layout of `tensors` in a message; every worker builds it from its own module's buffers."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._metas = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
@@ -39,16 +39,16 @@ class Packing:
         self.device = tensors[0].device if tensors else torch.device("cpu")
 
     def empty(self) -> Tensor:
-        """A message to receive into: 1-d, uint8."""
+        """Return a zeroed message to receive into: 1-d, uint8."""
         return torch.zeros(self.total_bytes, dtype=torch.uint8, device=self.device)
 
     def message(self) -> Message:
-        """The same, with its views."""
+        """Return a zeroed message with its views."""
         flat = self.empty()
         return Message(flat, self.unpack(flat))
 
     def unpack(self, message: Tensor) -> list[Tensor]:
-        """The tensors, as views of the message."""
+        """Return the tensors, as views of the message."""
         return [
             message[offset : offset + size].view(dtype).view(shape)
             for (shape, dtype), size, offset in zip(self._metas, self._sizes, self._offsets, strict=True)

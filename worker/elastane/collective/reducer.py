@@ -1,21 +1,21 @@
-"""A step's gradients, from autograd's hooks to the averages in `p.grad`.
+"""Gradients of a step, from autograd's hooks to the averages in `p.grad`.
 
-What DistributedDataParallel does for one rank, done for all ESTs of a worker, so that the sums have
+DistributedDataParallel's work for one rank, done for all ESTs of a worker, so that the sums have
 the same bits (bucket layouts: `buckets`; order of additions: `order`; memory: `slots`):
 
     each EST's turn   the hook of a parameter puts grad * (1/N) into the EST's slot of its bucket; the
-                      script keeps the EST's own gradient in p.grad, where it may do with it what it likes
-    the last turn     with the first gradient the step may be reported (`on_first_gradient`); a bucket whose
+                      script keeps the EST's own gradient in p.grad and may modify it
+    the last turn     at the first gradient the step may be reported (`on_first_gradient`); a bucket whose
                       gradients are all in, and all buckets before it, is all-reduced in the background
-                      while backward goes on
-    end of backward   the step is reported or confirmed (`on_last_backward`), then the sums are waited for,
+                      while backward continues
+    end of backward   the step is reported or confirmed (`on_last_backward`), then the sums are awaited,
                       and p.grad holds the averages before backward() returns to the script
 
 With gradient accumulation an EST has several backward passes in a step, as under DDP's no_sync(): only the
-last one's are taken, with what autograd added up in p.grad.
+gradients of the last one are used, with everything autograd has added up in p.grad.
 
-When the ring is aborted or breaks the script notices nothing: p.grad holds the last EST's own gradients,
-`failure` says why, and the loader replays the step. The script's own mistakes (a parameter without a
+When the ring is aborted or breaks, the script notices nothing: p.grad holds the last EST's own gradients,
+`failure` holds the reason, and the loader replays the step. Mistakes of the script (a parameter without a
 gradient, two backward passes) are raised from its backward().
 
 The averages are views of memory that the next step's all-reduce writes to, as with DDP's
@@ -49,18 +49,18 @@ from elastane.collective.transport import RingAborted, RingError, RingTransport
 from elastane.collective.turn import Turn
 from elastane.errors import StepError, UnsupportedError
 
-#: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after.
+#: Tag of the buffers' message; bucket i has tag i + 1, the map of used parameters the one after the last.
 BUFFERS_TAG: Final = 0
 
 
 class Reducer:
-    """Built once by the trainer; its methods are called by the script's thread.
+    """Gradient hooks and all-reduce of one worker. Built once by the trainer; called by the script's thread.
 
-    params: all that require a gradient, in registration order, with their names; num_ests: N;
-    buffers: the module's, of any dtype; on_last_backward: called at the end of the last EST's
-    backward, before the collective is waited for; on_first_gradient: called when the first gradient of that
-    backward is in; True: the step must not be applied by anybody before `on_last_backward` has returned, so
-    the last bucket waits for it. The others are DDP's arguments of these names.
+    params: all that require a gradient, in registration order, with their names; num_ests: N; buffers: the
+    module's, of any dtype; on_last_backward: called at the end of the last EST's backward, before the sums
+    are awaited; on_first_gradient: called at the first gradient of that backward; returns True if no worker
+    may apply the step before `on_last_backward` has returned, in which case the last bucket waits for it. The
+    others are DDP's arguments of these names.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Reducer:
         self._on_first_gradient = on_first_gradient
         self._bucket_cap_mb = bucket_cap_mb
         self._as_bucket_view = gradient_as_bucket_view
-        #: A static graph may run a parameter's hook several times: its gradient is taken at the end.
+        #: A static graph may run a parameter's hook several times, so gradients are taken at the end of
+        #: backward.
         self._deferred = static_graph
         self._may_be_unused = find_unused_parameters or static_graph
         self._rebuilds = static_graph or not find_unused_parameters
@@ -99,38 +100,41 @@ class Reducer:
         self._slots: Slots | None = None
         self._stale = True
         self._turn: Turn | None = None
-        #: Parameters that some EST of this worker, then of the ring, used in the step.
+        #: Parameters that some EST of this worker used in the step; after the exchange, some EST of the ring.
         self._used = bytearray(len(self._params))
-        #: EST 0's buffers on their way, and memory for the next step's: what came with the last is in use.
+        #: Messages with EST 0's buffers: in transit, free for the next step, and shown to the script.
         self._message: Message | None = None
         self._spare: Message | None = None
         self._shown_message: Message | None = None
-        #: Spreads the buffers where memory is shared.
+        #: Sends the buffers if the members share memory.
         self._spreads: SharedSpread | None = None
         self._order: dict[int, None] = {}
-        #: Carries out the present ring's communication.
+        #: Runs the current ring's communication.
         self._thread: RingThread | None = None
         self._stream = _side_stream(self._params[0].device)
         self._hooks = [
             param.register_post_accumulate_grad_hook(partial(self._take, index))
             for index, param in enumerate(self._params)
         ]
-        #: Why the step's all-reduce was given up; None while all is well. Reset by `drop` and a new step.
+        #: Why the step's all-reduce failed, or None. Reset by `drop` and a new step.
         self.failure: RingError | None = None
         self._given_up = ""
-        #: Time spent waiting for sums after backward, in all steps.
+        #: Total time spent waiting for sums after backward.
         self.waited_seconds = 0.0
         #: EST 0's buffers after the step, once backward() of the last turn has returned.
         self.next_buffers: list[Tensor] = []
 
     @property
     def ready_order(self) -> list[int]:
-        """Parameter indices as the gradients of the recorded backward became ready."""
+        """Parameter indices in the order in which gradients of the recorded backward became ready."""
         return list(self._order)
 
     @property
     def order_step(self) -> int | None:
-        """The step whose ready order decides the layout from the next one on; None: it never changes."""
+        """The step whose ready order decides the layout of all later steps.
+
+        None if the layout never changes.
+        """
         if not self._rebuilds:
             return None
         return 1 if self._deferred else 0
@@ -138,9 +142,9 @@ class Reducer:
     # ------------------------------------------------------------------ the ring and the layout
 
     def set_ring(self, transport: RingTransport, ranges: Ranges, me: int) -> None:
-        """A new generation: its transport, the virtual ranks of each member, this worker's index.
+        """Adopt a new generation: its transport, the virtual ranks of each member, this worker's index.
 
-        Called between steps; memory is exchanged when the next step begins.
+        Called between steps; memory is reallocated when the next step begins.
         """
         self.drop()
         if self._thread is not None:
@@ -153,8 +157,11 @@ class Reducer:
         self._stale = True
 
     def set_layout(self, ready_order: Sequence[int] | None) -> None:
-        """The bucket layout from the next step on: the first step's (None), or that rebuilt from the
-        order in which EST 0's gradients became ready in step `order_step`."""
+        """Set the bucket layout from the next step on.
+
+        ready_order: order in which EST 0's gradients became ready in step `order_step`; None: the first
+        step's layout.
+        """
         order = None if ready_order is None else list(ready_order)
         if order != self._layout_order:
             self._layout_order = order
@@ -173,14 +180,12 @@ class Reducer:
         guest: bool = False,
         digest: GradientDigest | None = None,
     ) -> None:
-        """The next mini-batch is that of this worker's `slot`-th EST; slot 0 begins a step.
+        """Begin the next mini-batch, of this worker's `slot`-th EST; slot 0 begins a step.
 
-        guest: it is another worker's EST, in slot 0 and before this worker's own; the step begins with it.
-        digest: gets what the EST puts into the sums.
-
-        last: it is the worker's last EST of the step. first, sync: it is the EST's first, its last
-        mini-batch of the step. record_order: take down `ready_order`.
-        Raises StepError when the turn before had no backward().
+        last: it is the worker's last EST of the step. record_order: record `ready_order`. first, sync: the
+        mini-batch is the EST's first or last of the step. guest: the EST is another worker's; it uses slot 0
+        before this worker's first EST, and the step begins with it. digest: receives the EST's contribution
+        to the sums. Raises StepError if the previous mini-batch had no backward().
         """
         before = self._turn
         if before is not None and not before.complete:
@@ -225,12 +230,14 @@ class Reducer:
 
     @property
     def backward_done(self) -> bool:
-        """Whether the present mini-batch has had its backward()."""
+        """True if backward() of the current mini-batch is done."""
         return self._turn is not None and self._turn.complete
 
     def written_between(self) -> str | None:
-        """The first parameter whose gradient the script has changed since backward() of a mini-batch that is
-        not its EST's last of the step; None: none."""
+        """Return the first parameter whose gradient the script changed since backward(), or None.
+
+        Only for a mini-batch that is not its EST's last of the step.
+        """
         left = self._turn.left if self._turn is not None else ()
         for name, param, (gradient, version) in zip(self._names, self._params, left, strict=False):
             if param.grad is not gradient or (gradient is not None and gradient._version != version):
@@ -238,23 +245,25 @@ class Reducer:
         return None
 
     def gradients_used(self) -> None:
-        """The optimizer's part of the turn is over: whoever writes to p.grad from here on zeroes it."""
+        """Note that the optimizer has used the gradients: a later write to p.grad counts as zeroing it."""
         if self._slots is not None and self._slots.versions:
             self._slots.note_versions()
 
     def end_step(self) -> None:
-        """The step is applied: until the next turn begins, gradients are the script's own."""
+        """End an applied step: until the next turn begins, gradients belong to the script."""
         self._turn = None
         self.gradients.end_step()
 
     def keep_buffers(self, buffers: Sequence[Tensor]) -> None:
-        """Take down EST 0's buffers as its turn leaves them, for `broadcast_buffers`; by its host."""
+        """Copy EST 0's buffers at the end of its turn, for `broadcast_buffers`; called by EST 0's host."""
         self._message = self._spare_message()
         self._message.hold(buffers)
 
     def broadcast_buffers(self) -> None:
-        """Spread EST 0's buffers with this step: called once a step by every member, not later than in
-        `on_last_backward`. They are in `next_buffers` when backward() of the last turn returns.
+        """Send or receive EST 0's buffers with this step.
+
+        Called once a step by every member, at the latest in `on_last_backward`. The buffers are in
+        `next_buffers` when backward() of the last turn returns.
         """
         if self._me == 0:
             assert self._message is not None, "the host of EST 0 has EST 0's buffers"
@@ -266,27 +275,27 @@ class Reducer:
         return message or self._packing.message()
 
     def give_up(self, why: str) -> None:
-        """The step must not be applied by anybody: the ring ends, as if it had broken; `failure` says why."""
+        """Abort the ring, because no worker may apply this step. why: reason, for `failure`."""
         assert self._transport is not None
         self._given_up = why
         self._transport.abort()
 
     def drop(self) -> None:
-        """Throw the step in flight away: nothing of it is waited for; the next begins with its gradients.
+        """Discard the step in flight without waiting for it; the next step begins with the same gradients.
 
-        A ring in which a step was dropped while its messages travelled must not be used again, so
-        it is aborted if that has not been done.
+        A ring in which a step was dropped while its messages were in transit must not be used again, so it is
+        aborted if it still works.
         """
         self._abort_if_busy()
         if self._thread is not None:
-            with suppress(RingError):  # what an aborted collective ends with
+            with suppress(RingError):  # error of the aborted collective
                 self._thread.finish()
             if self._thread.left:
                 self._slots, self._stale = None, True  # the thread may still write to this memory
         if self._turn is not None:
             self.gradients.lose_step()
         self._turn = None
-        self._message = self._spare = None  # somebody may still write to them
+        self._message = self._spare = None  # others may still write to them
         self.failure = None
 
     def close(self) -> None:
@@ -305,10 +314,11 @@ class Reducer:
     # ------------------------------------------------------------------ in backward
 
     def watch_outputs(self, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        """Forward hook of the model: the end of a backward is then that of the outermost one.
+        """Forward hook of the model: detect the end of the outermost backward through the outputs' hooks.
 
         Reentrant activation checkpointing runs backward passes inside the backward pass; a callback that a
-        parameter's hook queued would belong to an inner one. The outputs' gradients come first.
+        parameter's hook queued would belong to an inner one. The gradients of the outputs are computed first,
+        in the outermost.
         """
         if self._turn is None:
             return
@@ -323,10 +333,10 @@ class Reducer:
             torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _take(self, index: int, param: Tensor) -> None:
-        """Hook: the gradient of parameter `index` is complete for this backward."""
+        """Hook: take the gradient of parameter `index`, complete for this backward."""
         turn, slots = self._turn, self._slots
         if turn is None or slots is None:
-            return  # outside the loop the gradients are the script's own
+            return  # outside the loop gradients belong to the script
         gradient = param.grad
         assert gradient is not None
         if turn.complete or (turn.arrived[index] and not self._deferred):
@@ -347,7 +357,7 @@ class Reducer:
             turn.begun = True
             self._backward_began(gradient)
             if turn.last:
-                # Of one host the last sum is done by the thread that would wait for it.
+                # On a single host the last sum is computed by the very thread that would wait for it.
                 turn.held = self._on_first_gradient() or len(self._ranges) == 1
         if gradient is slots.averages[index]:
             turn.added[slots.bucket_of[index]] += 1
@@ -360,12 +370,14 @@ class Reducer:
                 param.grad = None
 
     def _put(self, index: int, gradient: Tensor | None, turn: Turn, slots: Slots) -> None:
-        """An EST's gradient goes into its slot, scaled as DDP scales it; None: it has none."""
+        """Put an EST's gradient into its slot, scaled as DDP scales it; None: the EST has no gradient."""
         bucket = slots.bucket_of[index]
         in_place = gradient is slots.averages[index]
         turn.in_place[bucket] += in_place
         if gradient is not None and gradient.requires_grad:
             gradient = gradient.detach()  # backward(create_graph=True): the averages have no graph
+        # Small gradients wait for the whole bucket, to be copied in one call; the version detects later
+        # writes.
         if gradient is not None and slots.gathered[bucket] and not in_place and self._stays(index):
             turn.waiting[bucket].append((index, gradient, gradient._version))
         else:
@@ -383,7 +395,7 @@ class Reducer:
             self._start_buckets(turn, slots)
 
     def _stays(self, index: int) -> bool:
-        """Whether no hook of the script's own may write to the parameter's gradient behind ours."""
+        """True if no hook of the script may write to the parameter's gradient after ours."""
         hooks = self._params[index]._post_accumulate_grad_hooks
         return hooks is None or len(hooks) == 1
 
@@ -391,12 +403,14 @@ class Reducer:
         if gradient is None:
             target.zero_()
         elif in_place and self._as_bucket_view:
+            # DDP divides by N where the gradient is a view of the bucket, and multiplies by 1/N elsewhere;
+            # the results differ in the last bit if N is not a power of two.
             torch.div(gradient, self._num_ests, out=target)
         else:
             torch.mul(gradient, self._factor, out=target)
 
     def _gather(self, bucket: int, turn: Turn, slots: Slots) -> None:
-        """All gradients of a bucket that were kept until now go into the EST's slot."""
+        """Copy all waiting gradients of a bucket into the EST's slot."""
         waiting, turn.waiting[bucket] = turn.waiting[bucket], []
         for index, gradient, version in waiting:
             if gradient._version != version:
@@ -418,17 +432,19 @@ class Reducer:
             slots.plans[bucket].slots[turn.slot].mul_(self._factor)
 
     def _start_buckets(self, turn: Turn, slots: Slots) -> None:
-        """All-reduce the buckets that are complete, in order."""
+        """All-reduce the complete buckets, in order."""
+        # All hosts must start the buckets in the same order, so a complete bucket waits for those before it.
         end = len(slots.plans) - turn.held
         while turn.started < end and not turn.missing[turn.started]:
             self._submit(partial(self._all_reduce, slots.plans[turn.started], turn.started + 1))
             turn.started += 1
 
     def _check_zeroed(self, bucket: int, turn: Turn, slots: Slots) -> None:
-        """Gradients that were added to the last step's averages must have been zeroed in between.
+        """Raise UnsupportedError if gradients were added to the last step's averages without zeroing them.
 
-        Only a worker that applied the last step has those averages; what others would add to is known only
-        if it is zero. Zeroing and adding write to every gradient once each.
+        Only a worker that applied the last step has those averages; the value that other workers add to is
+        known only if it is zero. Zeroing and adding write to every gradient once each, which the version
+        counters show.
         """
         if slots.versions and slots.writes(bucket) < turn.in_place[bucket] + turn.added[bucket]:
             raise UnsupportedError(
@@ -437,7 +453,7 @@ class Reducer:
             )
 
     def _submit(self, task: Callable[[], None]) -> None:
-        """Give the ring's thread a task on tensors that the current stream has work for."""
+        """Give the ring's thread a task on tensors for which the current stream has queued work."""
         assert self._thread is not None
         if self._stream is None:
             alone = len(self._ranges) == 1 and self.backward_done and not self._thread.busy
@@ -473,7 +489,7 @@ class Reducer:
             transfer.wait()
 
     def _join_used(self, mine: Tensor, others: dict[int, Tensor], tag: int) -> None:
-        """Exchange the maps of used parameters with all hosts, as DDP all-reduces its own."""
+        """Exchange the maps of used parameters with all hosts, as DDP all-reduces its map."""
         transport = self._transport
         assert transport is not None
         transport.check()
@@ -485,11 +501,12 @@ class Reducer:
             mine |= theirs
 
     def _backward_ended(self) -> None:
-        """Called by autograd at the end of each turn's backward, before backward() returns."""
+        """Finish a turn's backward; called by autograd before backward() returns."""
         turn, slots = self._turn, self._slots
         assert turn is not None and slots is not None
         if 1 not in turn.arrived:
-            # torch.autograd.grad() of the outputs, for a loss that has gradients in it: not the backward yet.
+            # torch.autograd.grad() of the outputs, for a loss with gradients in it: not the script's
+            # backward() yet.
             turn.callback_queued = False
             return
         turn.complete = True
@@ -535,7 +552,7 @@ class Reducer:
         try:
             self._thread.finish()
         except RingError as error:
-            # Its traceback holds messages of the old group, which must be free to go.
+            # Its traceback refers to messages of the old group, which must be released.
             error.__traceback__ = error.__cause__ = error.__context__ = None
             self.failure = RingAborted(self._given_up) if self._given_up else error
         else:
@@ -547,14 +564,14 @@ class Reducer:
         self.waited_seconds += perf_counter() - began
         shown = slots.averages if self.failure is None else slots.views[turn.slot]
         for index, param in enumerate(self._params):
-            # As under DDP, the gradient of a parameter that no EST used is left as it is.
+            # As under DDP, the gradient of a parameter that no EST used is left unchanged.
             if self._used[index]:
                 param.grad = shown[index]
 
     # ------------------------------------------------------------------ memory
 
     def _reallocate(self) -> None:
-        """Slots and sums for the present ring and layout, from the memory of those before where it fits."""
+        """Allocate slots and sums for the current ring and layout, reusing previous memory where it fits."""
         old = self._slots
         shown = any(param.grad is not None for param in self._params)
         pool = old.recycled(sums=not shown) if old is not None else {}

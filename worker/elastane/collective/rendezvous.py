@@ -1,20 +1,19 @@
-"""Where the members of a generation meet: a store of keys that asks for the generation's secret.
+"""Authenticated key-value store in which the members of a generation meet.
 
-Process groups exchange their members' addresses by a store. torch's TCPStore lets everybody in: whoever
-reaches it lists, reads and overwrites all keys. Here a caller proves, before it may say anything, that it
-knows the secret of the group it names, and so does the store; from then on each message bears a code that
-only the two can make. What is said can be overheard, as the messages of the ring itself can; it cannot be
-made up.
+Process groups exchange their members' addresses through a store. torch's TCPStore admits everybody: any
+client that reaches it can list, read and overwrite all keys. Here a client first proves that it knows the
+secret of the group it names, and so does the store; from then on each message carries a MAC that only the
+two can compute. Messages can be eavesdropped on, like those of the ring itself, but not forged.
 
-    RendezvousStore   one per worker; the group of a generation meets at its first member's
-    MemberStore       a member's connection to it, as torch's process groups use a store
+    RendezvousStore      one per worker; the group of a generation meets at its first member's store
+    MemberStore          a member's connection to it, used by torch's process groups as a store
 
-    member -> store   group, nonce                 store -> member   nonce
-    member -> store   proof of the secret          store -> member   proof of the secret
-    member -> store   requests, coded              store -> member   answers, coded
+    member -> store   group, nonce               store -> member   nonce
+    member -> store   proof of the secret        store -> member   proof of the secret
+    member -> store   requests with MAC          store -> member   answers with MAC
 
-A store's key never leaves it and the master, who gives each member of a generation the secret of that
-generation alone (elastane_proto.rendezvous): one that was put out cannot meet the next.
+A store's key is known only to its worker and the master, who gives each member of a generation the secret of
+that generation alone (elastane_proto.rendezvous): an evicted worker cannot join the next one.
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from torch._C._distributed_c10d import Store
 from elastane.errors import RefusedError
 from elastane_proto.rendezvous import group_secret
 
-#: Connections of peers that may wait to be accepted.
+#: Backlog of connections that are not accepted yet.
 _BACKLOG: Final = 1024
-#: How long a connection may stand without having proved the secret, and how many may.
+#: Time limit of a connection that has not proved the secret, and limit of their number.
 STRANGER_SECONDS: Final = 10.0
 STRANGERS_MAX: Final = 1024
-#: At a time; of more, the oldest are over.
+#: Limit of groups at a time; beyond it the oldest is dropped.
 GROUPS_MAX: Final = 16
 _GREETING: Final = b"elastane rendezvous 1\n"
 _NONCE_BYTES: Final = 32
 _CODE_BYTES: Final = 32
 _HANDSHAKE_BYTES_MAX: Final = 512
 _MESSAGE_BYTES_MAX: Final = 16 * 2**20
-#: Of all values of a group.
+#: Limit of all values of a group together.
 GROUP_BYTES_MAX: Final = 256 * 2**20
 _LENGTH: Final = struct.Struct(">I")
 _NUMBER: Final = struct.Struct(">q")
@@ -62,7 +61,7 @@ _NUMBER: Final = struct.Struct(">q")
 class _Ask(IntEnum):
     SET = 1
     ADD = 2
-    #: The values of keys, once all are there or a time is over.
+    #: Read the values of keys as soon as all exist, or time out.
     WAIT = 3
     CHECK = 4
     SWAP = 5
@@ -75,19 +74,19 @@ class _Answer(IntEnum):
 
 
 class RendezvousError(RuntimeError):
-    """The store is gone, does not know the secret, or has ended the connection."""
+    """The store is unreachable, does not know the secret, or has closed the connection."""
 
 
 class RendezvousLate(torch.distributed.DistStoreError):
-    """What was waited for did not come in time."""
+    """The awaited keys were not written in time."""
 
 
 class RendezvousStore:
-    """The store this worker hosts for the groups whose first member it is.
+    """The store this worker hosts for groups whose first member it is.
 
-    host: address or name under which the other workers reach this one. Listens on a free port of that
-    address and of no other. key: of which the secrets of groups are made; empty: they have none.
-    Raises RefusedError when the address is not one of this machine.
+    host: address or name under which the other workers reach this one. Listens on a free port of that address
+    and of no other. key: the secrets of groups are derived from it; empty: groups have no secret. Raises
+    RefusedError if the address does not belong to this machine.
     """
 
     def __init__(self, host: str, key: bytes = b"") -> None:
@@ -103,14 +102,14 @@ class RendezvousStore:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop listening; groups that still form here break. Idempotent."""
+        """Stop listening; groups that are still forming here fail. Idempotent."""
         self._wake_write.close()
         self._thread.join()
         atexit.unregister(self.close)
 
 
 def listen(host: str) -> socket.socket:
-    """A socket that listens at a free port of `host` alone. Raises RefusedError."""
+    """Return a socket that listens on a free port of `host` alone. Raises RefusedError."""
     try:
         family, _, _, _, place = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -129,7 +128,7 @@ def listen(host: str) -> socket.socket:
     return listener
 
 
-# ------------------------------------------------------------------ what both sides say
+# ------------------------------------------------------------------ messages of both sides
 
 
 def _proof(secret: bytes, who: bytes, group: bytes, nonces: bytes) -> bytes:
@@ -137,7 +136,7 @@ def _proof(secret: bytes, who: bytes, group: bytes, nonces: bytes) -> bytes:
 
 
 class _Codes:
-    """The codes of one direction: each message has its number in it, so that none can be said twice."""
+    """MACs of one direction. Each covers the message's number, so that none can be replayed."""
 
     def __init__(self, secret: bytes, direction: bytes, group: bytes, nonces: bytes) -> None:
         self._key = _proof(secret, direction, group, nonces)
@@ -157,7 +156,7 @@ def _packed(kind: int, *parts: bytes) -> bytes:
 
 
 def _unpacked(body: bytes) -> tuple[int, list[bytes]]:
-    """Raises ValueError for what is no message."""
+    """Split a message into its kind and parts. Raises ValueError if it is malformed."""
     if not body:
         raise ValueError("an empty message")
     parts, at = [], 1
@@ -188,12 +187,12 @@ class _Group:
 class _Wait:
     caller: _Caller
     keys: list[bytes]
-    #: On the monotonic clock.
+    #: Deadline on the monotonic clock.
     until: float
 
 
 class _Caller:
-    """One connection. `group` is set once it has proved the secret."""
+    """One connection. `group` is set once the client has proved the secret."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -212,7 +211,7 @@ class _Caller:
 
 
 class _Serving:
-    """The thread that serves a store."""
+    """The event loop of a store, run in its thread."""
 
     def __init__(self, listener: socket.socket, wake: socket.socket, key: bytes) -> None:
         self._listener, self._wake, self._key = listener, wake, key
@@ -222,7 +221,7 @@ class _Serving:
         self._groups: OrderedDict[bytes, _Group] = OrderedDict()
 
     def run(self) -> None:
-        """Serves until the other end of `wake` is closed."""
+        """Serve until the other end of `wake` is closed."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -244,7 +243,10 @@ class _Serving:
             self._selector.close()
 
     def _until_next(self) -> float | None:
-        """Seconds until a wait or a stranger's time is over."""
+        """Return the seconds until the next deadline of a wait or an unauthenticated connection.
+
+        Returns None if there is no deadline.
+        """
         due = [wait.until for group in self._groups.values() for wait in group.waiting]
         if self._strangers:
             due.append(next(iter(self._strangers.values())).since + STRANGER_SECONDS)
@@ -266,7 +268,7 @@ class _Serving:
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # it left before it was accepted, or there are no descriptors left: it asks again
+        except OSError:  # the client disconnected, or descriptors have run out; it retries
             return
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -291,9 +293,10 @@ class _Serving:
             self._drop(caller)
 
     def _messages(self, caller: _Caller) -> Iterator[bytes]:
-        """Whole messages that came. Raises ValueError for one that is too long."""
+        """Yield complete messages received. Raises ValueError for one that is too long."""
         while len(caller.incoming) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(caller.incoming)
+            # An unauthenticated client must not make the store buffer more than a handshake.
             if length > (_HANDSHAKE_BYTES_MAX if caller.stranger else _MESSAGE_BYTES_MAX):
                 raise ValueError("a message that is too long")
             if len(caller.incoming) < _LENGTH.size + length:
@@ -308,6 +311,7 @@ class _Serving:
                 raise ValueError("another protocol")
             at = len(_GREETING)
             caller.named = message[at + _NONCE_BYTES :]
+            # Both nonces enter the proofs and keys, so that neither side can replay an earlier connection.
             own = os.urandom(_NONCE_BYTES)
             caller.nonces = message[at : at + _NONCE_BYTES] + own
             self._send(caller, own)
@@ -333,6 +337,7 @@ class _Serving:
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = _Group()
+            # The oldest group belongs to a superseded generation.
             while len(self._groups) > GROUPS_MAX:
                 _, old = self._groups.popitem(last=False)
                 for caller in [caller for caller in self._callers.values() if caller.group is old]:
@@ -351,7 +356,7 @@ class _Serving:
                 if there_now == expected or (there_now is None and not expected):
                     self._put(caller, group, key, wanted)
                 else:
-                    # As torch's stores: of a key that is not there the expected value is said.
+                    # As in torch's stores: for a missing key the answer is the expected value.
                     self._answer(caller, _Answer.DONE, expected if there_now is None else there_now)
             case _Ask.CHECK, keys:
                 self._answer(caller, _Answer.DONE, b"1" if all(key in group.values for key in keys) else b"")
@@ -387,7 +392,7 @@ class _Serving:
 
     def _send(self, caller: _Caller, message: bytes) -> None:
         caller.outgoing += _framed(message)
-        with contextlib.suppress(OSError):  # its end is read next
+        with contextlib.suppress(OSError):  # the next read reports the end of the connection
             self._flush(caller)
 
     def _flush(self, caller: _Caller) -> None:
@@ -414,10 +419,10 @@ class _Serving:
 
 
 class MemberStore(Store):
-    """A member's connection to the store of its group, by its secret.
+    """A member's connection to the store of its group, authenticated by the group's secret.
 
-    timeout_seconds: of the connection and of waits that name none. Called from one thread. Raises
-    RendezvousError, a RuntimeError as those of torch's stores; OSError when the store cannot be reached.
+    timeout_seconds: of the connection, and of waits that specify none. Called from one thread. Raises
+    RendezvousError, a RuntimeError like those of torch's stores; OSError if the store cannot be reached.
     """
 
     def __init__(self, host: str, port: int, group: str, secret: bytes, timeout_seconds: float) -> None:
@@ -440,7 +445,7 @@ class MemberStore(Store):
         self._heard = _Codes(secret, b"answers", name, nonces)
 
     def close(self) -> None:
-        """End the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._connection.close()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -472,7 +477,7 @@ class MemberStore(Store):
         return bool(self._ask(_Ask.DELETE, key.encode())[0])
 
     def has_extended_api(self) -> bool:
-        """Whether several keys can be asked for at once."""
+        """True: `multi_get` and `multi_set` are supported."""
         return True
 
     def _wait(self, keys: Sequence[str], timeout_seconds: float) -> list[bytes]:
@@ -483,6 +488,7 @@ class MemberStore(Store):
         body = _packed(kind, *parts)
         with self._lock:
             try:
+                # The store itself ends a wait after `seconds`; the rest is time for its answer to arrive.
                 self._connection.settimeout(self._timeout_seconds + seconds)
                 self._connection.sendall(_framed(body + self._said.next(body)))
                 message = self._read()

@@ -1,12 +1,12 @@
-"""The thread that carries out one generation's communication, and is left behind if it hangs.
+"""Thread that runs one generation's communication, and is abandoned if it hangs.
 
-All hosts must start their collectives in the same order, or they wait for one another for ever; one
-thread with one queue gives that order. Torch's operations release the interpreter lock, so the
-thread's additions and the backward of the script's thread run side by side.
+All hosts must start their collectives in the same order, or they wait for one another for ever; one thread
+with one queue guarantees that order. Torch's operations release the GIL, so the thread's additions and the
+backward of the script's thread run in parallel.
 
-Whoever needs the results waits in `finish`, which returns soon after the ring has ended although the
-thread may not: gloo frees every wait of an aborted group except that for a message of which a part has
-been sent or received (docs/decisions/0003). Such a thread ends when gloo's own timeout does.
+Callers wait for the results in `finish`, which returns soon after the ring has ended although the thread may
+not: gloo ends every wait of an aborted group except the wait for a message that is partly sent or received
+(docs/decisions/0003). Such a thread ends at gloo's own timeout.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Final, TypeVar
 
 from elastane.collective.transport import RingTransport
 
-#: How long after the end of its ring a thread is waited for: it may be adding up what has come.
+#: Grace period for the thread after the end of its ring: it may be adding up received data.
 GRACE_SECONDS: Final = 0.05
 
 Result = TypeVar("Result")
 
 
 class RingThread:
-    """Runs tasks one after the other; after a failure it passes the rest over until `finish`.
+    """Runs tasks one after the other; after a failure it skips the rest until `finish`.
 
     transport: the ring the tasks communicate over.
     """
@@ -37,7 +37,7 @@ class RingThread:
         self._error: BaseException | None = None
         self._ring_ended = False
         self._changed = threading.Condition()
-        #: The thread hangs in its ring: what its tasks work on must not be used by anybody else again.
+        #: The thread hangs in its ring; the memory of its tasks must never be used again.
         self.left = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -45,7 +45,7 @@ class RingThread:
 
     @property
     def busy(self) -> bool:
-        """Whether a task is not done yet."""
+        """True while a task is not finished."""
         return self._outstanding > 0 and not self.left
 
     def submit(self, task: Callable[[], None]) -> None:
@@ -55,7 +55,10 @@ class RingThread:
         self._tasks.put(task)
 
     def run(self, task: Callable[[], None]) -> None:
-        """Do a task in the calling thread, like one that was submitted: where it waits for nobody else."""
+        """Run a task in the calling thread, with the errors of a submitted one.
+
+        The task must not wait for any other member.
+        """
         assert not self.busy
         if self._error is None:
             try:
@@ -64,9 +67,9 @@ class RingThread:
                 self._error = raised
 
     def finish(self) -> None:
-        """Wait until every task is done or passed over, or the thread is `left`.
+        """Wait until every task is finished or skipped, or the thread is abandoned (`left`).
 
-        Raises what the first failed task raised; RingAborted or RingBroken if the thread is left.
+        Raises the error of the first failed task; RingAborted or RingBroken if the thread is abandoned.
         """
         self._settle()
         with self._changed:
@@ -77,7 +80,7 @@ class RingThread:
             self._transport.check()
 
     def close(self) -> None:
-        """End the thread after the tasks it has, unless it is left. Idempotent."""
+        """End the thread after its queued tasks, unless it is abandoned. Idempotent."""
         self._settle()
         self._tasks.put(None)
         if not self.left:
@@ -102,6 +105,7 @@ class RingThread:
                     task()
                 except BaseException as raised:  # noqa: BLE001 (it belongs to whoever calls finish)
                     error = raised
+            # The task refers to tensors and messages, which the thread must not keep alive while it waits.
             del task
             with self._changed:
                 self._error = self._error or error
@@ -112,9 +116,10 @@ class RingThread:
 
 
 def finish_in_thread(name: str, transport: RingTransport, task: Callable[[], Result]) -> Result:
-    """What `task` returns or raises; RingAborted or RingBroken when the ring ends and it does not.
+    """Run `task` in a thread and return its result; RingAborted or RingBroken if the ring ends before it
+    does.
 
-    It runs in a thread of its own, and may go on after that: it must touch nothing that others use.
+    An abandoned task may continue afterwards: it must not touch anything that others use.
     """
     results: list[Result] = []
     thread = RingThread(name, transport)

@@ -1,8 +1,8 @@
-"""What every EST finds in p.grad when its turn begins, as a rank would in its own process.
+"""Contents of p.grad at the beginning of every EST's turn, as a rank would find them in its own process.
 
-At the start of a step that is the last step's average for every rank, or None where the script has set it
-to None. Which parameters have a gradient then is part of the job's state: it decides whether backward
-adds to a tensor or makes one, and so the sign of a zero.
+At the start of a step that is the last step's average for every rank, or None if the script has set it to
+None. Which parameters have a gradient then is part of the job's state: it decides whether backward adds to a
+tensor or creates one, and so the sign of a zero.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ class ScriptGradients:
 
     def __init__(self, params: Sequence[Parameter]) -> None:
         self._params = list(params)
-        #: Parameters that have a p.grad at the start of the step; `_restored`: they must be given one.
+        #: Parameters that have a p.grad at the start of the step. `_restored`: it must be recreated for them.
         self._defined: set[int] = set()
         self._restored = False
         self._in_step = False
-        #: Versions of the sums at the start of the step.
+        #: Version counters of the sums at the start of the step.
         self._start_versions: list[int] = []
 
     def state_dict(self) -> dict[str, list[int]]:
-        """Which parameters have a gradient between two steps; within one, when it began."""
+        """Return the parameters with a gradient: between steps now, within a step at its beginning."""
         if self._restored or self._in_step:
             return {"defined": sorted(self._defined)}
         return {"defined": [index for index, param in enumerate(self._params) if param.grad is not None]}
 
     def load_state_dict(self, state: dict[str, list[int]]) -> None:
-        """The state received was of a step that began with gradients of these parameters, and no other."""
+        """Take over the parameters whose gradients were defined when the received state's step began."""
         self._defined, self._restored = set(state["defined"]), True
 
     def lose_step(self) -> None:
-        """The step in flight is thrown away: the next begins with the gradients that it began with."""
+        """Note that the step in flight is discarded: the next one begins with the same gradients."""
         self._restored, self._in_step = True, False
 
     def end_step(self) -> None:
-        """The step is applied."""
+        """Note that the step is applied."""
         self._in_step = False
 
     def release(self) -> None:
-        """Before memory is exchanged: gradients that will be given anew must not hold the old."""
+        """Release gradients that will be recreated, so that their memory is free for reallocation."""
         if self._restored:
             for param in self._params:
                 param.grad = None
 
     def begin_step(self, slots: Slots) -> None:
-        """The first EST's turn begins."""
+        """Prepare p.grad for the first EST's turn."""
         if self._restored:
             for index in self._defined:
                 self._params[index].grad = slots.averages[index].zero_()
@@ -63,10 +63,10 @@ class ScriptGradients:
         self._in_step = True
 
     def begin_est(self, slots: Slots) -> None:
-        """Another EST's turn begins: what the one before left is not what this one would find.
+        """Prepare p.grad for another EST's turn, undoing what the previous EST left.
 
-        Where the script adds in place, the memory is the average's, and its zeros are the script's business;
-        where the EST before set it to None after that, this one finds zeros.
+        If the script adds in place, the memory is the average's, and zeroing it is up to the script; if the
+        previous EST set p.grad to None after writing to it, this one gets zeros.
         """
         written = slots.sum_versions != self._start_versions
         for index, (param, average) in enumerate(zip(self._params, slots.averages, strict=True)):

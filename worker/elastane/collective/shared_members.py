@@ -1,15 +1,15 @@
-"""A ring whose members share memory: how they agree on it, what they tell one another, how it ends.
+"""A ring whose members share memory: agreement on it, messages between members, and its end.
 
-When a ring forms, its members find out together whether each can read all others' memory (`agree`). From
-then on they tell one another by pipes how far they are: a message there is a few bytes, costs two
-switches of context and, unlike one of gloo's, no thread that polls.
+When a ring forms, its members determine together whether each can read all others' memory (`agree`). From
+then on they report their progress through pipes: a message is a few bytes, costs two context switches and,
+unlike one of gloo's, needs no polling thread.
 
-No wait can hang: that of a living process ends with `leave`, which this member's ring calls when it is
-aborted or breaks; a process that has left or died closes its ends of the pipes, and its peers' waits end.
+No wait can hang: a wait in a living process is ended by `leave`, which its ring calls when it is aborted or
+breaks; a process that has left or died closes its ends of the pipes, which ends its peers' waits.
 
-Memory is valid as long as its owner is in the ring. The owner takes its mark down (`withdraw`) before it may
-use the memory for anything else, and a reader looks at all marks after reading (`all_present`): one
-that was stopped in between and wakes years later reads something else, and knows.
+Memory is valid while its owner is in the ring. The owner clears its mark (`withdraw`) before it may use the
+memory for anything else, and a reader checks all marks after reading (`all_present`): a reader that was
+suspended in between reads other data, and detects it.
 """
 
 from __future__ import annotations
@@ -34,37 +34,38 @@ from torch._C._distributed_c10d import Store
 from elastane.collective.shared_memory import Arena, PeerMemory, open_of_process, own_arena
 from elastane.errors import RefusedError
 
-#: Larger rings are those of many machines, and would have as many pipes for each member.
+#: Larger rings span many machines, and would need as many pipes for each member.
 MEMBERS_MAX: Final = 64
-#: How long members wait for one another's word; one of another release gives none. Then nobody shares.
+#: Time limit of the agreement. A member of another release gives no answer; then nobody shares.
 AGREE_SECONDS: Final = 5.0
 _NOT_SHARED: Final = "none"
 _VERDICT: Final = "memory/verdict"
 #: kind, tag, value
 _MESSAGE: Final = struct.Struct("<Bqq")
-#: Enough for what a peer can have sent before it waits itself.
+#: Enough for everything a peer can have sent before it waits itself.
 _READ_BYTES: Final = 1 << 16
 
 
 class Kind(IntEnum):
-    """What a member tells the others of a vector."""
+    """Message kinds: progress of a member with one vector."""
 
     READY = 1
     SUMMED = 2
     COPIED = 3
-    #: It leaves as it should, having said all; without it the end of the pipe is a break.
+    #: An orderly leave, after the last message; a pipe that ends without it means a failure.
     BYE = 4
 
 
 class MemberLeft(Exception):  # noqa: N818
-    """A member's end of a pipe is closed, ours was closed by `leave`, or nothing came in time."""
+    """A member's end of a pipe is closed, ours was closed by `leave`, or nothing arrived in time."""
 
 
 class SharedMembers:
     """This process's view of the ring. Only `withdraw` and `leave` may be called from any thread.
 
-    own: where memory for the others is taken from; peers: theirs, by rank; mark: a word of `own` that is 1
-    while this member is in the ring; marks: the peers'; inboxes, outboxes: pipes from and to each peer.
+    own: arena from which memory for the others is allocated; peers: theirs, by rank; mark: a word of `own`
+    that is 1 while this member is in the ring; marks: the peers'; inboxes, outboxes: pipes from and to each
+    peer.
     """
 
     def __init__(
@@ -88,16 +89,16 @@ class SharedMembers:
         self._hosts = {fd: host for host, fd in inboxes.items()}
         for fd in (self._wake, *inboxes.values()):
             self._poll.register(fd, select.POLLIN)
-        # A wait may still look at inboxes when the ring is over; outboxes are left if nobody called `leave`.
+        # A wait may still poll inboxes after the ring has ended; outboxes remain if nobody called `leave`.
         weakref.finalize(self, _close_all, [self._wake, *inboxes.values()], outboxes).atexit = False
-        #: Peers that have left in order, and all they have said is read.
+        #: Peers that have left in order, and whose messages are all read.
         self._gone: set[int] = set()
         self._partial: dict[int, bytes] = defaultdict(bytes)
-        #: What came and was not asked for yet: values in the order of arrival.
+        #: Messages that arrived before they were asked for: values in the order of arrival.
         self._arrived: dict[tuple[int, Kind, int], deque[int]] = defaultdict(deque)
 
     def tell(self, kind: Kind, tag: int, value: int = 0, hosts: Collection[int] | None = None) -> None:
-        """Send a message to all others, or to some. Raises MemberLeft."""
+        """Send a message to all others, or to `hosts`. Raises MemberLeft."""
         message = _MESSAGE.pack(kind, tag, value)
         with self._lock:
             if self._left:
@@ -109,7 +110,10 @@ class SharedMembers:
                     raise MemberLeft(f"member {host} has left the ring ({error.strerror})") from error
 
     def hear(self, kind: Kind, tag: int, hosts: Collection[int] | None = None) -> dict[int, int]:
-        """Wait for a message of each of the others, or of some; the values by rank. Raises MemberLeft."""
+        """Wait for a message from each of the others, or of `hosts`; returns values by rank.
+
+        Raises MemberLeft.
+        """
         hosts = self.peers if hosts is None else hosts
         deadline = time.monotonic() + self._timeout_seconds
         wanted = {host for host in hosts if not self._arrived[host, kind, tag]}
@@ -125,18 +129,21 @@ class SharedMembers:
         return {host: self._arrived[host, kind, tag].popleft() for host in hosts}
 
     def withdraw(self) -> None:
-        """From here on nobody may rely on this member's memory. Before anybody here can know that the ring
-        has ended, and use that memory for something else. Any number of times."""
+        """Declare this member's memory invalid. Idempotent.
+
+        Must come before anybody here can know that the ring has ended and reuse that memory.
+        """
         self._mark.zero_()
 
     def leave(self, *, in_order: bool = False) -> None:
-        """Withdraw, and end all waits, here and at the peers. Any number of times.
+        """Withdraw, and end all waits, here and at the peers. Idempotent.
 
-        in_order: nothing is under way here; peers that want nothing more of this member are not disturbed.
+        in_order: nothing is in progress here; peers that expect nothing more of this member are not
+        disturbed.
         """
         self.withdraw()
         for host in self.peers if in_order else ():
-            with suppress(MemberLeft):  # each for itself: some have left before
+            with suppress(MemberLeft):  # one by one: some have left before
                 self.tell(Kind.BYE, 0, hosts=[host])
         with self._lock:
             if not self._left:
@@ -146,12 +153,17 @@ class SharedMembers:
                 self._outboxes.clear()
 
     def all_present(self, hosts: Collection[int] | None = None) -> bool:
-        """Whether none of the others, or of some, has left: then all that was read of their memory until now
-        was valid."""
+        """True if none of the others, or of `hosts`, has left.
+
+        Then everything read of their memory so far was valid.
+        """
         return all(bool(self._marks[host]) for host in (self.peers if hosts is None else hosts))
 
     def _check_gone(self, wanted: set[int]) -> None:
-        """Only of those wanted: one that has said all it had to say may leave while others are waited for."""
+        """Raise MemberLeft for wanted members that have left.
+
+        Others may leave once they have sent everything.
+        """
         if gone := wanted & self._gone:
             raise MemberLeft(f"members {sorted(gone)} have left the ring")
 
@@ -174,10 +186,10 @@ class SharedMembers:
 
 
 def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: float) -> SharedMembers | None:
-    """Find out, with all members of a ring that forms, whether they share memory; all get the same answer.
+    """Determine with all members of a forming ring whether they share memory; all get the same answer.
 
-    store: the ring's; share: whether this member is willing; timeout_seconds: of later waits. Raises
-    RuntimeError when the store is gone.
+    store: the ring's; share: this member is willing; timeout_seconds: of later waits. Raises RuntimeError if
+    the store is unreachable.
     """
     if size > MEMBERS_MAX:
         return None
@@ -191,12 +203,12 @@ def agree(store: Store, rank: int, size: int, *, share: bool, timeout_seconds: f
         agreed = attempt.settle(able)
     finally:
         if not agreed:
-            attempt.give_up()  # also when the store is gone
+            attempt.give_up()  # also if the store is unreachable
     return attempt.members(timeout_seconds) if agreed else None
 
 
 class _Attempt:
-    """What one member holds while the ring has not agreed yet."""
+    """Resources of one member until the ring has agreed."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
@@ -206,13 +218,14 @@ class _Attempt:
         self._mark = torch.zeros(1, dtype=torch.int64)
         self._peers: dict[int, PeerMemory] = {}
         self._marks: dict[int, Tensor] = {}
-        #: Both ends of the pipe in which each peer writes to us, and our end of that in which we write to it.
+        #: Both ends of the pipe in which each peer writes to us, and our end of the pipe in which we write to
+        #: it.
         self._inboxes: dict[int, int] = {}
         self._lent: dict[int, int] = {}
         self._outboxes: dict[int, int] = {}
 
     def announce(self) -> bool:
-        """Say where our memory and our pipes are: arena, mark, and (descriptor, inode) by rank."""
+        """Publish where our memory and pipes are: arena, mark, and (descriptor, inode) by rank."""
         self._arena = own_arena()
         if self._arena is None:
             return False
@@ -229,7 +242,7 @@ class _Attempt:
         return True
 
     def open(self) -> bool:
-        """Open what the others have announced."""
+        """Open the memory and pipes that the others have published; False if one of them does not share."""
         keys = [f"memory/{peer}" for peer in self._others]
         if not self._written(keys):
             return False
@@ -241,27 +254,29 @@ class _Attempt:
             self._peers[peer] = memory = PeerMemory(arena)
             self._marks[peer] = memory.view(int(mark_offset), 1, torch.int64)
             fd, _, inode = pipes[self._rank].partition(":")
+            # The inode proves that it is the announced pipe, not another file with that descriptor.
             self._outboxes[peer] = open_of_process(memory.pid, int(fd), f"pipe:[{int(inode)}]", os.O_WRONLY)
         return all(bool(mark) for mark in self._marks.values())
 
     def settle(self, able: bool) -> bool:
-        """The ring's verdict: no, from the first who is not able; yes, from the last who is."""
+        """Agree on a verdict: "no" from the first member that is not able, "yes" from the last that is."""
         verdict = ""
         if not able:
             verdict = "no"
-            self._store.set(f"memory/{self._rank}", _NOT_SHARED)  # nobody need wait for it
+            self._store.set(f"memory/{self._rank}", _NOT_SHARED)  # so that nobody waits for it
         elif self._store.add("memory/able", 1) == self._size:
             verdict = "yes"
         elif not self._written([_VERDICT]):
             verdict = "no"
         if verdict:
+            # The first verdict stands, so that a member that timed out and one that counted all agree.
             return bytes(self._store.compare_set(_VERDICT, "", verdict)) == b"yes"
         return bytes(self._store.get(_VERDICT)) == b"yes"
 
     def members(self, timeout_seconds: float) -> SharedMembers:
-        """All have opened all."""
+        """Build the members' view, once all have opened everything."""
         assert self._arena is not None
-        # Only the peers' own ends are left: they close when a peer dies.
+        # Close our copies of the peers' writing ends, so that a pipe ends when its peer dies.
         _close(list(self._lent.values()))
         return SharedMembers(
             self._arena,
@@ -274,7 +289,7 @@ class _Attempt:
         )
 
     def give_up(self) -> None:
-        """Nobody shares."""
+        """Release everything; nobody shares."""
         self._mark.zero_()
         _close([*self._lent.values(), *self._inboxes.values(), *self._outboxes.values()])
 

@@ -1,11 +1,11 @@
 """Memory that the workers of one machine read from one another.
 
-Each process has one anonymous file (`Arena`), in which it places what others may read. The others reach
-it as /proc/PID/fd/FD, which works for processes of one user in one PID namespace (a machine, or a
-container), whatever the size of /dev/shm. Nobody writes to another's memory. The file has no name in any
-file system and goes with its last process, so a SIGKILL leaves nothing behind.
+Each process has one anonymous file (`Arena`) for memory that others may read. They reach it as
+/proc/PID/fd/FD, which works for processes of one user in one PID namespace (a machine, or a container),
+whatever the size of /dev/shm. Nobody writes to another's memory. The file has no name in any file system and
+disappears with its last process, so a SIGKILL leaves nothing behind.
 
-Who may rely on another's memory, and until when: `shared_members`. docs/decisions/0014.
+Rules on who may rely on another's memory, and until when: `shared_members`. docs/decisions/0014.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import Tensor
 
 from elastane.errors import RefusedError
 
-#: Size of the file, which is sparse: memory is used where something is written.
+#: Size of the file, which is sparse: memory is used only where something is written.
 ARENA_BYTES: Final = 1 << 50
-#: From this size on the kernel is asked for huge pages.
+#: From this size on, huge pages are requested.
 _HUGE_BYTES: Final = 4 << 20
 _PAGE_BYTES: Final = mmap.PAGESIZE
 _NAME: Final = "elastane-"
@@ -44,11 +44,11 @@ _MAP_FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class Arena:
-    """What this process lets others read. Raises OSError where the system has no such files, and RefusedError
-    where memory of it cannot be mapped.
+    """Memory of this process that others may read.
 
-    Allocation is by page, and a place in the file is used once: who still maps memory that was given back
-    reads zeros from it, never somebody else's.
+    Raises OSError if the system has no such files, RefusedError if its memory cannot be mapped. Allocation is
+    by page, and each range of the file is used once: a reader that still maps returned memory reads zeros,
+    never another tensor's data.
     """
 
     def __init__(self) -> None:
@@ -58,56 +58,60 @@ class Arena:
         weakref.finalize(self, os.close, self._fd).atexit = False
         os.fchmod(self._fd, 0o600)
         os.ftruncate(self._fd, ARENA_BYTES)
-        # A reader's mapping must never end up behind the end of the file (SIGBUS).
+        # A reader's mapping must never extend beyond the end of the file (SIGBUS).
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
         self._end = 0
         self._lock = threading.Lock()
-        #: Where what lies at an address of this process is in the file. An address is in it for as long as it
-        #: is mapped: it is taken out before the mapping goes, and another may get the address.
+        #: File offset of each allocation, by its address in this process. An entry is removed before its
+        #: mapping, because the address may be reused afterwards.
         self._offsets: dict[int, int] = {}
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
-        """A 1-d tensor whose memory others may read; it is given back when nobody here uses it any more."""
+        """Return a 1-d tensor whose memory others may read.
+
+        Its memory is freed when nobody in this process uses it any more.
+        """
         size = _pages(elements, dtype)
         with self._lock:
             offset, self._end = self._end, self._end + size
         mapping = _Mapping(self._fd, size, offset)
         if size >= _HUGE_BYTES:
-            # What the kernel does with small pages, it does with huge ones in a tenth of the time.
+            # The kernel zeroes and maps huge pages in a tenth of the time.
             mapping.advise(mmap.MADV_HUGEPAGE)
         self._offsets[mapping.address] = offset
         return mapping.tensor(elements, dtype, self._give_back)
 
     def offset_of(self, tensor: Tensor) -> int | None:
-        """Where a tensor that `empty` gave lies in the file; None for any other."""
+        """Return the file offset of a tensor from `empty`; None for any other."""
         return self._offsets.get(tensor.data_ptr())
 
     def place_of(self, tensor: Tensor) -> int:
-        """The same of a tensor that must be one of them."""
+        """Return the file offset of a tensor that must be from `empty`."""
         offset = self.offset_of(tensor)
         assert offset is not None, "not this arena's memory"
         return offset
 
     @property
     def announcement(self) -> str:
-        """What others need to open this arena; one word."""
+        """All that others need to open this arena, as one word."""
         return f"{self._pid}:{self._fd}:{self._nonce}"
 
     @property
     def inherited(self) -> bool:
-        """Whether this is a fork's copy of its parent's arena."""
+        """True in a fork, for the copy of its parent's arena."""
         return os.getpid() != self._pid
 
     def _give_back(self, mapping: _Mapping) -> None:
         del self._offsets[mapping.address]
-        if not self.inherited:  # else the parent goes on using it
+        if not self.inherited:  # the parent still uses it
             mapping.advise(mmap.MADV_REMOVE)
 
 
 class PeerMemory:
-    """Another process's arena, to be read. Raises OSError, ValueError or RefusedError when it cannot be.
+    """Another process's arena, read-only by convention.
 
-    announcement: that of its owner, on any machine.
+    announcement: its owner's, which may be on any machine. Raises OSError, ValueError or RefusedError if it
+    cannot be opened.
     """
 
     def __init__(self, announcement: str) -> None:
@@ -119,15 +123,15 @@ class PeerMemory:
         weakref.finalize(self, os.close, self._fd).atexit = False
 
     def view(self, offset: int, elements: int, dtype: torch.dtype) -> Tensor:
-        """What lies there, as its owner sees it, while it is the owner's; 1-d, not to be written to."""
+        """Return a 1-d view of the owner's memory, valid while it is the owner's; must not be written to."""
         return _Mapping(self._fd, _pages(elements, dtype), offset).tensor(elements, dtype)
 
 
 class _Mapping:
-    """A part of an arena's file in this process's memory. Raises RefusedError.
+    """A part of an arena's file, mapped into this process. Raises RefusedError.
 
-    Not by Python's `mmap`: that keeps a descriptor for each, and tells that one is gone only when its address
-    may be somebody else's already.
+    Python's `mmap` is unsuitable: it keeps a descriptor for each mapping, and notifies of its end only when
+    the address may already belong to another mapping.
     """
 
     __slots__ = ("address", "size")
@@ -144,15 +148,15 @@ class _Mapping:
         self.address: int = address
 
     def advise(self, advice: int) -> None:
-        """Tell the kernel; one that has no such advice goes without."""
+        """Call madvise; a kernel that does not know the advice ignores it."""
         _libc.madvise(self.address, self.size, advice)
 
     def tensor(
         self, elements: int, dtype: torch.dtype, before_end: Callable[[_Mapping], None] | None = None
     ) -> Tensor:
-        """A 1-d tensor of its first elements; when nobody uses that any more, the mapping ends.
+        """Return a 1-d tensor of the first elements; the mapping ends when nobody uses the tensor any more.
 
-        before_end: called just before, from whatever thread.
+        before_end: called just before, from any thread.
         """
         memory = memoryview((ctypes.c_char * self.size).from_address(self.address))
         weakref.finalize(memory, self._unmap, before_end).atexit = False
@@ -165,20 +169,21 @@ class _Mapping:
 
 
 def _pages(elements: int, dtype: torch.dtype) -> int:
-    """Bytes of the pages that so many elements take."""
+    """Return the bytes of the pages that this many elements occupy."""
     return -(-max(1, elements) * dtype.itemsize // _PAGE_BYTES) * _PAGE_BYTES
 
 
 def open_of_process(pid: int, fd: int, name: str, flags: int) -> int:
-    """A descriptor of ours for what process `pid` has open as `fd`; name: what the kernel must call it.
+    """Open, in this process, the file that process `pid` has open as `fd`; name: its expected name in /proc.
 
-    On another machine that may be a process of somebody else: nothing is opened that has another name,
-    since opening alone can have effects. Raises OSError, or ValueError for another name.
+    With an announcement from another machine, `pid` may be an unrelated process: nothing with another name is
+    opened, since opening alone can have effects. Raises OSError, or ValueError for another name.
     """
     path = Path(f"/proc/{pid}/fd/{fd}")
     if str(path.readlink()) != name:
         raise ValueError(f"{path} is not {name}")
     ours = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+    # Checked again: the process may have ended between readlink and open, and its number been reused.
     if str(Path(f"/proc/self/fd/{ours}").readlink()) != name:
         os.close(ours)
         raise ValueError(f"{path} has become something else than {name}")
@@ -190,7 +195,7 @@ _arena_lock: Final = threading.Lock()
 
 
 def own_arena() -> Arena | None:
-    """This process's arena, made when it is first wanted; None where there can be none."""
+    """Return this process's arena, created at first use; None where there can be none."""
     global _arena
     with _arena_lock:
         if _arena is None or _arena.inherited:

@@ -1,4 +1,4 @@
-"""One member's message to all others where they share memory: EST 0's buffers, once a step."""
+"""Broadcast of one member's message through shared memory: EST 0's buffers, once a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastane.collective.transport import RingTransport
 
 
 class SharedSpread:
-    """Of messages of `size_bytes`; member 0 is their sender. Built by every member for one ring."""
+    """Broadcast of messages of `size_bytes`; member 0 is the sender. Built by every member for one ring."""
 
     def __init__(self, members: SharedMembers, size_bytes: int, me: int) -> None:
         self._members, self._me = members, me
@@ -36,7 +36,7 @@ class SharedSpread:
         if self._senders_room is None:
             self._senders_room = sender.view(offset, message.numel(), torch.uint8)
         message.copy_(self._senders_room)
-        # The others may be through with the step, and leave.
+        # Only the sender: other members may have finished the step and left.
         if not self._members.all_present([0]):
             raise MemberLeft("member 0 left while its memory was read")
         self._members.tell(Kind.COPIED, tag, hosts=[0])

@@ -1,11 +1,11 @@
-"""The sum where all hosts are workers of one machine: each reads what it needs from the others' memory.
+"""All-reduce of hosts that are workers of one machine: each reads what it needs from the others' memory.
 
 Every host adds an equal part of the vector, all N vectors in canonical order, and the others copy the
-result. A vector is read once by one host and never travels; the messages only say how far everyone is:
+result. A vector is read once by one host and never sent; messages only report progress:
 
-    ready    my vectors are in their slots (and where those lie)
-    summed   my part of the sum is there
-    copied   I need nothing of yours any more
+    ready     my vectors are in their slots (and the slots' offsets)
+    summed    my part of the sum is complete
+    copied    I need nothing of your memory any more
 
 Waits end when the ring does (`shared_members`).
 """
@@ -23,20 +23,21 @@ from elastane.collective.order import Ranges, RingOrder
 from elastane.collective.shared_members import Kind, MemberLeft, SharedMembers
 from elastane.collective.transport import RingTransport
 
-#: Bounds of parts are multiples of this: no two hosts write to one cache line.
+#: Bounds of parts are multiples of this, so that no two hosts write to one cache line.
 _PART_ELEMENTS: Final = 64
-#: After so many blocks a host looks whether the ring still stands.
+#: Number of blocks after which a host checks whether the ring has ended.
 _BLOCKS_PER_CHECK: Final = 16
 
 
 def part(elements: int, hosts: int, host: int) -> tuple[int, int]:
-    """Elements [low, high) that a host adds; may be empty."""
+    """Return the elements [low, high) that a host adds; may be empty."""
     bounds = [elements * number // hosts // _PART_ELEMENTS * _PART_ELEMENTS for number in (host, host + 1)]
     return bounds[0], elements if host == hosts - 1 else bounds[1]
 
 
 class SharedSum:
-    """One vector's; slots, out: as for `Ring`; mine: where this host's part of the sum goes, for the others.
+    """All-reduce of one vector. slots, out: as for `Ring`; mine: this host's part of the sum, read by the
+    others.
 
     Slots and `mine` are memory of `members.own`.
     """
@@ -55,18 +56,18 @@ class SharedSum:
         self._peers = [host for host in range(len(ranges)) if host != me]
         self._order = RingOrder(out.numel(), out.element_size(), ranges, out.numel())
         offsets = [members.own.place_of(tensor) for tensor in (*slots, mine)]
-        #: Where those lie, for the others.
+        #: Their file offsets, for the others.
         self._offsets = members.own.empty(len(offsets), torch.int64)
         self._offsets.copy_(torch.tensor(offsets, dtype=torch.int64))
-        #: For each block of my part: its additions, and (sum, where it goes).
+        #: For each block of my part: its additions, the sum, and its destination in `out`.
         self._blocks: list[tuple[OrderedSum, Tensor, Tensor]] = []
-        #: (the others' parts, where they go), block by block.
+        #: The others' parts and their destinations in `out`, block by block.
         self._copies: list[tuple[Tensor, Tensor]] = []
-        #: The run whose end the others have not all told.
+        #: The run for which not all others have sent COPIED.
         self._unsettled: tuple[RingTransport, int] | None = None
 
     def run(self, transport: RingTransport, tag: int) -> None:
-        """All hosts at once. Raises RingAborted or RingBroken, also when a member left meanwhile."""
+        """Run on all hosts at once. Raises RingAborted or RingBroken, also if a member left meanwhile."""
         self.settle()
         transport.check()
         try:
@@ -75,7 +76,7 @@ class SharedSum:
             raise transport.broken(str(left)) from left
 
     def settle(self) -> None:
-        """Wait until the others need nothing of this host's memory any more; before it is used anew."""
+        """Wait until the others need nothing of this host's memory, before it is written to again."""
         if self._unsettled is None:
             return
         (transport, tag), self._unsettled = self._unsettled, None
@@ -101,13 +102,14 @@ class SharedSum:
             if number % _BLOCKS_PER_CHECK == 0:
                 transport.check()
             target.copy_(source)
+        # Checked after the last read: marks cleared before then mean that some of the data may be invalid.
         if not members.all_present():
             raise MemberLeft("a member left while its memory was read")
         members.tell(Kind.COPIED, tag)
         self._unsettled = transport, tag
 
     def _map(self, theirs: Mapping[int, int]) -> None:
-        """Find the others' memory; their slots are filled, so the pages are there."""
+        """Map the others' memory, once their slots are filled and the pages therefore exist."""
         elements, dtype, hosts = self._out.numel(), self._out.dtype, len(self._ranges)
         first, last = self._ranges[self._me]
         vectors = dict(zip(range(first, last), self._slots, strict=True))

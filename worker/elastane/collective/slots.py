@@ -1,4 +1,4 @@
-"""Where a worker's gradients lie in one generation and layout: a slot for each EST, and the sums.
+"""Memory of a worker's gradients in one generation and layout: a slot for each EST, and the sums.
 
     slots.views[slot][index]   the scaled gradient of parameter `index` of the worker's slot-th EST
     slots.averages[index]      its sum over all N ESTs, after the all-reduce
@@ -21,11 +21,11 @@ from elastane.collective.order import Ranges
 from elastane.collective.shared_members import SharedMembers
 from elastane.collective.shared_memory import own_arena
 
-#: Gradients of fewer elements on average are copied together and then scaled as one: each on its own costs
-#: more in calls than a second pass over memory that is still in the cache.
+#: Gradients smaller than this on average are copied together and scaled at once: the calls for each one would
+#: cost more than a second pass over memory that is still in the cache.
 GATHERED_ELEMENTS_MAX: Final = 1 << 15
 
-#: Blocks of memory that may be used again, by (elements, dtype, device, whether others may read it).
+#: Reusable memory blocks, by (elements, dtype, device, whether others may read it).
 Pool = dict[tuple[int, torch.dtype, torch.device, bool], list[Tensor]]
 
 
@@ -38,14 +38,14 @@ class Slots:
     views: list[list[Tensor]]
     averages: list[Tensor]
     bucket_of: list[int]
-    #: By bucket: its gradients are small, and put into it all at once when the last is in.
+    #: By bucket: its gradients are small, and copied all at once when the last has arrived.
     gathered: list[bool]
-    #: Version of each bucket's sums when the last gradients were taken or shown: tells who has written to
-    #: p.grad since. Empty: not known, in memory that is new.
+    #: Version of each bucket's sums when gradients were last taken or shown; shows later writes to p.grad.
+    #: Empty: unknown, in new memory.
     versions: list[int] = field(default_factory=list)
 
     def recycled(self, *, sums: bool) -> Pool:
-        """The memory, to be used again; without the sums while the script's p.grad shows them."""
+        """Return the memory for reuse; without the sums while the script's p.grad shows them."""
         pool: Pool = defaultdict(list)
         arena = own_arena()
         for plan in self.plans:
@@ -61,15 +61,15 @@ class Slots:
 
     @property
     def sum_versions(self) -> list[int]:
-        """How often each bucket's sums have been written to."""
+        """Version counter of each bucket's sums."""
         return [plan.out._version for plan in self.plans]
 
     def note_versions(self) -> None:
-        """Take down how often the sums were written to until now."""
+        """Record the current version counters."""
         self.versions = self.sum_versions
 
     def writes(self, bucket: int) -> int:
-        """How often a bucket's sums (p.grad, for the script) were written to since `note_versions`."""
+        """Return the number of writes to a bucket's sums (the script's p.grad) since `note_versions`."""
         return self.plans[bucket].out._version - self.versions[bucket]
 
 
@@ -81,8 +81,11 @@ def allocate(
     pool: Pool,
     members: SharedMembers | None = None,
 ) -> Slots:
-    """Slots and sums of a layout; ranges: ESTs of each member; me: its index; pool: memory that may fit;
-    members: given where the members share memory."""
+    """Allocate slots and sums for a layout.
+
+    ranges: ESTs of each member; me: this member's index; pool: memory to reuse; members: given if they share
+    memory.
+    """
     plans = [
         CanonicalAllreduce(
             bucket.elements,
@@ -115,7 +118,7 @@ def allocate(
 
 
 def _is_gathered(bucket: Bucket) -> bool:
-    # Scaling in place gives the NaNs of the narrow types other bits than scaling into other memory does.
+    # NaNs of the narrow types get other bits when scaled in place than when scaled into other memory.
     exact = bucket.dtype in (torch.float32, torch.float64)
     return exact and bucket.elements < GATHERED_ELEMENTS_MAX * len(bucket.places)
 

@@ -1,11 +1,11 @@
-"""Messages between the workers of one generation, every wait of which another thread can end.
+"""Messages between the workers of one generation; any thread can end every wait.
 
-A worker that waits for a silent peer must leave the collective the moment the master announces a
-change of membership, and torch offers nothing for that: `ProcessGroupGloo.abort()` does not free a
-wait. What does: a receive that times out. gloo then reports the timeout to every pair of
-connections of the group, and whoever waits on one of them, to send or to receive, raises within
-milliseconds. So `RingTransport.abort` asks for a message that nobody will ever send, waits a
-millisecond for it, and the group is dead. Groups are cheap: the next generation forms its own.
+A worker that waits for a silent peer must leave the collective the moment the master announces a change of
+membership, and torch offers nothing for that: `ProcessGroupGloo.abort()` does not end a wait. A receive that
+times out does: gloo then reports the timeout to every pair of connections of the group, and every wait on one
+of them, to send or to receive, raises within milliseconds. So `RingTransport.abort` starts a receive that no
+peer will ever serve, waits a millisecond for it, and the group is dead. Groups are cheap: the next generation
+forms its own.
 
     RingTransport     one per generation, whose members meet at a RendezvousStore
 """
@@ -29,17 +29,17 @@ from elastane.collective.rendezvous import MemberStore, listen
 from elastane.collective.shared_members import SharedMembers, agree
 from elastane.errors import ElastaneError
 
-#: How long a message may take before the ring counts as broken, if no membership change ends it first.
+#: Time limit of a message, after which the ring counts as broken.
 TIMEOUT_SECONDS: Final = 600.0
-#: Tags of the step's own messages lie below, those of a state hand-over from here on.
+#: Tags of a step's messages are below this one, those of a state hand-over start here.
 HANDOVER_TAG: Final = 1 << 20
 #: A tag that carries no message: a receive on it can only time out.
 _SILENT_TAG: Final = (1 << 31) - 1
-#: Where, at the rendezvous store, the members of a group that uses NCCL find torch's own.
+#: Key in the rendezvous store under which the members of an NCCL group find torch's store.
 _NCCL_STORE: Final = "nccl/store"
-#: How often a forming group looks whether it is still wanted.
+#: Polling interval for the cancellation of a forming group.
 _CANCEL_POLL_SECONDS: Final = 0.002
-#: How long the end of the process waits for threads that still form an unwanted group.
+#: How long process exit waits for threads that are still forming an unwanted group.
 _EXIT_GRACE_SECONDS: Final = 0.5
 
 
@@ -56,21 +56,21 @@ class RingAborted(RingError):  # noqa: N818 (a change that was ordered, not a fa
 
 
 class RingBroken(RingError):  # noqa: N818
-    """A peer or its connection failed, or stayed silent for longer than the timeout."""
+    """A peer or its connection failed, or was silent for longer than the timeout."""
 
     code = "ELA318"
 
 
 class Cancel(Protocol):
-    """What ends the forming of a group; `threading.Event` is one."""
+    """Cancels the forming of a group; `threading.Event` is one."""
 
     def is_set(self) -> bool:
-        """Whether the group is no longer wanted."""
+        """True if the group is no longer wanted."""
         ...
 
 
 class _Group(Protocol):
-    """What is used of `ProcessGroupGloo` and `ProcessGroupNCCL`; torch's stubs leave these methods out."""
+    """Methods used of `ProcessGroupGloo` and `ProcessGroupNCCL`, which torch's stubs omit."""
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work: ...
@@ -80,7 +80,7 @@ class _Group(Protocol):
 
 
 class Transfer:
-    """A message on its way; the tensor must stay as it is until `wait` has returned."""
+    """A message in transit; the tensor must not be changed until `wait` has returned."""
 
     __slots__ = ("_transport", "_work")
 
@@ -103,8 +103,8 @@ class Transfer:
 class RingTransport:
     """Point-to-point messages between the members of one generation.
 
-    Built by `form`. Messages between two members with the same tag arrive in the order of sending.
-    `send`, `recv` and `exchange` may be called from one thread at a time, `abort` from any.
+    Built by `form`. Messages between two members with the same tag arrive in the order of sending. `send`,
+    `recv` and `exchange` may be called from one thread at a time, `abort` from any.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class RingTransport:
         members: SharedMembers | None = None,
     ) -> None:
         assert (group is None) == (size == 1)
-        #: Given when all members can read one another's memory.
+        #: Given if all members can read one another's memory.
         self.members = members
         self.rank = rank
         self.size = size
         self.backend = backend
         self._group = group
         self._aborted = False
-        #: Why the ring broke.
+        #: Reason why the ring broke.
         self._broken = ""
-        #: Messages started and not yet waited for with success.
+        #: Messages started and not yet successfully waited for.
         self._in_flight = 0
         self._waits_ended = False
         self._lock = threading.Lock()
-        #: To be called when the ring has ended; None: it has.
+        #: Callbacks for the end of the ring; None: it has ended.
         self._ended_callbacks: list[Callable[[], None]] | None = []
 
     @classmethod
@@ -149,12 +149,12 @@ class RingTransport:
         """Meet the other members and connect to them; called by every member of a generation.
 
         store_address: "host:port" of the first member's RendezvousStore. prefix: the same for all members,
-        used for no other group; secret: that of this prefix at that store. shared_memory: whether this
-        member lets the others read its memory, if they are on its machine. Raises RingAborted as soon as
-        `cancel` is set, RingBroken when the store or a peer is gone or does not come within the timeout.
+        used for no other group; secret: of this prefix at that store. shared_memory: this member lets the
+        others read its memory if they are on its machine. Raises RingAborted as soon as `cancel` is set,
+        RingBroken if the store or a peer is unreachable or does not come within the timeout.
 
-        The group is built in a thread of its own, because nothing can interrupt the building. A thread
-        that is no longer wanted is left behind and drops its group when it has one.
+        The group is built in a separate thread, because nothing can interrupt the building. A cancelled
+        thread is abandoned and drops its group once it has one.
         """
         if cancel.is_set():
             raise RingAborted("the group was cancelled before it formed")
@@ -187,8 +187,8 @@ class RingTransport:
     ) -> list[Transfer]:
         """Start messages of both directions, (tensor, peer) each, that must not wait for one another.
 
-        NCCL runs what two members send each other in one stream, one after the other, unless it is
-        told that they belong together; gloo needs no such thing.
+        NCCL executes the messages between two members one after the other in one stream, unless they are
+        coalesced; gloo does not need this.
         """
         if self.backend != "nccl":
             received = [self.recv(tensor, peer, tag) for tensor, peer in receives]
@@ -207,11 +207,11 @@ class RingTransport:
             raise self._failed(error) from error
 
     def broken(self, reason: str) -> RingError:
-        """The error to raise for a ring found broken by other means than its messages; ends all waits."""
+        """Return the error for a ring found broken by other means than its messages; ends all waits."""
         return self._failed(RuntimeError(reason))
 
     def check(self) -> None:
-        """Raise if the ring is aborted or broken."""
+        """Raise RingAborted or RingBroken if the ring has ended."""
         if self._aborted:
             raise RingAborted("the ring of this generation was aborted")
         if self._broken:
@@ -219,24 +219,25 @@ class RingTransport:
 
     @property
     def aborted(self) -> bool:
-        """Whether `abort` was called."""
+        """True if `abort` was called."""
         return self._aborted
 
     def abort(self) -> None:
         """End every wait of this ring at once, here and, by closing the connections, at its peers.
 
-        May be called from any thread, any number of times; returns when the waits are ended, but for one:
-        gloo forgets the wait for a message of which a part has been sent or received. A thread in such
-        a wait must be left behind (`ring_thread`).
+        May be called from any thread, any number of times; returns when the waits have ended, with one
+        exception: gloo does not end the wait for a message that is partly sent or received. A thread in such
+        a wait must be abandoned (`ring_thread`).
         """
+        # First: this worker may reuse its shared memory as soon as it knows that the ring has ended.
         self._withdraw()
         self._aborted = True
         self._end_waits()
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once the ring was aborted or broke and its waits are ended; at once if so.
+        """Call `callback` once the ring was aborted or broke and its waits have ended; at once if it has.
 
-        It is called from whichever thread ends the ring, and must not block.
+        It is called from the thread that ends the ring, and must not block.
         """
         with self._lock:
             if self._ended_callbacks is not None:
@@ -245,7 +246,7 @@ class RingTransport:
         callback()
 
     def close(self) -> None:
-        """Drop the group's connections; waits that are left are ended first. Idempotent."""
+        """Drop the group's connections; remaining waits are ended first. Idempotent."""
         if self._in_flight:
             self.abort()
         self._withdraw()
@@ -266,7 +267,7 @@ class RingTransport:
         return group
 
     def _failed(self, error: RuntimeError) -> RingError:
-        """The typed error for one of the group's. A break is passed on to the peers that do not see it."""
+        """Return the typed error for one of the group's, and end all waits, here and at the peers."""
         if self._aborted:
             return RingAborted("the ring of this generation was aborted")
         self._withdraw()
@@ -305,14 +306,15 @@ class RingTransport:
             else:
                 nothing = torch.empty(1, dtype=torch.uint8)
                 for peer in range(self.size):
-                    # A connection that is closed already raises without telling the others: try them all.
+                    # A connection that is already closed raises without notifying the others, so try all of
+                    # them.
                     if peer != self.rank and _times_out(group, nothing, peer):
                         break
             self._waits_ended = True
 
 
 def _times_out(group: _Group, nothing: Tensor, peer: int) -> bool:
-    """Whether a receive from `peer` got as far as timing out, which ends all waits of the group."""
+    """True if a receive from `peer` really timed out, which ends all waits of the group."""
     try:
         work = group.recv([nothing], peer, _SILENT_TAG)
     except RuntimeError:
@@ -325,9 +327,9 @@ def _times_out(group: _Group, nothing: Tensor, peer: int) -> bool:
 
 
 class _Forming:
-    """One attempt to build a group, in a thread that is left behind when the group is not wanted."""
+    """One attempt to build a group, in a thread that is abandoned if the group is cancelled."""
 
-    #: Threads that still form; the end of the process waits for them a little.
+    #: Threads that are still forming a group; process exit waits briefly for them.
     running: Final[set[threading.Thread]] = set()
 
     def __init__(
@@ -357,7 +359,7 @@ class _Forming:
         thread.start()
 
     def result(self, cancel: Cancel) -> tuple[_Group, SharedMembers | None]:
-        """The group, and what lets its members share memory if they can.
+        """Return the group, and the members' shared memory if they can share it.
 
         Raises RingAborted once `cancel` is set, RingBroken if the group cannot be built.
         """
@@ -386,7 +388,7 @@ class _Forming:
             self.running.discard(threading.current_thread())
 
     def _let_go(self) -> None:
-        """Nobody wants the group: what is formed of it now, or will be, ends for the peers too."""
+        """Abandon the group: whatever exists of it, now or later, ends for the peers too."""
         self._unwanted = True
         if self._finished.is_set() and self._members is not None:
             self._members.leave()
@@ -406,15 +408,18 @@ class _Forming:
             )
             return group
         finally:
-            store.close()  # the group has asked all it asks
+            store.close()  # the group needs it no longer
 
     def _nccl_group(self, store: MemberStore) -> _Group:
-        """A group of NCCL's, whose threads go on asking their store: one in C++, found by the members
-        alone."""
+        """Build an NCCL group.
+
+        Its threads use their store later too, from C++: a TCPStore of torch's, whose port and random prefix
+        only the members learn.
+        """
         if self._rank == 0:
             listener = listen(self._host)
             port = listener.getsockname()[1]
-            # It takes the descriptor over and closes it when the group drops it.
+            # TCPStore takes over the descriptor and closes it when the group is dropped.
             torch_store = self._tcp_store(port, is_master=True, master_listen_fd=listener.detach())
             prefix = os.urandom(16).hex()
             store.set(_NCCL_STORE, f"{port} {prefix}")
@@ -430,7 +435,7 @@ class _Forming:
         return TCPStore(self._host, port, wait_for_workers=False, timeout=self._timeout, **options)
 
     def _own_address(self) -> str:
-        """The address of this host on the way to the store; sends nothing."""
+        """Return this host's address on the route to the store; sends nothing."""
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((self._host, self._port))
@@ -438,10 +443,9 @@ class _Forming:
 
 
 def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address: str) -> _Group:
-    """A group whose connections bind to `address`, unless the user names an interface for gloo.
+    """Build a group whose connections bind to `address`, unless the user names an interface for gloo.
 
-    gloo's own choice is the address that the host's name resolves to, which in a container may be
-    anything.
+    gloo's default is the address that the host's name resolves to, which in a container may be anything.
     """
     gloo = cast(Any, dist).ProcessGroupGloo
     options = gloo._Options()
@@ -454,9 +458,10 @@ def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta, address:
 
 
 def warm_up() -> None:
-    """Pay now what the first group of a process costs (libraries, threads, name look-ups).
+    """Pay the one-time costs of a process's first group (libraries, threads, name look-ups).
 
-    Called once, before the worker joins a ring: survivors of a change do not wait for a newcomer's.
+    Called once, before the worker joins a ring, so that survivors of a change do not wait for a joining
+    worker.
     """
     store = HashStore()
     timeout = timedelta(seconds=30)
@@ -480,6 +485,6 @@ def _first_line(error: BaseException | None) -> str:
 
 @atexit.register
 def _join_forming() -> None:
-    """A thread that wakes in C++ while the interpreter is torn down would abort the process."""
+    """Wait for forming threads: one that wakes in C++ during interpreter shutdown would abort the process."""
     for thread in list(_Forming.running):
         thread.join(_EXIT_GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""What the reducer knows of the mini-batch that is running."""
+"""State of the running mini-batch, as the reducer keeps it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ class Turn:
     """One backward of one EST."""
 
     slot: int
-    #: The EST's last mini-batch of the step: its gradients are taken.
+    #: The EST's last mini-batch of the step: its gradients are used.
     sync: bool
-    #: And the EST is the worker's last one: its backward ends with the averages in p.grad.
+    #: Also the worker's last EST: backward ends with the averages in p.grad.
     last: bool
     record_order: bool
-    #: Which parameters' gradients have arrived in this backward, and how many of each bucket are not in.
+    #: Flags of parameters whose gradients have arrived in this backward; number of missing ones by bucket.
     arrived: bytearray
     missing: list[int]
-    #: By bucket: in-place additions to the sums' memory, p.grad for the script, and gradients taken from it.
+    #: By bucket: in-place additions to the sums' memory (the script's p.grad), and gradients taken from it.
     added: list[int]
     in_place: list[int]
-    #: By bucket that is filled at once: the gradients that are in, with their versions when they came.
+    #: By bucket that is copied at once: the gradients that have arrived, with their versions at that time.
     waiting: list[list[tuple[int, Tensor, int]]]
-    #: Buckets handed to the ring's thread, in order.
+    #: Number of buckets given to the ring's thread, in order.
     started: int = 0
     callback_queued: bool = False
-    #: The backward's first gradient is in. held: the last bucket waits for the end of the backward.
+    #: The backward's first gradient has arrived. held: the last bucket waits for the end of the backward.
     begun: bool = False
     held: bool = False
     complete: bool = False
-    #: The EST is another worker's: its gradients are looked at and go nowhere.
+    #: The EST is another worker's: its gradients are digested and not summed.
     guest: bool = False
-    #: Gets every bucket as the EST puts it into the sums; None: nobody asks.
+    #: Receives every bucket as the EST contributes it to the sums; None: no digest wanted.
     digest: GradientDigest | None = None
-    #: Of a mini-batch that is not the EST's last of the step: every p.grad as backward left it, and its
-    #: version.
+    #: In a mini-batch that is not the EST's last of the step: every p.grad after backward, with its version.
     left: list[tuple[Tensor | None, int]] = field(default_factory=list)

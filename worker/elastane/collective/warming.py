@@ -1,7 +1,7 @@
-"""Pays for what the first group of a process costs while the script builds its model.
+"""Pay the one-time costs of a process's first group while the script builds its model.
 
-Libraries, threads and name look-ups take tens of milliseconds, on a busy machine hundreds. A newcomer
-would take part so much later if they began with its wait for the ring.
+Libraries, threads and name look-ups take tens of milliseconds, on a busy machine hundreds. A joining worker
+would start later by this time if they began when it waits for the ring.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _warmed: Future[None] | None = None
 
 
 def begin() -> Future[None]:
-    """Start to warm up, behind the script; once a process, further calls change nothing."""
+    """Start to warm up in the background; once a process, further calls have no effect."""
     global _warmed
     with _lock:
         if _warmed is None:
             _warmed = Future()
             thread = threading.Thread(target=_run, args=(_warmed,), name="elastane-warm-up", daemon=True)
             thread.start()
-            # Threads of C++ that are torn down with the interpreter abort the process.
+            # C++ threads that are still running at interpreter shutdown abort the process.
             atexit.register(thread.join)
         return _warmed
 
 
 def finish() -> None:
-    """Return when the process is warm. Raises what went wrong meanwhile."""
+    """Wait until the process is warm. Raises the error of the warm-up."""
     begin().result()
 
 

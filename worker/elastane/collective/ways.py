@@ -1,8 +1,8 @@
-"""How partial sums and vectors travel between hosts: around the ring, or straight to the chunk's owner.
+"""Transport of partial sums and vectors between hosts: around the ring, or straight to the chunks' owners.
 
-Both overlap receiving, adding and sending by cutting messages into pieces: everything is received
-as it comes, and sent as soon as it is added. NCCL orders messages by streams instead: there each
-round is one exchange (`run_in_rounds`), which gives the same bits.
+Both overlap receiving, adding and sending by cutting messages into pieces: all receives are started at once,
+and each piece is sent as soon as it is added. NCCL orders messages by streams instead: there each round is
+one exchange (`run_in_rounds`), which gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from elastane.collective.additions import OrderedSum
 from elastane.collective.order import Action, Ranges, RingOrder, Segment
 from elastane.collective.transport import RingTransport, Transfer
 
-#: Longest message on CPU, bytes: short enough that receiving, adding and sending overlap, long
-#: enough that a message's fixed cost is small beside it (measured: benchmarks/allreduce.py).
+#: Longest message on CPU, bytes: short enough that receiving, adding and sending overlap, long enough that a
+#: message's fixed cost is comparatively small (measured: benchmarks/allreduce.py).
 PIECE_BYTES: Final = 512 * 1024
 
 
 def _piece_elements(out: Tensor) -> int:
-    # Where streams order the messages nothing is gained by cutting them.
+    # Where streams order the messages, nothing is gained by cutting them.
     piece_bytes = PIECE_BYTES if out.device.type == "cpu" else out.nbytes
     return max(1, piece_bytes // out.element_size())
 
@@ -41,16 +41,16 @@ class _Move:
     send: bool
 
     def add(self) -> None:
-        """Add this host's vectors to what was received."""
+        """Add this host's vectors to the received partial sum."""
         for ordered in self.sums:
             ordered.run()
 
 
 class Ring:
-    """Runs a host's actions (see `order`); partial sums are received in `out`, added to and sent from there.
+    """Runs a host's actions (see `order`); partial sums are received, added to and sent in `out`.
 
-    Where a final chunk arrives in `out`, the partial sum that was there has left: the chunk could not
-    have become final without it.
+    When a final chunk arrives in `out`, the partial sum that was there has already been sent: the chunk could
+    not have become final without it.
     """
 
     def __init__(self, slots: Sequence[Tensor], out: Tensor, ranges: Ranges, me: int) -> None:
@@ -62,14 +62,15 @@ class Ring:
         self._moves = [self._move(action) for action in order.actions(me)]
 
     def run(self, transport: RingTransport, tag: int) -> None:
-        """All hosts at once."""
+        """Run on all hosts at once. Raises RingAborted or RingBroken."""
         if self._out.device.type == "cpu":
             self._run_pipelined(transport, tag)
         else:
             self.run_in_rounds(transport, tag)
 
     def _run_pipelined(self, transport: RingTransport, tag: int) -> None:
-        """Everything is received as it comes, every piece is sent as soon as it is added."""
+        """Start all receives at once, and send every piece as soon as it is added."""
+        # All receives are posted before the first send, so that no message waits for its receiver.
         arriving = deque(
             transport.recv(move.elements, self._right, tag) for move in self._moves if move.receive
         )
@@ -84,7 +85,7 @@ class Ring:
             transfer.wait()
 
     def run_in_rounds(self, transport: RingTransport, tag: int) -> None:
-        """One exchange a round: for NCCL, whose messages wait for one another unless started together."""
+        """Run one exchange a round, for NCCL, whose messages wait for one another unless started together."""
         leaving: list[tuple[Tensor, int]] = []
         for number in range(2 * self._hosts):
             moves = [move for move in self._moves if move.round == number]
@@ -96,10 +97,10 @@ class Ring:
             leaving = [(move.leaving, self._left) for move in moves if move.send]
 
     def _move(self, action: Action) -> _Move:
-        """The action on this host's memory."""
+        """Bind an action to this host's memory."""
         elements = self._out[action.low : action.high]
         if not action.receive and len(action.segments) == 1 and len(action.segments[0].ranks) == 1:
-            # A partial sum of one vector: it is sent from where it lies.
+            # A partial sum of one vector is sent from its slot, without a copy.
             slot = self._slots[action.segments[0].ranks[0] - self._first]
             return _Move(action.round, elements, False, [], slot[action.low : action.high], action.send)
         sums = [
@@ -115,10 +116,10 @@ class Ring:
 
 
 class Scatter:
-    """Every host sends its vectors' parts to the hosts that own the chunks; these add and send the sums.
+    """Every host sends its vectors' parts to the hosts that own the chunks; these add them and send the sums.
 
-    Two hops, whatever the number of hosts, for (k + 1) (P - 1) / P of the vector sent by each host.
-    slots, out: as for `Ring`; inbox: room for other hosts' parts, `inbox_elements` long.
+    Two hops, whatever the number of hosts, for (k + 1) (P - 1) / P of the vector sent by each host. slots,
+    out: as for `Ring`; inbox: memory for other hosts' parts, `inbox_elements` long.
     """
 
     def __init__(self, slots: Sequence[Tensor], out: Tensor, inbox: Tensor, ranges: Ranges, me: int) -> None:
@@ -133,7 +134,7 @@ class Scatter:
         width = self._mine[-1].high - self._low if self._mine else 0
         foreign = [rank for rank in range(order.ranks) if not first <= rank < last]
         rows = dict(zip(foreign, inbox.view(len(foreign), width), strict=True))
-        #: What is received for each of my pieces: (where, from which host).
+        #: For each of my pieces, the parts to receive: (destination, source host).
         self._parts = [
             [
                 (rows[rank][piece.low - self._low : piece.high - self._low], host)
@@ -146,7 +147,7 @@ class Scatter:
             **rows,
             **{rank: slots[rank - first][self._low : self._low + width] for rank in range(first, last)},
         }
-        #: My pieces of the sum, and the additions that make each.
+        #: My pieces of the sum, with the additions of each.
         self._sums = [
             (out[piece.low : piece.high], [self._sum(segment, vectors) for segment in piece.segments])
             for piece in self._mine
@@ -158,13 +159,13 @@ class Scatter:
 
     @staticmethod
     def inbox_elements(elements: int, element_size: int, ranges: Ranges, me: int) -> int:
-        """Room that the parts of other hosts' vectors need."""
+        """Return the number of elements that parts of other hosts' vectors need."""
         order = RingOrder(elements, element_size, ranges, elements)
         width = sum(piece.high - piece.low for piece in order.owned(me))
         return width * (order.ranks - (ranges[me][1] - ranges[me][0]))
 
     def run(self, transport: RingTransport, tag: int) -> None:
-        """All hosts at once."""
+        """Run on all hosts at once. Raises RingAborted or RingBroken."""
         if self._out.device.type == "cpu":
             self._run_pipelined(transport, tag)
         else:
@@ -184,7 +185,7 @@ class Scatter:
             transfer.wait()
 
     def run_in_rounds(self, transport: RingTransport, tag: int) -> None:
-        """One exchange of parts, one of sums."""
+        """Run one exchange of parts and one of sums."""
         parts = [part for parts in self._parts for part in parts]
         for transfer in transport.exchange(self._leaving, parts, tag):
             transfer.wait()
@@ -196,7 +197,7 @@ class Scatter:
             transfer.wait()
 
     def _leaving_parts(self) -> list[tuple[Tensor, int]]:
-        """My vectors' parts for their owners, piece by piece, so that all owners can begin to add."""
+        """Return my vectors' parts with their owners, piece by piece, so that all owners can begin to add."""
         longest = max(len(self._owned[host]) for host in self._peers)
         return [
             (slot[piece.low : piece.high], host)
@@ -207,7 +208,7 @@ class Scatter:
         ]
 
     def _sum(self, segment: Segment, vectors: Mapping[int, Tensor]) -> OrderedSum:
-        """The additions of a segment that is mine; vectors: everybody's, from my first element on."""
+        """Return the additions of one of my segments; vectors: all hosts', from my first element on."""
         low, high = segment.low - self._low, segment.high - self._low
         return OrderedSum(
             [vectors[rank][low:high] for rank in segment.ranks],

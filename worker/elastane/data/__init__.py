@@ -1,4 +1,4 @@
-"""The batches of each EST: those of a stock DataLoader of its rank, bit for bit."""
+"""Batches of each EST: those of the stock DataLoader of its rank, bit for bit."""
 
 from elastane.data.errors import DataError
 from elastane.data.pool import DataWorkerError

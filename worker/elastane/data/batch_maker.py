@@ -1,8 +1,8 @@
 """Makes the batches of one stream of every EST, in a data worker.
 
-Before each batch, generators, registered items and torch's worker info are put where stream j of that EST
-has them; after it they are taken down. A stream newly begun is seeded as torch's `_worker_loop` seeds worker
-j, and its items start as they were in the EST's main process, from which stock forks its data workers.
+Before each batch, generators, registered items and torch's worker info are set to the state of stream j of
+that EST; after it they are captured. A new stream is seeded as torch's `_worker_loop` seeds worker j, and its
+items start as they were in the EST's main process, from which stock forks its data workers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if HAS_NUMPY:
 
 @dataclass(frozen=True, slots=True)
 class DataWork:
-    """What a data worker does to make a batch; inherited through the fork, never pickled."""
+    """Everything a data worker needs to make a batch; inherited through the fork, never pickled."""
 
     dataset: Dataset[Any]
     collate_fn: Callable[[Any], Any]
@@ -45,11 +45,11 @@ class DataWork:
     registry: Registry = field(default_factory=Registry)
 
     def map_fetcher(self) -> _MapDatasetFetcher:
-        """Torch's own, for a map-style dataset."""
+        """Return torch's fetcher for a map-style dataset."""
         return _MapDatasetFetcher(self.dataset, self.auto_collation, self.collate_fn, self.drop_last)
 
     def new_stream(self) -> IterableStream:
-        """A copy of the IterableDataset, not yet begun."""
+        """Return a stream over a copy of the IterableDataset, not yet begun."""
         return IterableStream(
             copied_dataset(self.dataset, self.registry.objects),
             auto_collation=self.auto_collation,
@@ -60,11 +60,12 @@ class DataWork:
 
 @dataclass(frozen=True, slots=True)
 class StreamTask:
-    """One batch to make. Where its stream starts from: `start` holds states "rng/..." and "item/...", or is
-    None for a stream newly seeded from base_seed; with `follows` the stream goes on from its last batch.
+    """One batch to make, and the state its stream starts from.
 
-    index: what the dataset is asked for. forked: registered items as they were in the EST's main process at
-    the start of the epoch. made: batches of the stream that were consumed in this epoch before this session.
+    `start` holds states "rng/..." and "item/...", or is None for a stream newly seeded from base_seed; with
+    `follows` the stream continues from its last batch. index: passed to the dataset. forked: registered items
+    as they were in the EST's main process at the start of the epoch. made: batches of the stream that were
+    consumed in this epoch before this session.
     """
 
     session: int
@@ -80,13 +81,13 @@ class StreamTask:
 
 @dataclass(frozen=True, slots=True)
 class AttributeChange:
-    """The script changed plain attributes of the dataset: path of names -> new value."""
+    """A change of plain attributes of the dataset by the script: path of names -> new value."""
 
     values: dict[Path, Any]
 
 
 class BatchMaker:
-    """Makes the batches of stream `number`; keeps where each EST's stream stands after the last one made."""
+    """Makes the batches of stream `number`, and keeps each EST's stream states after its last batch."""
 
     def __init__(self, number: int, work: DataWork) -> None:
         self._number = number
@@ -98,12 +99,12 @@ class BatchMaker:
         self._initialised = False
         self._states: dict[int, Parts] = {}
         self._failures: dict[int, ExceptionWrapper] = {}
-        self._last: int | None = None  # the EST whose states the generators hold
+        self._last: int | None = None  # the EST whose states are now in the generators
 
     def make(self, task: StreamTask) -> tuple[Any, Parts | None]:
-        """The batch (or the wrapped exception), and of the stream's states after it those that changed.
+        """Return the batch (or the wrapped exception) and the stream states that changed with it.
 
-        Changed is against what the trainer knows: the states before the batch.
+        Changed means in comparison with the states the trainer knows: those before the batch.
         """
         with current.making_for(task.rank):
             try:
@@ -124,7 +125,7 @@ class BatchMaker:
         return batch, {name: state for name, state in states.items() if before.get(name) != state}
 
     def change_attributes(self, change: AttributeChange) -> None:
-        """Copies of an IterableDataset made from now on have the values too."""
+        """Set the values, also for copies of an IterableDataset made from now on."""
         apply(self._work.dataset, change.values)
 
     def _fetch(self, rank: int, index: Any) -> Any:
@@ -148,7 +149,7 @@ class BatchMaker:
         self._work.registry.restore(states)
 
     def _enter(self, task: StreamTask) -> None:
-        """Puts generators, items and worker info where the stream has them."""
+        """Restore generators, items and worker info of the task's stream."""
         if not task.follows:
             self._failures.pop(task.rank, None)
             self._last = None
@@ -167,12 +168,13 @@ class BatchMaker:
         if task.start is None:
             self._states[task.rank] = dict(task.forked)
             return
-        # worker_init_fn has just run if this process had not run it; its draws are in these states.
+        # worker_init_fn has just run if this was its first run in the process; its draws are in these states.
         self._restore(task.start)
         self._states[task.rank] = task.start
 
     def _begin_iterable(self, task: StreamTask) -> None:
-        """A new copy of the dataset, brought to where the stream was."""
+        """Make a new copy of the dataset and bring it to the position of the stream."""
+        # Release the old copy first: two copies of a large dataset may not fit into memory.
         self._streams.pop(task.rank, None)
         stream = self._work.new_stream()
         self._seed(task, stream.dataset)
@@ -187,7 +189,10 @@ class BatchMaker:
             self._replay(task, stream, task.start)
 
     def _replay(self, task: StreamTask, stream: IterableStream, expected: Parts) -> None:
-        """Makes the batches of the epoch again that were consumed, and drops them."""
+        """Repeat the epoch's consumed batches and discard them.
+
+        Raises DataError if the states differ afterwards.
+        """
         for _ in range(task.made):
             if isinstance(stream.fetch(task.index), StreamEnd):
                 raise _not_repeatable(task)
@@ -197,7 +202,7 @@ class BatchMaker:
             raise _not_repeatable(task)
 
     def _seed(self, task: StreamTask, dataset: Any) -> None:
-        """As torch's `_worker_loop` seeds worker `number`, then the script's worker_init_fn."""
+        """Seed like torch's `_worker_loop` for worker `number`, then run the script's worker_init_fn."""
         self._work.registry.restore(task.forked)
         random.seed(task.base_seed + self._number)
         torch.manual_seed(task.base_seed + self._number)
@@ -220,7 +225,10 @@ class BatchMaker:
 
 
 def wrapped(number: int) -> ExceptionWrapper:
-    """The exception being handled, as stock sends it; of a class the trainer surely knows."""
+    """Wrap the exception being handled, as stock sends it.
+
+    Its type becomes RuntimeError if the class cannot be pickled.
+    """
     wrapper = ExceptionWrapper(where=f"in DataLoader worker process {number}")
     try:
         pickle.dumps(wrapper)

@@ -1,9 +1,9 @@
-"""The data worker: a forked process that makes the batches of one stream of every EST.
+"""Data worker: a forked process that makes the batches of one stream of every EST.
 
-A stock DataLoader gives each rank W worker processes of its own, newly forked and seeded each epoch.
-Here W processes serve all ESTs of a worker: process j makes batches j, j + W, j + 2W, ... of each EST,
-and before each of them puts its generators where stream j of that EST has them. So the process has, as
-a stock one, one worker id for ever, and a stream's batches are made one after the other.
+A stock DataLoader gives each rank W worker processes, newly forked and seeded each epoch. Here W processes
+serve all ESTs of a worker: process j makes batches j, j + W, j + 2W, ... of each EST, and before each of them
+restores the generators of stream j of that EST. So, as in stock, a process has one worker id throughout, and
+a stream's batches are made one after the other.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from elastane.data.batch_maker import AttributeChange, BatchMaker, DataWork, Str
 from elastane.rng import Parts
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # loaded before the fork: loading after it may take a held lock
+# loaded before the fork: loading it later could wait for a lock held at the fork
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SessionCell:
-    """The number of the present session, in memory shared with the data workers.
+    """Number of the current session, in memory shared with the data workers.
 
-    A task of an older session is not worth making; a data worker looks here before it starts one.
+    Tasks of older sessions are obsolete; a data worker checks the number before it starts one.
     """
 
     _layout = struct.Struct("@q")  # native: written and read in one piece
@@ -54,9 +55,10 @@ def run(
     trainer_pid: int,
     bind_to_thread: bool,
 ) -> None:
-    """Body of the process of stream `number`; ends when the trainer closes its end or dies.
+    """Run the process of stream `number` until the trainer closes its end or dies.
 
-    inherited: the trainer's ends of all connections, closed here, else none would ever be at its end.
+    inherited: the trainer's ends of all connections, closed here, since otherwise no connection would ever
+    end.
     """
     for other in inherited:
         other.close()
@@ -68,12 +70,12 @@ def run(
             maker.change_attributes(task)
         elif task.session >= session.get():
             payload = maker.make(task)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # then the trainer is gone
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the trainer is gone
                 transfer.send(connection, _pack(task, payload, number), wait=True)
 
 
 def _next_message(connection: socket.socket) -> transfer.Message | None:
-    """What the trainer sent; None when it has closed its end, or died with answers unread."""
+    """Return the trainer's next message, or None if it closed its end, or died with unread answers."""
     try:
         return transfer.receive(connection, wait=True)
     except ConnectionResetError:
@@ -81,17 +83,18 @@ def _next_message(connection: socket.socket) -> transfer.Message | None:
 
 
 def _prepare_process(trainer_pid: int, bind_to_thread: bool) -> None:
-    torch._C._set_worker_signal_handlers()  # a message for SIGBUS and SIGSEGV, as stock
+    torch._C._set_worker_signal_handlers()  # report SIGBUS and SIGSEGV, as stock
     signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if bind_to_thread:
-        # The kernel sends it when the thread that forked ends, so only for a thread that lives as long.
+        # The kernel sends the signal when the forking thread ends, so bind only to a thread that lives long
+        # enough.
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != trainer_pid:
             os._exit(0)
     torch.multiprocessing._set_thread_name("ela_data_worker")
-    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # what `transfer` sends
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")  # required by `transfer`
     torch.set_num_threads(1)
 
 
@@ -103,5 +106,5 @@ def _pack(task: StreamTask, payload: tuple[Any, Parts | None], number: int) -> t
 
 
 def thread_outlives_pool() -> bool:
-    """Whether data workers may be bound to the life of the calling thread."""
+    """True if data workers may be bound to the life of the calling thread."""
     return threading.current_thread() is threading.main_thread()

@@ -1,9 +1,9 @@
-"""What the script sets on its dataset between epochs.
+"""Attributes that the script sets on its dataset between epochs.
 
-Stock forks its data workers anew at every epoch, so `dataset.epoch = e` in the loop reaches them. Ours
-are forked once. Plain values that changed are therefore sent to them at the start of an epoch; any
-other attribute that was replaced is an error, because going on would silently give other batches. (A
-list changed in place cannot be seen; with num_workers=0 the dataset is the script's own in any case.)
+Stock forks its data workers anew at every epoch, so `dataset.epoch = e` in the loop reaches them. Ours are
+forked once. Changed plain values are therefore sent to them at the start of an epoch; replacing any other
+attribute is an error, because continuing would silently give different batches. (A list changed in place
+cannot be detected; with num_workers=0 the dataset is the script's own in any case.)
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ Path = tuple[str, ...]
 
 
 class DatasetAttributes:
-    """The attributes of `dataset`, and of the objects in them, as the data workers have them."""
+    """Attributes of `dataset` and of the objects in them, as the data workers have them."""
 
     def __init__(self, dataset: object) -> None:
         self._dataset = dataset
         self._known = _attributes(dataset)
 
     def changes(self) -> dict[Path, Any]:
-        """Plain values that differ since the last call. Raises UnsupportedError if an object was set."""
+        """Return plain values changed since the last call.
+
+        Raises UnsupportedError if an object was replaced.
+        """
         present = _attributes(self._dataset)
         changed: dict[Path, Any] = {}
         for path, value in present.items():
@@ -47,7 +50,7 @@ class DatasetAttributes:
         return changed
 
     def plain_changes(self) -> dict[Path, Any]:
-        """Plain values that differ since the last call, whatever else was replaced."""
+        """Return plain values changed since the last call, ignoring replaced objects."""
         present, known = _attributes(self._dataset), self._known
         self._known = present
         return {
@@ -58,7 +61,7 @@ class DatasetAttributes:
 
 
 def apply(dataset: object, changes: dict[Path, Any]) -> None:
-    """In a data worker: sets the values. What is not there (made by the trainer since) is left out."""
+    """Set the values, in a data worker. Paths that exist only in the trainer are ignored."""
     for path, value in changes.items():
         owner: Any = dataset
         for name in path[:-1]:

@@ -1,4 +1,4 @@
-"""What a dataset or a sampler can do wrong while it is used."""
+"""Errors of datasets and samplers while they are in use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from elastane.errors import ElastaneError
 
 
 class DataError(ElastaneError):
-    """A dataset or sampler gave fewer batches than promised, or other ones when asked again."""
+    """A dataset or sampler gave fewer batches than promised, or different ones when asked again."""
 
     code = "ELA304"

@@ -1,11 +1,11 @@
-"""IterableDatasets: a copy of the dataset and an iterator of its own for each EST, or each of its streams.
+"""IterableDatasets: each EST, or each of its streams, has a copy of the dataset and an iterator.
 
-In a stock run every rank is a process with its own dataset, and so is every data worker of it. Here one
-process serves several ESTs, so each gets a deep copy. To go on in the middle of an epoch the copy is
-brought to where it was, the way torchdata's StatefulDataLoader does it: the dataset's `load_state_dict`, then
-`iter`, then the iterator's `load_state_dict`; whichever of the two has states is enough. Where neither has,
-a data worker makes the batches of the epoch again from its start and drops them: its random numbers come
-from base_seed alone, so they are the same. Without data workers that is not so, and it is refused.
+In a stock run every rank is a process with its own dataset, and so is each of its data workers. Here one
+process serves several ESTs, so each gets a deep copy. To continue in the middle of an epoch, the copy is
+brought to its position in the way of torchdata's StatefulDataLoader: the dataset's `load_state_dict`, then
+`iter`, then the iterator's `load_state_dict`; it suffices if one of the two has states. If neither has, a
+data worker repeats the epoch's batches from the start and discards them: its random numbers come from
+base_seed alone, so they are the same. Without data workers they are not, and such a dataset is refused.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KIND: Final = "iterator"
 
 
 class StreamEnd:
-    """In place of a batch: the iterator is at its end."""
+    """Returned in place of a batch when the iterator is exhausted."""
 
 
 class IterableStream:
-    """One copy of the dataset and the iterator over it; `begin` or `resume` comes before `fetch`."""
+    """A copy of the dataset and the iterator over it; call `begin` or `resume` before `fetch`."""
 
     def __init__(self, dataset: Any, *, auto_collation: bool, collate_fn: Any, drop_last: bool) -> None:
         self.dataset = dataset
@@ -41,28 +41,29 @@ class IterableStream:
 
     @property
     def begun(self) -> bool:
-        """Whether there is an iterator."""
+        """True if there is an iterator."""
         return self._fetcher is not None
 
     @property
     def stateful(self) -> bool:
-        """Whether dataset or iterator offer states."""
+        """True if dataset or iterator offer states."""
         return has_state(self.dataset) or (
             self._fetcher is not None and has_state(self._fetcher.dataset_iter)
         )
 
     def begin(self, registered: Iterable[object] = ()) -> None:
-        """A new iterator, as at the start of an epoch."""
+        """Create a new iterator, as at the start of an epoch."""
         if not has_state(self.dataset):
-            # At most the iterator's state is kept: what it does to the dataset must not matter.
+            # At most the iterator's state is kept, so its effects on the dataset must not matter.
             self._own = OwnGenerators(self.dataset, registered)
             self._attributes = DatasetAttributes(self.dataset)
         self._fetcher = _IterableDatasetFetcher(self.dataset, *self._arguments)
         if not self.stateful:
+            # Without states the epoch is repeated from its start, which repeats such effects as well.
             self._own = self._attributes = None
 
     def resume(self, stored: bytes, registered: Iterable[object] = ()) -> None:
-        """Where the iterator was when `state` gave these bytes."""
+        """Restore the position captured by `state`."""
         state = _unpack(stored)
         if state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
@@ -72,13 +73,13 @@ class IterableStream:
             self._fetcher.dataset_iter.load_state_dict(state["iterator"])
 
     def resume_dataset(self, stored: bytes) -> None:
-        """The dataset as it was left at the end of an epoch; a new iterator is to come."""
+        """Restore the dataset as it was at the end of an epoch; a new iterator follows."""
         state = _unpack(stored)
         if state["dataset"] is not None:
             self.dataset.load_state_dict(state["dataset"])
 
     def fetch(self, index: Any) -> Any:
-        """The next batch, or StreamEnd. Raises what the dataset raises."""
+        """Return the next batch, or StreamEnd. Errors of the dataset pass through."""
         assert self._fetcher is not None, "not begun"
         try:
             batch = self._fetcher.fetch(index)
@@ -89,10 +90,10 @@ class IterableStream:
         return batch
 
     def end(self) -> None:
-        """The epoch is over: the iterator goes, as stock drops it. Raises UnsupportedError.
+        """End the epoch and drop the iterator, as stock does. Raises UnsupportedError.
 
-        What iterating has changed in the dataset would be there in the next epoch of a stock run, and is
-        nowhere kept unless the dataset has states.
+        Changes that iterating made to the dataset would persist into the next epoch of a stock run, and are
+        lost here unless the dataset has states.
         """
         self._fetcher = None
         changed = self._attributes.plain_changes() if self._attributes is not None else {}
@@ -105,7 +106,7 @@ class IterableStream:
             )
 
     def state(self) -> bytes | None:
-        """Where dataset and iterator stand; None if neither offers states."""
+        """Return the position of dataset and iterator; None if neither offers states."""
         iterator = self._fetcher.dataset_iter if self._fetcher is not None else None
         dataset_state = iterator_state = None
         if iterator is not None and has_state(iterator):
@@ -118,7 +119,7 @@ class IterableStream:
 
 
 def copied_dataset(dataset: Any, shared: Iterable[object]) -> Any:
-    """A deep copy, but for the `shared` objects (registered ones), which stay the same in all copies.
+    """Return a deep copy, except for `shared` objects (registered ones), which all copies have in common.
 
     Raises UnsupportedError if it cannot be copied.
     """
@@ -133,7 +134,7 @@ def copied_dataset(dataset: Any, shared: Iterable[object]) -> Any:
 
 
 def refuse_without_state() -> UnsupportedError:
-    """The error for an IterableDataset that cannot be continued in the middle of an epoch."""
+    """Build the error for an IterableDataset that cannot be continued in the middle of an epoch."""
     return UnsupportedError(
         "the DataLoader's dataset is an IterableDataset without states, which cannot be continued "
         "in the middle of an epoch",

@@ -1,7 +1,7 @@
-"""Batches made in the trainer itself, for loaders without data workers.
+"""Batches made in the trainer's process, for loaders without data workers.
 
-As in stock the dataset draws from the EST's own generators, and its registered items stand where the EST has
-them. A map-style dataset is the script's own object; of an IterableDataset every EST has a copy.
+As in stock, the dataset draws from the EST's generators, and registered items are in the EST's state. A
+map-style dataset is the script's own object; every EST has a copy of an IterableDataset.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from elastane.rng import Generators, Parts
 class LocalMaker:
     """Makes batches in the calling thread.
 
-    own: generators that the loader holds and the ESTs' contexts keep. ended_early: makes the error for an
-    IterableDataset at its end, from the number of batches it gave. Raises UnsupportedError for an
-    IterableDataset that could not be continued in the middle of an epoch.
+    own: generators that the loader holds and that are part of the ESTs' contexts. ended_early: builds the
+    error for an exhausted IterableDataset from the number of batches it gave. Raises UnsupportedError for an
+    IterableDataset that cannot be continued in the middle of an epoch.
     """
 
     def __init__(self, work: DataWork, own: list[Any], ended_early: Callable[[int], DataError]) -> None:
@@ -37,12 +37,12 @@ class LocalMaker:
             self._check_stateful()
 
     def position(self, contexts: Mapping[int, Mapping[str, bytes]]) -> None:
-        """Forgets all iterators; each EST goes on from the parts of its context."""
+        """Drop all iterators; each EST continues from the parts of its context."""
         self._streams.clear()
         self._stored = {rank: parts.get(ITERATOR) for rank, parts in contexts.items()}
 
     def take_in(self, rank: int, parts: Mapping[str, bytes]) -> None:
-        """One EST more, which goes on from these parts."""
+        """Add one EST, which continues from these parts."""
         self._stored[rank] = parts.get(ITERATOR)
 
     def forget(self, rank: int) -> None:
@@ -51,12 +51,12 @@ class LocalMaker:
         self._stored.pop(rank, None)
 
     def change_attributes(self, values: dict[Path, Any]) -> None:
-        """What the script set on its IterableDataset, the copies have too."""
+        """Set attributes that the script changed on its IterableDataset in the copies too."""
         for stream in self._streams.values():
             apply(stream.dataset, values)
 
     def make(self, rank: int, index: Any, batch: int) -> Any:
-        """Batch number `batch` of an epoch of EST `rank`. Raises what the dataset raises."""
+        """Return batch number `batch` of an epoch of EST `rank`. Errors of the dataset pass through."""
         if self._fetcher is not None:
             made = self._fetcher.fetch(index)
             assert self._own is not None
@@ -66,7 +66,8 @@ class LocalMaker:
             stream = self._stream(rank, first=batch == 0)
             made = stream.fetch(index)
             if batch == 0 and isinstance(made, StreamEnd):
-                # The last epoch was cut off at the dataset's very end, which it has noticed only now.
+                # The last epoch was cut off exactly at the dataset's end, which the iterator detects only
+                # now.
                 stream.begin(self._work.registry.objects)
                 made = stream.fetch(index)
         if isinstance(made, StreamEnd):
@@ -75,11 +76,11 @@ class LocalMaker:
 
     @property
     def remakes(self) -> bool:
-        """Whether a batch can be made once more: a stream has gone on."""
+        """True if a batch can be made again; a stream cannot go back."""
         return self._fetcher is not None
 
     def finish(self, rank: int, *, last: bool) -> Parts:
-        """The iterator's part of the context after the batch made; last: it was the epoch's last."""
+        """Return the iterator's part of the context after a batch; last: the batch was the epoch's last."""
         stream = self._streams.get(rank)
         if stream is None:
             return {}
@@ -95,7 +96,7 @@ class LocalMaker:
         if stream is None:
             stream = self._work.new_stream()
             if stored is not None:
-                # Whatever this draws was drawn before, when the iterator began.
+                # The draws of resuming were already made when the iterator first began.
                 with _Isolated(self._work):
                     if first:
                         stream.resume_dataset(stored)
@@ -122,7 +123,7 @@ class LocalMaker:
 
 
 class _Isolated:
-    """What is drawn inside leaves no trace in generators and registered items."""
+    """Restores generators and registered items after the block."""
 
     def __init__(self, work: DataWork) -> None:
         self._registry = work.registry

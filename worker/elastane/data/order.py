@@ -1,7 +1,7 @@
-"""Which samples belong to which EST, and to which batch.
+"""Samples of each EST's batches.
 
 The rules (DistributedSampler's order, DataLoader's batches, the numbering of positions) are those of
-`elastane_shards.samplers`; torch's permutation comes in here. An epoch's order is held once per worker,
+`elastane_shards.samplers`, combined here with torch's permutation. An epoch's order is held once per worker,
 whatever the number of its ESTs, in eight bytes a sample; stock keeps a Python list per rank.
 """
 
@@ -25,13 +25,13 @@ _EPOCHS_KEPT = 2  # around an epoch's end, ESTs of one worker are in two epochs
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """Which samples a batch is made of.
+    """The samples of a batch.
 
-    samples: their dataset indices, in the batch's order; empty when no one can say that each of them comes
-    once in an epoch (a script's own sampler, an IterableDataset). start, end: the positions they count for,
-    in the order of consumption (step by step, in a step EST by EST, and in an EST mini-batch by mini-batch):
-    the batches of an epoch lie end to end. A position is a sample, or a whole batch when samples is empty.
-    index: what the dataset is asked for, as a torch fetcher takes it.
+    samples: dataset indices in the batch's order; empty if it is unknown whether each of them occurs once in
+    an epoch (a script's own sampler, an IterableDataset). start, end: range of positions in the order of
+    consumption (step by step, in a step EST by EST, and in an EST mini-batch by mini-batch): the ranges of an
+    epoch's batches are contiguous. A position is a sample, or a whole batch if samples is empty. index:
+    argument for a torch fetcher.
     """
 
     start: int
@@ -41,10 +41,10 @@ class BatchInfo:
 
 
 class Orders(Protocol):
-    """The batches of every epoch and EST.
+    """Batches of every epoch and EST.
 
-    batches: of one EST in an epoch. dataset_size: positions in an epoch that has no rest.
-    step_size: positions of one EST in a full global step.
+    batches: of one EST in an epoch. dataset_size: positions in an epoch without a remainder. step_size:
+    positions of one EST in a full global step.
     """
 
     batches: int
@@ -52,25 +52,28 @@ class Orders(Protocol):
     step_size: int
 
     def batch(self, epoch: int, rank: int, batch: int) -> BatchInfo:
-        """Batch number `batch` of EST `rank` in `epoch`."""
+        """Return batch number `batch` of EST `rank` in `epoch`."""
         ...
 
     def index(self, epoch: int, rank: int, batch: int) -> Any:
-        """Its `BatchInfo.index` alone."""
+        """Return the `BatchInfo.index` of that batch alone."""
         ...
 
 
 def orders_of(
     loader: DataLoader[Any], num_ests: int, *, accumulation_steps: int, steps_per_epoch: int | None
 ) -> Orders:
-    """The orders of the script's loader. Raises UnsupportedError for what cannot be exact."""
+    """Return the orders of the script's loader.
+
+    Raises UnsupportedError for a loader that cannot be reproduced exactly.
+    """
     kind = check_loader(loader, num_ests, steps_per_epoch=steps_per_epoch)
     if kind is OrderKind.ITERABLE:
         batches = steps_per_epoch if steps_per_epoch is not None else len(loader)
         index = None if loader.batch_size is None else [None] * loader.batch_size
         return IterableOrders(batches, index, num_ests, accumulation_steps)
     if kind is OrderKind.SCRIPT:
-        # A step may be run again, and data workers are asked for batches ahead.
+        # A step may be run again, and data workers make batches in advance.
         ahead = loader.num_workers * max(1, loader.prefetch_factor or 0)
         order = ScriptOrder(loader, num_ests, rounds_kept=2 * accumulation_steps + ahead)
         return ScriptOrders(order, num_ests, accumulation_steps)
@@ -81,7 +84,7 @@ def orders_of(
 
 
 class DistributedOrders:
-    """Those of DistributedSamplers; an epoch's order is computed when it is first asked for.
+    """Batches of DistributedSamplers; an epoch's order is computed at first use.
 
     size: samples in the dataset. batch_size: None: single samples, not batched. drop_last: the loader's, for
     the last batch (the sampler has its own). accumulation_steps: mini-batches of an EST in one global step.
@@ -175,7 +178,7 @@ class _CountedOrders:
 
 
 class ScriptOrders(_CountedOrders):
-    """Those of the script's own sampler, which may repeat samples or leave some out."""
+    """Batches of the script's own sampler, which may repeat samples or omit some."""
 
     def __init__(self, order: ScriptOrder, num_ests: int, accumulation_steps: int) -> None:
         super().__init__(order.batches, num_ests, accumulation_steps)
@@ -189,7 +192,7 @@ class ScriptOrders(_CountedOrders):
 
 
 class IterableOrders(_CountedOrders):
-    """Those of an IterableDataset, which is always asked for the same: so many samples more."""
+    """Batches of an IterableDataset; its fetcher always gets the same index, a number of samples."""
 
     def __init__(self, batches: int, index: Any, num_ests: int, accumulation_steps: int) -> None:
         super().__init__(batches, num_ests, accumulation_steps)
@@ -203,7 +206,7 @@ class IterableOrders(_CountedOrders):
 
 
 def _randperm(size: int, seed: int) -> Sequence[int]:
-    """torch.randperm of a generator seeded with `seed`, as an array of int64."""
+    """Return torch.randperm of a generator seeded with `seed`, as an array of int64."""
     generator = torch.Generator()
     generator.manual_seed(seed)
     order = torch.randperm(size, generator=generator, device="cpu")

@@ -1,9 +1,9 @@
-"""Generators that the dataset keeps for itself.
+"""Detect generators that the dataset keeps for itself.
 
 A dataset that draws from its own `numpy.random.Generator` (or `random.Random`, `torch.Generator`) has
-randomness that is in no EST context: all ESTs of a worker would draw from one such generator, and after
-a change of the ring the draws would differ. That cannot give the stock result, so it is an error. To
-hold one is not: only one whose state moves while a batch is made is complained of. One that the script
+randomness that is in no EST context: all ESTs of a worker would draw from one such generator, and after a
+ring change the draws would differ. That cannot give the stock result, so it is an error. Merely holding one
+is allowed: only a generator whose state changes while a batch is made is refused. One that the script
 registered (`job.register`) is in the contexts, and may be drawn from.
 """
 
@@ -25,13 +25,13 @@ if HAS_NUMPY:
 
 _OBJECTS_MAX = 2000
 _DEPTH_MAX = 4
-_ITEMS_MAX = 64  # of a list or dict: transforms are few, and the long ones are the data
+_ITEMS_MAX = 64  # of a list or dict: transforms are few, and long ones are the data
 
 _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), type, torch.Tensor, torch.nn.Module)
 
 
 class OwnGenerators:
-    """The generators found in the attributes of `dataset`, at a bounded depth.
+    """Generators found in the attributes of `dataset`, at a bounded depth.
 
     registered: objects whose state the ESTs' contexts hold; they may be drawn from.
     """
@@ -45,10 +45,14 @@ class OwnGenerators:
         self._states = [state() for _, state in self._found]
 
     def check(self) -> None:
-        """Raises UnsupportedError if one was drawn from since the last call. Nothing to do, mostly."""
+        """Raise UnsupportedError if a generator was drawn from since the last call.
+
+        Cheap if there are none.
+        """
         for index, (path, state) in enumerate(self._found):
             present = state()
             if present != self._states[index]:
+                # Recorded first, so that a script that catches the error is not refused for the draw twice.
                 self._states[index] = present
                 name = "dataset" + "".join(part if part.startswith("[") else f".{part}" for part in path)
                 raise UnsupportedError(
@@ -60,10 +64,11 @@ class OwnGenerators:
 
 
 def walk(root: object, *, skip: Iterable[object] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Everything reachable from the attributes of `root`, with its path, to a bounded depth and number.
+    """Yield everything reachable from the attributes of `root`, with its path, up to a bounded depth and
+    number.
 
-    Paths of attributes can be followed with getattr; elements of containers bear their key in brackets.
-    skip: objects that are not gone into, nor given.
+    Paths of attributes can be followed with getattr; elements of containers have their key in brackets. skip:
+    objects that are neither entered nor yielded.
     """
     left_out = {id(value) for value in skip}
     seen = {id(root)}
@@ -86,7 +91,7 @@ def walk(root: object, *, skip: Iterable[object] = ()) -> Iterator[tuple[tuple[s
 
 
 def _item_name(path: tuple[str, ...]) -> str:
-    """A name for `job.register` made of the path: ("parts", "[0]", "['rng']") -> "parts.0.rng"."""
+    """Derive a name for `job.register` from the path: ("parts", "[0]", "['rng']") -> "parts.0.rng"."""
     return re.sub(r"[^A-Za-z0-9_.-]", "", ".".join(path)) or "NAME"
 
 
@@ -102,7 +107,7 @@ def _children(value: object) -> list[tuple[str, object]]:
 
 
 def _state_of(value: object) -> Callable[[], Any] | None:
-    """How to read the state of a generator that is not one of the global ones; None for anything else."""
+    """Return a function that reads the state of a non-global generator; None for anything else."""
     if isinstance(value, torch.Generator):
         return None if value is torch.default_generator else lambda: bytes(value.get_state().tolist())
     if isinstance(value, random.Random):

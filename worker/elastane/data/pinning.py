@@ -1,7 +1,7 @@
 """Batches in page-locked memory, for loaders with pin_memory on a machine with an accelerator.
 
-As in stock the copy is made beside the training, in a thread of the trainer; never in a data worker,
-which was forked and must not touch the device.
+As in stock the copy is made in parallel to training, in a thread of the trainer; never in a data worker,
+which is a fork and must not touch the device.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from elastane.data.transfer import Message
 
 
 class PinnedMessage:
-    """A message that is being loaded and pinned; takes the place of a `Message` where it waits."""
+    """A message being loaded and pinned; takes the place of a `Message` in the queue."""
 
     def __init__(self, message: Message, future: Future[Any]) -> None:
         self._message = message
         self._future = future
 
     def load(self) -> Any:
-        """As `Message.load`, the batch pinned. Waits until it is."""
+        """Return the pinned batch, as `Message.load` does. Waits until it is pinned."""
         return self._future.result()
 
     def close(self) -> None:
-        """Drops it; one that is being pinned ends by itself."""
+        """Drop the message; pinning that has begun runs to its end."""
         if self._future.cancel():
             self._message.close()
 
 
 class Pinner:
-    """One thread that pins. Its device is the current one of the thread that makes the Pinner."""
+    """A thread that pins batches, on the current device of the thread that creates the Pinner."""
 
     def __init__(self) -> None:
         accelerator = torch.accelerator.current_accelerator()
@@ -44,11 +44,11 @@ class Pinner:
         self._executor = ThreadPoolExecutor(1, "elastane-pin", initializer=self._bind_thread)
 
     def pin(self, batch: Any) -> Any:
-        """Pins now, in the calling thread."""
+        """Pin in the calling thread."""
         return pin_memory(batch, self._kind)
 
     def take_over(self, message: Message) -> PinnedMessage:
-        """Loads and pins in the thread, in the order of the calls."""
+        """Load and pin in the background, in the order of the calls."""
         return PinnedMessage(message, self._executor.submit(self._load, message))
 
     def close(self) -> None:

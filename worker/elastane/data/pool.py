@@ -1,8 +1,8 @@
-"""The data workers of one worker: started before any channel exists, shared by all its ESTs.
+"""The data workers of one worker: forked before any gRPC channel exists, shared by all its ESTs.
 
-The trainer never blocks on sending (tasks that do not fit wait in an outbox here), so it and a data
-worker cannot wait for each other's full socket. A data worker that dies is noticed by the end of its
-connection, whatever it was doing, and is an error that says how it ended.
+The trainer never blocks on sending (tasks that do not fit wait in an outbox here), so it and a data worker
+cannot deadlock on each other's full socket. The death of a data worker shows as the end of its connection,
+whatever it was doing, and is an error that says how it ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DataWorkerError(ElastaneError):
 
 
 class Answer(Protocol):
-    """A made batch that waits to be taken; exactly one of the two is called."""
+    """A finished batch waiting to be taken; exactly one of the two methods is called."""
 
     def load(self) -> Any: ...
 
@@ -54,14 +54,14 @@ class _DataWorker:
 class DataWorkerPool:
     """W data workers; number j makes the batches of stream j.
 
-    Used by one thread, the one that trains. A session is the time between two positionings: what was
-    asked for in an earlier one never comes out.
+    Used by one thread, the one that trains. A session is the time between two positionings: answers to tasks
+    of earlier sessions are dropped.
     """
 
     def __init__(
         self, work: DataWork, receive: Callable[[transfer.Message], Answer] = lambda message: message
     ) -> None:
-        """receive: what is done with an answer as soon as it comes in (pinning starts there)."""
+        """receive: called with each answer as soon as it arrives (pinning starts there)."""
         self._work = work
         self._receive = receive
         self._workers: list[_DataWorker] = []
@@ -86,15 +86,17 @@ class DataWorkerPool:
         return bool(self._workers)
 
     def start(self) -> None:
-        """Forks the data workers. Before gRPC: a fork with a live channel can hang.
+        """Fork the data workers. Must come before gRPC: a fork with a live channel can hang.
 
-        Called in the main thread they also die with this process at once, even in the middle of a batch.
+        If called in the main thread, they are killed with this process at once, even in the middle of a
+        batch.
         """
         assert not self._workers, "the data workers are started already"
         context = multiprocessing.get_context("fork")
         ends: list[socket.socket] = []
         for number in range(self._work.num_workers):
             ours, theirs = transfer.pair()
+            # Later children inherit the earlier ends; `run` closes them, or a connection would never end.
             ends.append(ours)
             process = context.Process(
                 target=run,
@@ -118,12 +120,12 @@ class DataWorkerPool:
             self._poll.register(ours, select.POLLIN)
 
     def close(self) -> None:
-        """Ends the data workers: asks them, and after CLOSE_SECONDS kills those still in a batch."""
+        """End the data workers; those still in a batch after CLOSE_SECONDS are killed."""
         self.new_session()
         for worker in self._workers:
             if not worker.ended:
                 self._poll.unregister(worker.connection)
-                # Closing alone would not end it while another child of this process has a copy.
+                # close() alone would not end the connection while another child of this process has a copy.
                 worker.connection.shutdown(socket.SHUT_RDWR)
             for packet in worker.outbox:
                 packet.close()
@@ -139,7 +141,7 @@ class DataWorkerPool:
         self._by_descriptor = {}
 
     def new_session(self) -> None:
-        """Throws away all that is asked for and all that is ready."""
+        """Discard all pending tasks and finished batches."""
         self._session += 1
         self._cell.set(self._session)
         for answer in self._received.values():
@@ -148,11 +150,11 @@ class DataWorkerPool:
         self._unwanted.clear()
 
     def submit(self, stream: int, task: StreamTask) -> None:
-        """Asks data worker `stream` for a batch, after all it was asked for before."""
+        """Queue a task for data worker `stream`, after its earlier tasks."""
         self._post(self._workers[stream], transfer.pack(task.session, task.rank, task.batch, task))
 
     def discard(self, rank: int, batch: int) -> None:
-        """The answer to this task will not be taken; a later task of the same number is another."""
+        """Discard the answer to this task; a later task may have the same number."""
         answer = self._received.pop((rank, batch), None)
         if answer is None:
             self._unwanted.add((rank, batch))
@@ -160,12 +162,12 @@ class DataWorkerPool:
             answer.close()
 
     def change_attributes(self, change: AttributeChange) -> None:
-        """Every data worker does this to its dataset before what is submitted from now on."""
+        """Change the dataset of every data worker, before any task submitted from now on."""
         for worker in self._workers:
             self._post(worker, transfer.pack(self._session, -1, -1, change))
 
     def take(self, stream: int, rank: int, batch: int, timeout_seconds: float | None) -> Answer:
-        """The answer to a submitted task; waits for it. Raises DataWorkerError if it cannot come."""
+        """Wait for the answer to a submitted task. Raises DataWorkerError if it cannot come."""
         wanted = (rank, batch)
         worker = self._workers[stream]
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -186,7 +188,7 @@ class DataWorkerPool:
         return self._received.pop(wanted)
 
     def _exchange(self, timeout_seconds: float | None) -> None:
-        """Sends and receives what can be without waiting; waits at most so long for a first event."""
+        """Send and receive without blocking; waits up to `timeout_seconds` for a first event."""
         timeout = None if timeout_seconds is None else timeout_seconds * 1000
         for descriptor, events in self._poll.poll(timeout):
             worker = self._by_descriptor[descriptor]
@@ -227,7 +229,7 @@ class DataWorkerPool:
             while worker.outbox and transfer.send(worker.connection, worker.outbox[0], wait=False):
                 worker.outbox.popleft()
         except (BrokenPipeError, ConnectionResetError):
-            self._receive_all(worker)  # what it had sent before its end still counts
+            self._receive_all(worker)  # answers sent before its end still count
             return
         self._poll.modify(worker.connection, select.POLLIN | (select.POLLOUT if worker.outbox else 0))
 
@@ -249,7 +251,7 @@ class DataWorkerPool:
 
 
 def _explain(exit_code: int | None) -> tuple[str, str]:
-    """How a data worker ended, and what the user can do about it."""
+    """Return how a data worker ended, and advice for the user."""
     if exit_code is None or exit_code >= 0:
         return f"ended with exit code {exit_code}", "the dataset must not call exit"
     try:

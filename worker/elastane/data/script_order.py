@@ -1,13 +1,13 @@
-"""The order of a script's own sampler or batch_sampler, as a function of the epoch.
+"""Order of a script's own sampler or batch_sampler, as a function of the epoch.
 
-A stock rank iterates its sampler in its own process, from whatever state that is in. To be the same
-wherever an EST runs, and when a step is replayed, an epoch's order must depend on nothing but the script and
-the epoch. So each epoch iterates a copy of the sampler as prepare found it, under global generators seeded
-from the epoch; a generator that the sampler holds is seeded from its initial seed and the epoch, and
-`set_epoch` is called where there is one. The stock run does the same, so both agree.
+A stock rank iterates its sampler in its own process, from whatever state it is in. To be the same wherever an
+EST runs, and when a step is replayed, an epoch's order must depend on nothing but the script and the epoch.
+So each epoch iterates a copy of the sampler as it was at prepare, under global generators seeded from the
+epoch; a generator that the sampler holds is seeded from its initial seed and the epoch, and `set_epoch` is
+called if it exists. The stock run does the same, so both agree.
 
-Two kinds are told apart. A sampler that knows ranks (`num_replicas` and `rank`, as DistributedSampler and
-its subclasses have them) is copied for every rank. Any other gives one order, whose batches are dealt out.
+There are two kinds. A sampler that knows ranks (`num_replicas` and `rank`, as DistributedSampler and its
+subclasses have them) is copied for every rank. Any other gives one order, whose batches are dealt out.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if HAS_NUMPY:
 
 _EPOCHS_KEPT: Final = 2  # around an epoch's end, ESTs of one worker are in two epochs
 _INDICES_AHEAD: Final = 8192
-"""So many indices, about, are taken from the sampler at a time: a millisecond of Python."""
+"""Approximate number of indices taken from the sampler at a time: a millisecond of Python."""
 _INDICES_COUNTED: Final = 2**20
-"""An order that is longer than this is not gone through to know its length, if it has one."""
+"""A longer order is not iterated to count its length, if it has one."""
 _INDICES_MAX: Final = 2**27
-"""And one without a length is refused when it is longer than this: it may never end."""
+"""A longer order without a length is refused: it may never end."""
 
 _SKIPPED_AT_ONCE: Final = 2**20  # a multiple of 32
 _SURE: Final = (
@@ -64,12 +64,12 @@ _SURE: Final = (
 
 
 class ScriptOrder:
-    """The batches of every epoch and EST by the script's own sampler.
+    """Batches of every epoch and EST by the script's own sampler.
 
-    What the order is made of is `loader.batch_sampler`, or `loader.sampler` when the loader does not batch.
-    It is iterated as far as batches are asked for, and only the last few are kept: a sampler may be of any
-    length. rounds_kept: so many batches of an EST back, they are asked for without going through
-    the epoch from its start. Attributes: batches (of one EST in an epoch; the same in every epoch).
+    The order is that of `loader.batch_sampler`, or of `loader.sampler` if the loader does not batch. It is
+    iterated only as far as batches are requested, and only the last few are kept: a sampler may be of any
+    length. rounds_kept: number of past batches of an EST that can be requested without iterating the epoch
+    from its start. Attributes: batches (of one EST in an epoch; the same in every epoch).
     """
 
     def __init__(self, loader: DataLoader[Any], num_ests: int, *, rounds_kept: int = 1) -> None:
@@ -78,7 +78,7 @@ class ScriptOrder:
         self.num_ests = num_ests
         self.rounds_kept = rounds_kept
         given: Any = loader.batch_sampler if self.batched else loader.sampler
-        # As prepare finds it. The dataset is only referred to: copying it could take minutes.
+        # As at prepare. The dataset is shared, not copied: copying it could take minutes.
         self._template = _copied(given, loader.dataset)
         self.batch_size = _declared(given, "batch_size", loader.batch_size) if self.batched else 1
         self.drop_last = bool(_declared(given, "drop_last", loader.drop_last))
@@ -103,9 +103,9 @@ class ScriptOrder:
             )
 
     def index(self, epoch: int, rank: int, batch: int) -> Any:
-        """What the dataset is asked for: a list of indices, or one index when the loader does not batch.
+        """Return the argument for the dataset: a list of indices, or one index if the loader does not batch.
 
-        Raises DataError when the epoch turns out to have another number of batches than it should.
+        Raises DataError if the epoch turns out to have an unexpected number of batches.
         """
         window = self._epochs.get(epoch)
         if window is None or not window.first <= batch < window.reach:
@@ -117,7 +117,7 @@ class ScriptOrder:
         return list(index) if self.batched else index
 
     def fresh(self, epoch: int, rank: int | None = None) -> Any:
-        """A copy of the sampler as prepare found it, put at the beginning of `epoch`."""
+        """Return a copy of the sampler as it was at prepare, set to the beginning of `epoch`."""
         sampler = _copied(self._template, self._loader.dataset)
         if rank is not None:
             _set_rank(sampler, rank)
@@ -130,13 +130,13 @@ class ScriptOrder:
         return sampler
 
     def _rounds_of(self, length: int) -> int:
-        """Batches of each EST, if the sampler gives `length` batches."""
+        """Return the batches of each EST if the sampler gives `length` batches."""
         if self.knows_ranks:
             return length
         return length // self.num_ests if self.drop_last else -(-length // self.num_ests)
 
     def _count(self, given: Any) -> int:
-        """Batches of each EST in epoch 0: goes through it, if it is not too long for that."""
+        """Count the batches of each EST in epoch 0; a very long order is not iterated if it has a length."""
         length = _length(given)
         source, rounds, indices = _Rounds(self, 0, 0), 0, 0
         while more := source.take():
@@ -155,12 +155,12 @@ class ScriptOrder:
 
 
 class _Rounds:
-    """An epoch's order from a round on, once through: a round is the batches of all ESTs of one number."""
+    """Iterates an epoch's order once, from a round on: a round is the batch of one number of every EST."""
 
     def __init__(self, order: ScriptOrder, epoch: int, first: int) -> None:
         self._order, self._epoch = order, epoch
         size = order.batch_size or 1
-        #: Rounds that are made at a time.
+        #: Number of rounds made at a time.
         self.at_once = max(1, _INDICES_AHEAD // (size * order.num_ests))
         ranks = range(order.num_ests)
         self._streams = (
@@ -170,12 +170,13 @@ class _Rounds:
         )
 
     def take(self) -> list[Sequence[Any]]:
-        """The next few rounds; none at the end."""
+        """Return the next few rounds; [] at the end."""
         order, count = self._order, self.at_once
         if not order.knows_ranks:
             dealt = self._streams[0].take(count * order.num_ests)
             return [dealt[at : at + order.num_ests] for at in range(0, len(dealt), order.num_ests)]
         columns = [stream.take(count) for stream in self._streams]
+        # Ranks with different numbers of batches would hang a stock run in its all-reduce.
         lengths = {stream.taken for stream in self._streams}
         if len(lengths) > 1:
             raise DataError(
@@ -190,7 +191,8 @@ class _Rounds:
 
     def _dealt(self, first: int) -> Iterator[Any]:
         order, begun = self._order, []
-        if first:  # what the end is filled up with; to skip to the first round asked for is done apart
+        # the first round pads the last one; it is drawn separately, so that the rest can be skipped
+        if first:
             with _seeded_from(self._epoch):
                 begun = list(itertools.islice(self._batches(0), order.num_ests))
         dealt = deal_batches(
@@ -203,15 +205,18 @@ class _Rounds:
         return dealt if order.batched else (index for (index,) in dealt)
 
     def _batches(self, first: int) -> Iterator[Any]:
-        """Those of the sampler, from number `first` on; each index is one where the loader does not batch."""
+        """Yield the sampler's batches from number `first` on.
+
+        If the loader does not batch, each has one index.
+        """
         batches = _from_batch(self._order.fresh(self._epoch), first, batched=self._order.batched)
         return batches if self._order.batched else ([index] for index in batches)
 
 
 class _Paused:
-    """Iterates `make()` under global generators of its own, seeded from the epoch; in between they rest.
+    """Iterates `make()` with its own states of the global generators, seeded from the epoch.
 
-    taken: how much it has given.
+    The states are swapped in only while it runs. taken: number of elements returned.
     """
 
     def __init__(self, epoch: int, make: Callable[[], Iterator[Any]]) -> None:
@@ -222,7 +227,7 @@ class _Paused:
         self.taken = 0
 
     def take(self, count: int) -> list[Any]:
-        """The next `count`, or what is left."""
+        """Return the next `count` elements, or the remaining ones."""
         with _seeded_from(self._epoch, self._generators):
             if self._iterator is None:
                 self._iterator = self._make()
@@ -235,7 +240,7 @@ class _Paused:
 
 
 class _Window:
-    """The rounds of an epoch that may still be asked for. first: the number of the first one kept."""
+    """The rounds of an epoch that may still be requested. first: the number of the oldest one kept."""
 
     def __init__(self, order: ScriptOrder, epoch: int, first: int) -> None:
         self._order, self._epoch = order, epoch
@@ -246,13 +251,14 @@ class _Window:
 
     @property
     def reach(self) -> int:
-        """From here on it is cheaper to begin anew."""
+        """Number of the round from which on it is cheaper to begin a new window."""
         return self._made + 4 * self._source.at_once
 
     def round(self, number: int) -> Sequence[Any]:
-        """The batches of all ESTs; the last one only when the epoch is known to end with it."""
+        """Return the batches of all ESTs; the last round only once the epoch is known to end with it."""
         expected = self._order.batches
         assert self.first <= number < expected, f"no batch {number} of {expected} from {self.first} on"
+        # Before the last round is returned, read on to check that the sampler ends with it.
         while self._made <= number or (self._made >= expected and not self._ended):
             self._make_more()
         while self.first < number - self._order.rounds_kept:
@@ -289,7 +295,7 @@ class _Window:
 
 
 class RankOrder:
-    """The order of one rank for a stock DataLoader: its batch_sampler, or its sampler without batching."""
+    """Order of one rank for a stock DataLoader: its batch_sampler, or its sampler without batching."""
 
     def __init__(self, order: ScriptOrder, rank: int) -> None:
         self._order = order
@@ -297,7 +303,7 @@ class RankOrder:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """As DistributedSampler's: called before every epoch."""
+        """Set the epoch, as DistributedSampler's method; called before every epoch."""
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
@@ -316,16 +322,16 @@ def _length(sampler: Any) -> int | None:
 
 
 def _sure_length(sampler: Any) -> bool:
-    """Whether `len` of it is known to be what it gives: torch's own samplers and plain sequences."""
+    """True if `len` is known to be correct: torch's own samplers and plain sequences."""
     if type(sampler) is BatchSampler:
         sampler = sampler.sampler
     return type(sampler) in _SURE
 
 
 def _from_batch(sampler: Any, first: int, *, batched: bool) -> Iterator[Any]:
-    """What the sampler gives from number `first` on.
+    """Return an iterator over the sampler's elements from number `first` on.
 
-    Draws with replacement are passed over by the generator alone, a hundred million in about half a second.
+    Draws with replacement are skipped by advancing the generator, a hundred million in about half a second.
     """
     draws = sampler.sampler if batched and type(sampler) is BatchSampler else sampler
     if not first or type(draws) is not RandomSampler or not draws.replacement:
@@ -338,11 +344,12 @@ def _from_batch(sampler: Any, first: int, *, batched: bool) -> Iterator[Any]:
 
 
 def _skip_draws(sampler: RandomSampler, count: int) -> int:
-    """Puts a RandomSampler with replacement, not yet begun, behind `count` draws; returns how many are left.
+    """Advance a RandomSampler with replacement, not yet begun, by `count` draws; return the number left to
+    skip.
 
-    It draws 32 at a time: what is left is less than that.
+    It draws 32 at a time, so less than 32 are left.
     """
-    if sampler.generator is None:  # as its __iter__ makes one
+    if sampler.generator is None:  # like its __iter__
         sampler.generator = torch.Generator()
         sampler.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     total, high = sampler.num_samples, len(sampler.data_source)
@@ -355,13 +362,13 @@ def _skip_draws(sampler: RandomSampler, count: int) -> int:
 
 
 def _declared(sampler: Any, name: str, otherwise: Any) -> Any:
-    """What a batch_sampler says of itself; a loader with one of the script's has no such options."""
+    """Return a batch_sampler's attribute, which its loader lacks, or `otherwise`."""
     value = getattr(sampler, name, otherwise)
     return value if type(value) in (int, bool) else otherwise
 
 
 def _ranked(sampler: Any) -> Any | None:
-    """The sampler itself, or the one in a batch_sampler, if it knows ranks."""
+    """Return the sampler, or the one in a batch_sampler, if it knows ranks."""
     for part in (sampler, getattr(sampler, "sampler", None)):
         if type(getattr(part, "num_replicas", None)) is int and type(getattr(part, "rank", None)) is int:
             return part
@@ -382,7 +389,7 @@ def _set_rank(sampler: Any, rank: int) -> None:
 
 
 def _shared(sampler: Any, dataset: Any) -> list[Any]:
-    """What a copy of the sampler has in common with the sampler: the data, and the global generators."""
+    """Return what copies share with the sampler: the data, and the global generators."""
     shared = [dataset, torch.default_generator, getattr(random, "_inst", None)]
     if HAS_NUMPY:
         shared.append(np.random.mtrand._rand)
@@ -404,11 +411,11 @@ def _copied(sampler: Any, dataset: Any) -> Any:
 
 
 def _seed_own(value: object, epoch: int) -> None:
-    """Puts a generator that the sampler holds where it stands at the beginning of `epoch`."""
+    """Set a generator that the sampler holds to its state at the beginning of `epoch`."""
     if isinstance(value, torch.Generator):
         value.manual_seed(value.initial_seed() + epoch)
     elif epoch == 0:
-        return  # as prepare found it
+        return  # as at prepare
     elif isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         value.seed(_digest(repr(value.getstate()), epoch))
     elif HAS_NUMPY and isinstance(value, np.random.Generator):
@@ -420,7 +427,7 @@ def _seed_own(value: object, epoch: int) -> None:
 
 
 def _spelled(state: Any) -> str:
-    """The state of a NumPy generator in text, arrays in full."""
+    """Return the state of a NumPy generator as text, with arrays in full."""
     if isinstance(state, dict):
         return repr([(key, _spelled(value)) for key, value in state.items()])
     if isinstance(state, np.ndarray):
@@ -434,7 +441,7 @@ def _digest(state: str, epoch: int) -> int:
 
 @contextmanager
 def _seeded_from(epoch: int, generators: Generators | None = None) -> Iterator[None]:
-    """The global CPU generators seeded from the epoch; afterwards they are as before."""
+    """Seed the global CPU generators from the epoch within the block, and restore them after it."""
     generators = generators if generators is not None else Generators()
     before = generators.capture()
     random.seed(epoch)

@@ -1,8 +1,8 @@
-"""What the script's DataLoader becomes: the options that keep the bits, and a refusal for the others.
+"""Checks of the script's DataLoader: options that keep the bits are read, others refused.
 
 A stock script under DistributedDataParallel gives each rank a DataLoader with a sampler for its rank. From
-the one DataLoader a script has, `check_loader` reads how the ESTs' batches are chosen, and refuses, before
-training, whatever would silently give other batches than the stock ranks would get.
+the script's single DataLoader, `check_loader` reads how the ESTs' batches are chosen, and refuses, before
+training, options that would silently give other batches than the stock ranks would get.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from elastane.errors import UnsupportedError
 
 
 class OrderKind(enum.Enum):
-    """Who chooses the samples of a batch."""
+    """Source of a batch's samples."""
 
     DISTRIBUTED = "DistributedSampler"
     """Torch's DistributedSampler, also in place of shuffle=True and of no sampler."""
@@ -45,7 +45,7 @@ class OrderKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """The DistributedSampler of every EST, but for its rank."""
+    """Settings of every EST's DistributedSampler, except its rank."""
 
     num_replicas: int
     shuffle: bool
@@ -53,7 +53,7 @@ class SamplerSettings:
     drop_last: bool
 
     def build(self, dataset: Dataset[Any], rank: int) -> DistributedSampler[Any]:
-        """Torch's own sampler of EST `rank`."""
+        """Build torch's sampler of EST `rank`."""
         return DistributedSampler(
             dataset,
             num_replicas=self.num_replicas,
@@ -65,7 +65,7 @@ class SamplerSettings:
 
 
 def check_loader(loader: DataLoader[Any], num_ests: int, *, steps_per_epoch: int | None = None) -> OrderKind:
-    """How the loader's batches are chosen. Called by `prepare` and by `elastane doctor`.
+    """Return how the loader's batches are chosen. Called by `prepare` and by `elastane doctor`.
 
     steps_per_epoch: mini-batches of an EST in an epoch of a dataset without a length. Raises UnsupportedError
     that names the option and says what to do.
@@ -89,7 +89,7 @@ def check_loader(loader: DataLoader[Any], num_ests: int, *, steps_per_epoch: int
 
 
 def sampler_settings(loader: DataLoader[Any], num_ests: int) -> SamplerSettings | None:
-    """The settings of the ESTs' DistributedSamplers, as the script gives them by its own or by shuffle=.
+    """Return the settings of the ESTs' DistributedSamplers, from the script's own or from shuffle=.
 
     None if the order is of another kind. Raises UnsupportedError for a DistributedSampler that does not fit.
     """
@@ -110,7 +110,7 @@ def sampler_settings(loader: DataLoader[Any], num_ests: int) -> SamplerSettings 
 
 
 def _is_shuffle(sampler: RandomSampler, loader: DataLoader[Any]) -> bool:
-    """Whether it is what shuffle=True makes; a stock rank has a DistributedSampler in its place."""
+    """True if shuffle=True created the sampler; a stock rank has a DistributedSampler in its place."""
     return not sampler.replacement and sampler._num_samples is None and sampler.generator is loader.generator
 
 

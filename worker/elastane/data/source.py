@@ -1,18 +1,18 @@
-"""The batches of each EST of a worker, bit for bit those of stock rank r's DataLoader.
+"""Batches of each EST of a worker, bit for bit those of stock rank r's DataLoader.
 
-    position(contexts)            where each EST stands; batches made ahead from there
-    restore the EST's generators and registered items  (the caller)
-    batch, info = begin(rank)     as the stock iterator's next(): draws base_seed at an epoch's first batch
+    position(contexts)            sets the position of each EST; batches are made in advance from there
+    restore the EST's generators and registered items        (the caller)
+    batch, info = begin(rank)     like the stock iterator's next(): draws base_seed at an epoch's first batch
     forward, backward             (the caller)
-    parts = finish(rank)          loader position and stream states after the batch: part of the next context
+    parts = finish(rank)          loader position and stream states after the batch, for the next context
 
-Without data workers a batch is made in `begin`, from the EST's own generators, as stock does. With W of
-them, batch b is made by stream b mod W from its own states R_ij, some batches ahead. What counts is
-R_ij as of the last batch *consumed*: batches made ahead are thrown away by `position` and made again.
+Without data workers a batch is made in `begin`, from the EST's own generators, as in stock. With W of
+them, batch b is made by stream b mod W from its own states R_ij, some batches in advance. Contexts hold
+R_ij as of the last batch *consumed*: batches made in advance are discarded by `position` and made again.
 
-Streams of an IterableDataset may end at different times. Stock then goes on with the others, in turn. So
+Streams of an IterableDataset may end at different times. Stock then continues with the others, in turn. So
 batches are taken from *slots*: slot s belongs to stream s mod W, and slots of streams that have ended are
-passed over. Where no stream has ended, as always with a map-style dataset, slot and batch are one number.
+skipped. While no stream has ended, as always with a map-style dataset, slot and batch are the same number.
 
 Not kept, because stock keeps it nowhere either or because one process now serves several ESTs: changes
 that a map-style dataset makes to itself in a data worker are seen by all ESTs and outlast the epoch.
@@ -50,38 +50,38 @@ _log = structlog.get_logger(__name__)
 
 #: Registered items as they were when stock would have forked the data workers: "item/@fork.NAME".
 FORKED: Final = f"{ITEM}{RESERVED}fork."
-#: In a stream: that it has ended, and when: epoch, batches it gave.
+#: Marks the end of a stream: epoch, and number of batches it gave.
 ENDED: Final = f"{ITEM}{RESERVED}ended"
 _ENDED = struct.Struct("<qq")
 
 
 @dataclass(slots=True)
 class _Turns:
-    """Where one EST stands, and what is asked for ahead of it."""
+    """Position of one EST, and the batches requested in advance for it."""
 
     epoch: int
     batch: int  # of the epoch: the next to consume, or being consumed
-    slot: int  # the one it comes from
+    slot: int  # the slot of that batch
     base_seed: int | None
     streams: dict[int, Parts]  # stream -> states after its last consumed batch; missing: not yet seeded
     forked: Parts = field(default_factory=dict)  # registered items at the start of the epoch
     ended: dict[int, int] = field(default_factory=dict)  # stream -> batches it gave in this epoch
     generator: bytes | None = None
-    asked: int = 0  # slots of the epoch asked for, from 0 on
-    asked_streams: set[int] = field(default_factory=set)  # which have a task in this session
-    consumed: Parts | None = None  # states that changed with the batch that is out
-    news: Parts = field(default_factory=dict)  # parts that go into the next context beside
-    end: int | None = None  # of the epoch's batches: none from here on is wanted
+    asked: int = 0  # number of the epoch's slots requested so far
+    asked_streams: set[int] = field(default_factory=set)  # streams with a task in this session
+    consumed: Parts | None = None  # states that changed with the current batch
+    news: Parts = field(default_factory=dict)  # further parts for the next context
+    end: int | None = None  # limit of the epoch's batches to request
     out: bool = False
 
 
 class BatchSource:
-    """Gives each EST the batches of a stock rank. Raises UnsupportedError for what cannot be exact.
+    """Gives each EST the batches of a stock rank. Raises UnsupportedError for loaders that cannot be exact.
 
-    loader: the script's DataLoader, of which it is only a description. num_ests: N of the job. registry:
-    the script's registered items. accumulation_steps: mini-batches of an EST in one global step; an epoch's
-    rest makes a shorter step. steps_per_epoch: mini-batches of an EST in an epoch, for datasets without a
-    length. One thread uses it.
+    loader: the script's DataLoader, used only as a description. num_ests: N of the job. registry: the
+    script's registered items. accumulation_steps: mini-batches of an EST in one global step; an epoch's
+    remainder makes a shorter step. steps_per_epoch: mini-batches of an EST in an epoch, for datasets without
+    a length. Used by one thread.
 
     Attributes: batches_per_epoch (mini-batches of an EST), steps_per_epoch (global steps),
     signature_batch_size (positions of one EST in a full global step), dataset_size (positions in an epoch).
@@ -135,39 +135,41 @@ class BatchSource:
         self._replay_said = False
 
     def start(self) -> None:
-        """Forks the data workers, if there are to be any. Before any gRPC channel exists."""
+        """Fork the data workers, if any. Must come before any gRPC channel exists."""
+        # Without data workers a map-style dataset is the script's own object and needs no updates.
         if self.num_workers > 0 or self._iterable:
             self._attributes = DatasetAttributes(self._dataset)
         if self.num_workers > 0:
             self._pool.start()
 
     def close(self) -> None:
-        """Ends the data workers. A second call does nothing."""
+        """End the data workers. A second call does nothing."""
         self._pool.close()
         if self._pinner is not None:
             self._pinner.close()
 
     def batches_in_step(self, step: int) -> int:
-        """Mini-batches of each EST in global step `step`: accumulation_steps, or the epoch's rest."""
+        """Return the mini-batches of each EST in step `step`: accumulation_steps, or the remainder."""
         first = step % self.steps_per_epoch * self.accumulation_steps
         return min(self.accumulation_steps, self.batches_per_epoch - first)
 
     def position(self, contexts: Mapping[int, EstContext], step: int) -> None:
-        """Starts from these contexts of the ESTs hosted now (virtual rank -> context at the start of `step`).
+        """Set the position from the contexts of the ESTs hosted now (virtual rank -> context at the start of
+        `step`).
 
-        After Go and before a replay. Whatever was made ahead is thrown away. Raises ContextError.
+        Called after Go and before a replay. Batches made in advance are discarded. Raises ContextError.
         """
         if self._pin and self._pinner is None and torch.accelerator.is_available():
-            self._pinner = Pinner()  # only now: after the fork, and in the thread that trains
+            self._pinner = Pinner()  # after the fork, and in the thread that trains
         self._pool.new_session()
         self._turns = {rank: self._turns_of(context, step) for rank, context in sorted(contexts.items())}
         self._local.position({rank: context.parts for rank, context in contexts.items()})
         self._ask_ahead()
 
     def take_in(self, context: EstContext, step: int) -> None:
-        """Another worker's EST joins those hosted here, for global step `step` alone; until `forget`.
+        """Add another worker's EST to those hosted here, for global step `step` alone; until `forget`.
 
-        What is made ahead for the others stays. Raises ContextError.
+        Batches made in advance for the others are kept. Raises ContextError.
         """
         turns = self._turns_of(context, step)
         turns.end = turns.batch + self.batches_in_step(step)
@@ -175,15 +177,15 @@ class BatchSource:
         self._local.take_in(context.virtual_rank, context.parts)
 
     def forget(self, rank: int) -> None:
-        """The EST taken in is gone."""
+        """Remove the EST added by `take_in`."""
         del self._turns[rank]
         self._local.forget(rank)
 
     def begin(self, rank: int) -> tuple[Any, BatchInfo]:
-        """The next batch of EST `rank`, whose generators and registered items are the present ones.
+        """Return the next batch of EST `rank`, whose generators and registered items must be in place.
 
-        Raises what the dataset raises (from a data worker with the traceback there), DataWorkerError if
-        a data worker ended, DataError for a dataset or sampler that has too few batches. After an error
+        Errors of the dataset pass through (from a data worker with its traceback). Raises DataWorkerError if
+        a data worker ended, DataError for a dataset or sampler with too few batches. After an error
         `position` is needed.
         """
         turns = self._turns[rank]
@@ -193,7 +195,7 @@ class BatchSource:
         if turns.base_seed is None:
             turns.base_seed = self._generator.draw_base_seed()
             if self.num_workers > 0:
-                # Now stock forks its data workers from the rank's process.
+                # At this point stock forks its data workers from the rank's process.
                 turns.forked = self.registry.capture()
                 turns.news.update(
                     {FORKED + name.removeprefix(ITEM): item for name, item in turns.forked.items()}
@@ -210,25 +212,25 @@ class BatchSource:
         return batch, info
 
     def remakes(self, rank: int) -> bool:
-        """Whether `remake` can make the batch that EST `rank` has: not an epoch's first, which draws more."""
+        """True if `remake` can make EST `rank`'s current batch; not an epoch's first, which draws more."""
         return self.num_workers == 0 and self._local.remakes and self._turns[rank].batch > 0
 
     def remake(self, rank: int, info: BatchInfo) -> Any:
-        """The batch that `begin` has given, once more, from the present generators and registered items."""
+        """Make the batch returned by `begin` again, from the current generators and registered items."""
         turns = self._turns[rank]
         assert turns.out, f"EST {rank} has no batch"
         with current.making_for(rank):
             return self._local.make(rank, info.index, turns.batch)
 
     def finish(self, rank: int) -> Parts:
-        """The loader position, and the states of the stream used, after the batch given by `begin`."""
+        """Return the loader position and the used stream's states, after the batch from `begin`."""
         turns = self._turns[rank]
         assert turns.out, f"EST {rank} has no batch to finish"
         turns.out = False
         parts, turns.news = turns.news, {}
         if turns.consumed is not None:
             stream = turns.slot % self.num_workers
-            # In full: what an older epoch left in the context must not stay beside what is new.
+            # In full, so that no state of an older epoch remains in the context beside new ones.
             turns.streams[stream] = {**(turns.streams.get(stream) or turns.forked), **turns.consumed}
             parts.update(stream_parts(stream, turns.streams[stream]))
             turns.consumed = None
@@ -288,7 +290,7 @@ class BatchSource:
         return turns
 
     def _add_streams(self, turns: _Turns, context: EstContext) -> None:
-        """The streams' states as far as they were used in this epoch, and which have ended."""
+        """Read the states of streams used in this epoch, and which streams have ended."""
         states = {stream: context.stream(stream) for stream in range(self.num_workers)}
         for stream, parts in states.items():
             ended = parts.pop(ENDED, None)
@@ -315,7 +317,7 @@ class BatchSource:
                 )
 
     def _slot_of(self, turns: _Turns) -> int:
-        """The slot from which batch number `turns.batch` comes."""
+        """Return the slot of batch number `turns.batch`."""
         if not turns.ended:
             return turns.batch
         slot = batches = 0
@@ -325,18 +327,18 @@ class BatchSource:
         return slot
 
     def _lives(self, turns: _Turns, slot: int) -> bool:
-        """Whether the slot's stream has not ended before it."""
+        """True if the slot's stream has not ended before it."""
         ended = turns.ended.get(slot % self.num_workers)
         return ended is None or slot // self.num_workers < ended
 
     def _slots_used(self, turns: _Turns) -> int:
-        """So many streams, the first ones, have consumed batches since they were seeded."""
+        """Return the number of slots of which the streams have consumed batches since they were seeded."""
         if self._persistent and turns.epoch > 0:
             return self.batches_per_epoch
         return turns.slot
 
     def _sync_attributes(self, epoch: int) -> None:
-        """What the script set on the dataset since the last epoch, stock's newly forked workers would see."""
+        """Send changes of the dataset since the last epoch, which stock's newly forked workers would see."""
         if epoch == self._attributes_epoch or self._attributes is None or self._persistent:
             return
         self._attributes_epoch = epoch
@@ -349,6 +351,7 @@ class BatchSource:
         self._pool.new_session()
         self._pool.change_attributes(AttributeChange(changed))
         for turns in self._turns.values():
+            # Batches made in advance have the old attributes: discard them and request them again.
             turns.asked = turns.slot + turns.out
             turns.asked_streams.clear()
         self._ask_ahead()
@@ -356,23 +359,24 @@ class BatchSource:
     # ------------------------------------------------------------------ data workers
 
     def _ask_ahead(self) -> None:
-        """Asks for batches of all ESTs, the soonest needed first."""
+        """Request batches for all ESTs, the soonest needed first."""
         if self.num_workers == 0:
             return
+        # Round by round over the ESTs, so that the batches needed first are made first.
         for ahead in range(1, self._ahead() + 1):
             for rank in self._turns:
                 self._ask(rank, ahead)
 
     def _ahead(self) -> int:
-        """Batches made ahead for one EST.
+        """Return the number of batches made in advance for one EST.
 
-        As many as stock for a single one. Several share stock's number, prefetch_factor * W, but every
-        EST has at least one for each stream, so that all data workers have work.
+        As many as in stock for a single EST. Several share stock's number, prefetch_factor * W, but every EST
+        has at least one for each stream, so that all data workers are busy.
         """
         return max(self.num_workers, self._prefetch_factor * self.num_workers // max(1, len(self._turns)))
 
     def _ask(self, rank: int, ahead: int) -> None:
-        """Asks for the batches of EST `rank` until `ahead` are asked for that are not yet out."""
+        """Request batches of EST `rank` until `ahead` are pending beyond the current one."""
         turns = self._turns[rank]
         if turns.base_seed is None or len(turns.ended) == self.num_workers:
             return
@@ -428,7 +432,7 @@ class BatchSource:
         return batch
 
     def _note_end(self, rank: int, turns: _Turns, stream: int) -> None:
-        """The stream of an IterableDataset is at its end: the others go on without it."""
+        """Note that a stream of an IterableDataset has ended: the others continue without it."""
         count = turns.slot // self.num_workers
         turns.ended[stream] = count
         turns.consumed = None

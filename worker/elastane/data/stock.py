@@ -1,7 +1,7 @@
-"""The DataLoader that a rank of a stock run has: torch's own, iterated as torch does.
+"""DataLoader of a rank of a stock run: torch's own, iterated as torch does.
 
-It is what every elastic result is compared with, so nothing of the elastic side is used here but the
-order in which a script's own sampler is dealt out, which stock PyTorch leaves to the script.
+It is the reference for all elastic results, so it uses nothing of the elastic side but the way in which
+batches of a script's own sampler are dealt out, which stock PyTorch leaves to the script.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class StockIterableLoader(DataLoader[Any]):
             count += 1
             yield batch
         if count == 0 and self.num_workers == 0:
-            # The last epoch was cut off at the dataset's very end, which it has noticed only now. A loop
-            # without the cut would have let it notice then, and begin again here.
+            # The last epoch was cut off exactly at the dataset's end, which the iterator detects only now. A
+            # loop without the cut would have detected it then, and begun again here.
             iterator._dataset_fetcher = _DatasetKind.create_fetcher(  # type: ignore[attr-defined]
                 _DatasetKind.Iterable,
                 self.dataset,
@@ -51,7 +51,7 @@ class StockIterableLoader(DataLoader[Any]):
 def stock_loader(
     loader: DataLoader[Any], num_replicas: int, rank: int, *, steps_per_epoch: int | None = None
 ) -> DataLoader[Any]:
-    """The DataLoader that rank `rank` of a stock run has; the caller calls `set_epoch` before every epoch.
+    """Return the DataLoader of rank `rank` of a stock run; the caller calls `set_epoch` before every epoch.
 
     loader: the script's. steps_per_epoch: as in `check_loader`, whose errors it raises.
     """
@@ -90,7 +90,7 @@ def stock_loader(
 
 
 def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
-    """Says to a loader made by `stock_loader` which epoch comes next."""
+    """Set the next epoch of a loader made by `stock_loader`."""
     for sampler in (loader.batch_sampler, loader.sampler):
         call = getattr(sampler, "set_epoch", None)
         if callable(call):
@@ -98,7 +98,7 @@ def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
 
 
 def ended_early(given: int, expected: int) -> DataError:
-    """The error of an IterableDataset that has too few batches, in the stock and in the elastic run."""
+    """Build the error for an IterableDataset with too few batches, in the stock and in the elastic run."""
     return DataError(
         f"the IterableDataset ended after {given} mini-batches of an epoch of {expected}",
         hint="set steps_per_epoch to what every rank has, or let the dataset begin again at its end",

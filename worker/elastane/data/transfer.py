@@ -4,12 +4,12 @@ torch.multiprocessing passes each tensor's file descriptor through a server thre
 connection per tensor, and needs a living sender and a descriptor per tensor. Here every message is one
 datagram on a socket pair: a fixed header, the pickled body, and the descriptors themselves.
 
-- A storage of SHARE_BYTES_MIN or more goes as the shared memory it lies in (default_collate in a data
+- A storage of SHARE_BYTES_MIN or more is sent as the shared memory it lies in (default_collate in a data
   worker already builds it there), at most DESCRIPTORS_MAX of them in a message.
-- All others are copied into the body. So a batch of a thousand small tensors takes no descriptor at all.
-- A body over BODY_BYTES_MAX goes as a memory file, so a datagram always fits and is sent whole or not.
+- All others are copied into the body. So a batch of a thousand small tensors needs no descriptor at all.
+- A body over BODY_BYTES_MAX is sent as a memory file, so a datagram always fits and is sent whole or not.
 
-Body bytes are pickled: both ends are one program, the one forked from the other.
+Pickling is safe here: both ends are one program, one forked from the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE((DESCRIPTORS_MAX + 1) * array.array("i").it
 
 @dataclass(slots=True)
 class Message:
-    """One message as received; `load` unpickles it, `close` drops it. Either is called once."""
+    """A received message; call either `load`, which unpickles it, or `close`, which drops it, once."""
 
     session: int
     rank: int
@@ -52,7 +52,7 @@ class Message:
     body_in_file: bool
 
     def load(self) -> Any:
-        """The object sent. Its big tensors lie in the shared memory of the message."""
+        """Return the object. Its big tensors lie in the shared memory of the message."""
         try:
             with self._open_body() as body:
                 _attaching.slots, _attaching.descriptors = {}, self.descriptors
@@ -77,7 +77,7 @@ class Message:
 
 @dataclass(slots=True)
 class Packet:
-    """One message ready to be sent. Its descriptors live as long as it does."""
+    """A message ready to be sent. Its descriptors live as long as it does."""
 
     body: bytes
     descriptors: list[int]
@@ -91,14 +91,14 @@ class Packet:
 
 
 def pack(session: int, rank: int, batch: int, payload: object) -> Packet:
-    """A message around `payload`. Raises what pickling the payload raises.
+    """Pack `payload` into a message. Errors of pickling pass through.
 
-    Storages of tensors in it may be moved to shared memory in place, as torch.multiprocessing does.
+    Storages of its tensors may be moved to shared memory in place, as torch.multiprocessing does.
     """
     buffer = io.BytesIO()
     storages = _Storages()
     pickler = ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL)
-    # torch's own reductions for tensors, ours for what lies beneath them
+    # torch's own reductions for tensors, ours for their storages
     pickler.dispatch_table = {**pickler.dispatch_table, torch.UntypedStorage: storages.reduce}
     pickler.dump(payload)
     descriptors, owned = storages.descriptors, []
@@ -118,7 +118,10 @@ def pack(session: int, rank: int, batch: int, payload: object) -> Packet:
 
 
 def send(connection: socket.socket, packet: Packet, *, wait: bool) -> bool:
-    """Sends and closes the packet; with `wait` False returns False if it would block (and keeps it open)."""
+    """Send and close the packet.
+
+    With wait=False return False if that would block, and keep the packet open.
+    """
     flags = socket.MSG_NOSIGNAL | (0 if wait else socket.MSG_DONTWAIT)
     ancillary: list[tuple[int, int, Any]] = []
     if packet.descriptors:
@@ -135,8 +138,10 @@ def send(connection: socket.socket, packet: Packet, *, wait: bool) -> bool:
 
 
 def receive(connection: socket.socket, *, wait: bool) -> Message | None:
-    """The next message; None at the end of the connection. BlockingIOError if there is none yet and
-    `wait` is False."""
+    """Return the next message, or None at the end of the connection.
+
+    Raises BlockingIOError if there is none yet and `wait` is False, OSError if descriptors have run out.
+    """
     flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
     data, ancillary, received_flags, _ = connection.recvmsg(
         _HEADER.size + BODY_BYTES_MAX, _ANCILLARY_BYTES, flags
@@ -147,6 +152,7 @@ def receive(connection: socket.socket, *, wait: bool) -> Message | None:
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    # The kernel drops descriptors that exceed the process's limit and delivers the rest.
     if received_flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -156,12 +162,12 @@ def receive(connection: socket.socket, *, wait: bool) -> Message | None:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two connected ends that keep message boundaries."""
+    """Return two connected ends that keep message boundaries."""
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class _Attaching(threading.local):
-    """What the message being unpickled in this thread brought with it."""
+    """Descriptors and storages of the message being unpickled in this thread."""
 
     slots: dict[int, torch.UntypedStorage] | None = None
     descriptors: list[int] | None = None
@@ -171,15 +177,15 @@ _attaching = _Attaching()
 
 
 class _Storages:
-    """The storages of one message, as its pickler meets them."""
+    """The storages of one message, collected by its pickler."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
-        self.kept: list[torch.UntypedStorage] = []  # a descriptor is its storage's: valid while that lives
+        self.kept: list[torch.UntypedStorage] = []  # a descriptor is valid while its storage lives
         self._slots: dict[int, int] = {}
 
     def reduce(self, storage: torch.UntypedStorage) -> tuple[Any, ...]:
-        """In place of torch's reduction of a storage."""
+        """Reduce a storage, in place of torch's reduction."""
         if storage.device.type != "cpu":
             return reductions.reduce_storage(storage)
         slot = self._slots.get(storage._cdata)
@@ -211,7 +217,7 @@ def _copied(slot: int, content: bytes) -> torch.UntypedStorage:
 
 def _shared(slot: int, index: int, size: int) -> torch.UntypedStorage:
     assert _attaching.slots is not None and _attaching.descriptors is not None
-    # It duplicates the descriptor, so the message closes its own.
+    # torch duplicates the descriptor, so the message closes its own.
     storage = torch.UntypedStorage._new_shared_fd_cpu(  # type: ignore[attr-defined]
         _attaching.descriptors[index], size
     )

@@ -1,1 +1,1 @@
-"""`elastane demo`: the main job under real faults beside stock DDP, compared bit for bit."""
+"""`elastane demo`: a job under real faults compared with stock DDP, bit for bit."""

@@ -1,4 +1,4 @@
-"""Are two runs the same, bit for bit? Fingerprints and loss series of an elastic and a stock run."""
+"""Compares an elastic and a stock run bit for bit: fingerprints and loss series."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = ("weights", "optimizer", "buffers", "extras")
 
 @dataclass(frozen=True)
 class Row:
-    """One thing compared: sha256 on both sides."""
+    """One item compared: sha256 on both sides."""
 
     name: str
     elastic: str
@@ -51,9 +51,9 @@ def compare_runs(
     steps_per_epoch: int | None = None,
     metric: str = "loss",
 ) -> Comparison:
-    """Compare the leader's report with rank 0's, and the committed losses with what every rank logged.
+    """Compare the leader's report with rank 0's, and the committed losses with those logged by every rank.
 
-    history: the whole audit log of the elastic run. Raises FileNotFoundError when a report is missing.
+    history: the whole audit log of the elastic run. Raises FileNotFoundError if a report is missing.
     """
     leader = leader_report(elastic_reports)
     stock = [json.loads((stock_reports / f"ddp-{rank}.json").read_text()) for rank in range(ests)]
@@ -75,7 +75,7 @@ def compare_runs(
 
 
 def leader_report(reports: Path) -> dict[str, dict[str, str]]:
-    """The report of the worker that hosted EST 0 at the end."""
+    """Return the report of the worker that hosted EST 0 at the end."""
     found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
     leaders = [report for report in found if report["leader"]]
     if not leaders:
@@ -85,7 +85,7 @@ def leader_report(reports: Path) -> dict[str, dict[str, str]]:
 
 
 def standing_metric(history: Iterable[shard_pb2.AuditEntry], metric: str) -> dict[tuple[int, int], float]:
-    """The values of the history that stands: (step, virtual rank) -> value; the latest entry wins."""
+    """Return the values of the standing history: (step, virtual rank) -> value; the latest entry wins."""
     return {
         (entry.step, entry.virtual_rank): entry.metrics[metric]
         for entry in history
@@ -94,7 +94,7 @@ def standing_metric(history: Iterable[shard_pb2.AuditEntry], metric: str) -> dic
 
 
 def _series_sha256(series: dict[tuple[int, int], float]) -> str:
-    """sha256 over (step, rank, float64) in order."""
+    """Return the sha256 over (step, rank, float64) in order."""
     digest = hashlib.sha256()
     for (step, rank), value in sorted(series.items()):
         digest.update(struct.pack("<qqd", step, rank, value))

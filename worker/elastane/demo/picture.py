@@ -1,4 +1,4 @@
-"""The demo's live picture: workers and their ESTs, the step, what happened and why."""
+"""Live display of the demo: workers and their ESTs, the step, events with their reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVENTS_SHOWN = 9
 
 
 class Picture:
-    """Redrawn at each piece of news on a terminal; otherwise a plain line for each event. Thread-safe."""
+    """Redrawn at each update on a terminal; otherwise a plain line for each event. Thread-safe."""
 
     def __init__(self, console: Console, ests: int, total_steps: int) -> None:
         self._console = console
@@ -41,22 +41,22 @@ class Picture:
             self._live.stop()
 
     def job(self, job: job_pb2.Job) -> None:
-        """The job as it is now."""
+        """Show the job's current state."""
         with self._lock:
             self._job = job
 
     def event(self, event: ring_pb2.Event) -> None:
-        """A decision of the master, with its reason."""
+        """Show a decision of the master, with its reason."""
         self._line(
             Text.assemble((f"step {event.step:>4}  ", "dim"), (f"{event.kind:<18}", "cyan"), event.reason)
         )
 
     def fault(self, fault: Fault) -> None:
-        """Something is about to be done to the job."""
+        """Show a fault that is about to be injected."""
         self._line(Text(f"step {fault.step:>4}  >>> {fault.text}", style="bold red"))
 
     def note(self, text: str) -> None:
-        """A line of our own."""
+        """Show a line of the demo's own."""
         self._line(Text(text, style="bold"))
 
     def _line(self, line: Text) -> None:

@@ -1,4 +1,4 @@
-"""The whole demo: elastic training under fire, the same script under stock DDP, the comparison."""
+"""The whole demo: elastic training with faults, the same script under stock DDP, the comparison."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH_SIZE = 32
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo found. Durations are seconds."""
+    """Results of the demo. Durations are seconds."""
 
     comparison: Comparison
     recoveries: tuple[Recovery, ...]
@@ -58,9 +58,9 @@ class DemoResult:
 
 
 def demo_script() -> Path:
-    """digits_cnn.py: of the checkout that the package is in, or the wheel's copy of it.
+    """Return digits_cnn.py: from the checkout that contains the package, or the wheel's copy.
 
-    Raises RefusedError where there is neither, or not the data set that it trains on.
+    Raises RefusedError if there is neither, or if its data set is not installed.
     """
     name = "digits_cnn.py"
     places = (
@@ -82,7 +82,7 @@ def demo_script() -> Path:
 
 
 def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_workers: int) -> DemoResult:
-    """Run both sides in `folder` and compare them. Raises ElastaneError when either cannot be run."""
+    """Run both sides in `folder` and compare them. Raises ElastaneError if either cannot be run."""
     script = [str(demo_script()), "--epochs", str(epochs), "--batch-size", str(BATCH_SIZE)]
     script += ["--data-workers", str(data_workers)]
     steps_per_epoch = -(-TRAINING_SAMPLES // (ests * BATCH_SIZE))
@@ -130,7 +130,7 @@ def run_demo(folder: Path, console: Console, *, ests: int, epochs: int, data_wor
 
 
 def print_result(console: Console, result: DemoResult) -> None:
-    """The table at the end."""
+    """Print the result as a table."""
     comparison = result.comparison
     table = Table(title="Elastane under churn beside stock DDP", title_style="bold")
     for column in ("sha256 of", "Elastane", "stock DDP", "equal"):

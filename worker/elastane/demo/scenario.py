@@ -1,6 +1,6 @@
-"""The demo's story: which fault strikes at which step, and what it cost.
+"""The demo's scenario: the faults with their steps, and the cost of each.
 
-Every act waits for steps of the job, never for a time, so the story is the same on a slow machine.
+Every act waits for steps of the job, never for a time, so the scenario is the same on a slow machine.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from elastane.agent.cluster import LocalCluster
 from elastane.client import MasterClient
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 
-#: If newcomers are not in the ring at this share of the steps, training waits for them.
+#: If joining workers are not in the ring at this share of the steps, training waits for them.
 LATEST_JOIN = 0.6
 
 
 @dataclass
 class Fault:
-    """One act of the story. after: steps since the act before. act(cluster, total_steps): does it, says when
-    (Unix seconds).
+    """One act of the scenario.
 
-    kills: what it kills. struck_at: when it did, 0 before. step: at which step.
+    after: steps since the previous act. act(cluster, total_steps): executes it and returns the time (Unix
+    seconds). kills: the kind of process it kills. struck_at: time of execution, 0 before. step: the job's
+    step at that time.
     """
 
     after: int
@@ -38,7 +39,7 @@ class Fault:
 
 
 def kill_worker(cluster: LocalCluster, total_steps: int) -> float:
-    """kill -9 a worker in the middle of the ring."""
+    """SIGKILL a worker in the middle of the ring."""
     members = cluster.client.get_ring(cluster.job).members
     victim = cluster.workers[members[len(members) // 2].worker_id]
     struck_at = time.time()
@@ -47,7 +48,7 @@ def kill_worker(cluster: LocalCluster, total_steps: int) -> float:
 
 
 def add_two(cluster: LocalCluster, total_steps: int) -> float:
-    """Two newcomers; training goes on while they start, but not so far that they would come too late."""
+    """Add two workers; training continues while they start, but waits before they would come too late."""
     struck_at = time.time()
     names = {cluster.add_worker(), cluster.add_worker()}
     ring = len(cluster.client.get_ring(cluster.job).members) + len(names)
@@ -72,14 +73,14 @@ def drain_one(cluster: LocalCluster, total_steps: int) -> float:
 
 
 def kill_master(cluster: LocalCluster, total_steps: int) -> float:
-    """kill -9 the master and start it again."""
+    """SIGKILL the master and restart it."""
     struck_at = time.time()
     cluster.restart_master()
     return struck_at
 
 
 def story() -> list[Fault]:
-    """The acts in order."""
+    """Return the acts in order."""
     return [
         Fault(25, "kill -9 a worker in the middle of a step", kill_worker, kills="worker"),
         Fault(10, "add two workers", add_two),
@@ -92,7 +93,7 @@ def story() -> list[Fault]:
 
 @dataclass
 class Recovery:
-    """What a kill cost: seconds from the signal to the next committed step."""
+    """Cost of a kill: seconds from the signal to the next committed step."""
 
     text: str
     step: int
@@ -101,7 +102,7 @@ class Recovery:
 
 @dataclass
 class Play:
-    """Runs the story on a started cluster. on_job, on_event: called from other threads with news."""
+    """Runs the scenario on a started cluster. on_job, on_event: called from other threads."""
 
     cluster: LocalCluster
     total_steps: int
@@ -111,7 +112,7 @@ class Play:
     faults: list[Fault] = field(default_factory=story)
 
     def run(self) -> job_pb2.Job:
-        """From the first worker to the end of the job; raises ClusterError if it does not get there."""
+        """Run from the first worker to the end of the job. Raises ClusterError if it does not succeed."""
         cluster = self.cluster
         threading.Thread(target=self._follow_events, daemon=True).start()
         self._watch_until(1)
@@ -136,14 +137,14 @@ class Play:
 
 
 def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:
-    """For each kill: the first commit after it, from the history's own times."""
+    """Return for each kill the first commit after it, by the history's own times."""
     commits = sorted({(_seconds(entry), entry.step, entry.generation) for entry in history})
     found = []
     for fault in faults:
         if not fault.kills:
             continue
         before = max((generation for at, _, generation in commits if at <= fault.struck_at), default=0)
-        # A commit that was under way when a worker died is not a recovery: the new ring's first is.
+        # A commit in progress when a worker died is not a recovery: the first commit of the new ring is.
         least = before + 1 if fault.kills == "worker" else before
         for at, step, generation in commits:
             if at > fault.struck_at and generation >= least:
@@ -153,7 +154,7 @@ def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry])
 
 
 def median_step_seconds(history: Sequence[shard_pb2.AuditEntry]) -> float:
-    """The usual time between two commits."""
+    """Return the median time between two commits."""
     times = sorted({_seconds(entry) for entry in history})
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     return gaps[len(gaps) // 2] if gaps else 0.0

@@ -1,1 +1,1 @@
-"""What in a script cannot be exact: found before training, with its place and what to do about it."""
+"""Finds what cannot be exact in a script before training, with the place and the remedy."""

@@ -1,7 +1,7 @@
-"""Runs a script in processes of its own, to examine it and to measure what level D2 costs.
+"""Runs a script in separate processes, to examine it and to measure the cost of level D2.
 
-The process is told by its environment what it is to do (`job.DoctorSettings`) and leaves a report. Here
-nothing of the script is imported.
+The environment tells the process its task (`job.DoctorSettings`); it leaves a report. Nothing of the script
+is imported here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from elastane.diagnose.findings import CODES, COMPLETE, Finding, Report, Severit
 from elastane.errors import ElastaneError
 
 _LINES_KEPT: Final = 20
-#: Below it a difference of the medians is not worth a finding.
+#: Ratio of the medians below which the cost is not reported.
 _COST_NOTED: Final = 1.05
 
 
 class ScriptFailedError(ElastaneError):
-    """The script ended by itself before it was examined; the text holds its last lines.
+    """The script ended before it was examined; the text contains its last lines.
 
-    report: what had been found until then.
+    report: findings up to that point.
     """
 
     code = "ELA412"
@@ -41,8 +41,11 @@ class ScriptFailedError(ElastaneError):
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Level D2 beside D1 on the user's model. Medians in seconds; ratio D2 / D1 with its range over the
-    pairs of runs; same_bits: whether the gradients of the first step were the same at both levels."""
+    """Cost of level D2 compared with D1 on the user's model.
+
+    Medians in seconds; ratio D2 / D1 with its range over the pairs of runs; same_bits: True if the gradients
+    of the first step were the same at both levels.
+    """
 
     d1_seconds: float
     d2_seconds: float
@@ -86,7 +89,7 @@ class Examination:
         raise _failure(report, status, lines, self._timeout_seconds)
 
     def cost(self, *, seconds: float = 4.0, pairs: int = 2) -> Cost:
-        """Time the script's steps at D1 and at D2 by turns. Raises ScriptFailedError."""
+        """Time the script's steps at D1 and D2 alternately. Raises ScriptFailedError."""
         found: dict[Level, list[Timing]] = {Level.D1: [], Level.D2: []}
         for _ in range(pairs):
             for level, timings in found.items():
@@ -103,7 +106,7 @@ class Examination:
         lines: deque[str] = deque(maxlen=_LINES_KEPT)
         with tempfile.TemporaryDirectory(prefix="elastane-doctor-") as folder:
             path = Path(folder) / "report.json"
-            # What a shell may have left there of a job would make the script another one.
+            # Variables of a job, left in the shell, would change the script's behaviour.
             inherited = {name: v for name, v in os.environ.items() if not name.startswith("ELASTANE_")}
             environment = {
                 **inherited,
@@ -133,7 +136,7 @@ class Examination:
 
 
 def compare_costs(d1: Sequence[Timing], d2: Sequence[Timing]) -> Cost:
-    """The cost from the timings of both levels. Pure."""
+    """Compute the cost from the timings of both levels. Pure."""
     medians_1 = [statistics.median(timing.seconds) for timing in d1]
     medians_2 = [statistics.median(timing.seconds) for timing in d2]
     ratios = [two / one for one in medians_1 for two in medians_2]
@@ -149,7 +152,7 @@ def compare_costs(d1: Sequence[Timing], d2: Sequence[Timing]) -> Cost:
 
 
 def judge_cost(cost: Cost) -> list[Finding]:
-    """What the measured cost means."""
+    """Return findings about the measured cost."""
     measured = f"x {cost.ratio:.2f} (range {cost.ratio_low:.2f} to {cost.ratio_high:.2f})"
     found = []
     if cost.ratio_low > _COST_NOTED:

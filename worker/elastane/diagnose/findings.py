@@ -1,7 +1,7 @@
-"""What `elastane doctor` says: findings, and the report that an examined script leaves behind.
+"""Output of `elastane doctor`: findings, and the report that an examined script leaves behind.
 
-The script is examined in a process of its own and may end it at any moment, so `Book` writes the report
-anew, in one rename, whenever something is added to it: what was found before a crash is not lost.
+The script is examined in a separate process and may end it at any moment, so `Book` atomically rewrites the
+report at each addition: findings before a crash are not lost.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 class Severity(enum.StrEnum):
     """How much a finding matters; the first two make `elastane doctor` exit with 1.
 
-    REFUSED: training would end with an error. DIFFERS: the bits may be others than those of stock DDP.
-    COSTS: right, but slower than it need be. NOTE: good to know, or true only elsewhere (on a GPU).
+    REFUSED: training would end with an error. DIFFERS: the bits may differ from those of stock DDP. COSTS:
+    correct, but slower than necessary. NOTE: good to know, or true only elsewhere (on a GPU).
     """
 
     REFUSED = "refused"
@@ -31,7 +31,7 @@ class Severity(enum.StrEnum):
 _ORDER: Final = list(Severity)
 
 
-#: The codes of what is found in a script, by their kind; what is found of a machine has one each.
+#: Error codes of findings in a script, by their kind; findings about the machine have one code each.
 CODES: Final = {
     "generator": "ELA501",
     "replay": "ELA502",
@@ -58,8 +58,11 @@ CODES: Final = {
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was found. kind: a word for programs ("generator", "operator", ...). code: its page in
-    docs/errors.md. line, variable: in the script's source; 0 and "" for what was not read there."""
+    """A finding.
+
+    kind: a word for programs ("generator", "operator", ...). code: its page in docs/errors.md. line,
+    variable: in the script's source; 0 and "" for findings from elsewhere.
+    """
 
     severity: Severity
     kind: str
@@ -72,14 +75,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, kw_only=True):
-    """Seconds of the steps that were timed, and the digest of the first step's gradients."""
+    """Seconds of the timed steps, and the digest of the first step's gradients."""
 
     seconds: list[float] = []
     digest: str = ""
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What one examination left behind. stage: the last one that was begun; "complete" at its end."""
+    """Result of one examination. stage: the last one begun; "complete" at its end."""
 
     stage: str = "started"
     findings: list[Finding] = []
@@ -91,7 +94,7 @@ COMPLETE: Final = "complete"
 
 
 class Book:
-    """The report of this process, kept on disk. Findings of equal kind, place and text count once."""
+    """The report of this process, kept on disk. Equal findings are recorded once."""
 
     def __init__(self, path: Path | None) -> None:
         self.report = Report(findings=[], facts={})
@@ -99,7 +102,7 @@ class Book:
         self._write()
 
     def add(self, severity: Severity, kind: str, what: str, *, where: str = "", todo: str = "") -> None:
-        """Write a finding down."""
+        """Record a finding."""
         finding = Finding(
             severity=severity, kind=kind, what=what, where=where, todo=todo, code=CODES.get(kind, "")
         )
@@ -108,26 +111,26 @@ class Book:
             self._write()
 
     def fact(self, name: str, value: object) -> None:
-        """Write down what is so, without a judgement."""
+        """Record a fact, without a judgement."""
         self.report.facts[name] = str(value)
         self._write()
 
     def stage(self, name: str) -> None:
-        """What is done from now on: if the process ends, it ended there."""
+        """Record the stage that begins; it remains in the report if the process ends."""
         self.report.stage = name
         self._write()
 
     def _write(self) -> None:
         if self._path is None:
             return
-        # The process id: data workers are forked from here, and must not write over each other.
+        # With the process id: forked data workers must not overwrite each other's drafts.
         draft = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         draft.write_bytes(msgspec.json.encode(self.report))
         draft.replace(self._path)
 
 
 def read_report(path: Path) -> Report | None:
-    """The report a process left at `path`; None if it never got so far."""
+    """Read the report left at `path`; None if there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Report)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -135,10 +138,10 @@ def read_report(path: Path) -> Report | None:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """The worst first, otherwise in the order they were found."""
+    """Sort by severity, the worst first, otherwise in the order of discovery."""
     return sorted(findings, key=lambda finding: _ORDER.index(finding.severity))
 
 
 def is_fault(findings: Iterable[Finding]) -> bool:
-    """Whether something must be changed before training."""
+    """True if something must be changed before training."""
     return any(finding.severity in (Severity.REFUSED, Severity.DIFFERS) for finding in findings)

@@ -1,17 +1,17 @@
-"""Generators of random numbers that the script keeps for itself, found wherever the loop can reach them.
+"""Finds random number generators that the script keeps itself, wherever the loop can reach them.
 
-A generator that is neither one of the global ones nor registered with `job.register` has a state that no
-EST context holds: all ESTs of a worker draw from the one object, and after a change of the ring the draws
-differ from those of the stock ranks. `find_generators` names them. It starts from the globals of the
-script and of its other modules, from the local variables of the script's functions that are running, and
-from the objects the caller gives (dataset, sampler, model ...), and follows attributes, slots, elements
-of containers, closures and defaults, to a bounded depth and number.
+A generator that is neither a global one nor registered with `job.register` has a state that no EST context
+holds: all ESTs of a worker draw from the one object, and after a ring change the draws differ from those of
+the stock ranks. `find_generators` names them. It starts from the globals of the script and of its other
+modules, from the local variables of the script's running functions, and from objects given by the caller
+(dataset, sampler, model ...), and follows attributes, slots, elements of containers, closures and defaults,
+to a bounded depth and number.
 
-Names are written as one would look for them: `train.py: noise` is a global, `train.py: main().noise` a
-local variable (or one that a function has captured), `dataset.transform.rng` an attribute.
+Names show where to look: `train.py: noise` is a global, `train.py: main().noise` a local variable (or one
+that a function has captured), `dataset.transform.rng` an attribute.
 
-Used by `elastane doctor` and by the traces of `elastane verify`. Nothing here raises, and nothing of the
-script's is called: no property, no `__getattr__`.
+Used by `elastane doctor` and by the traces of `elastane verify`. Nothing here raises, and no code of the
+script is called: no property, no `__getattr__`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if HAS_NUMPY:
 
 OBJECTS_MAX: Final = 20_000
 DEPTH_MAX: Final = 7
-ITEMS_MAX: Final = 64  # of a container: transforms are few, and the long ones are the data
+ITEMS_MAX: Final = 64  # of a container: transforms are few, and long ones are the data
 
 _LEAVES: Final[tuple[type, ...]] = (
     str,
@@ -52,7 +52,7 @@ _LEAVES: Final[tuple[type, ...]] = (
     torch.Tensor,
     torch.dtype,
     torch.device,
-    types.ModuleType,  # the script's own are where the walk begins; the others are libraries
+    types.ModuleType,  # the walk starts from the script's own modules; others are libraries
     types.BuiltinFunctionType,
     types.CodeType,
     range,
@@ -65,7 +65,7 @@ Reader = Callable[[], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A generator and where it was found. `read` gives its state as bytes: equal bytes, equal draws."""
+    """A generator and where it was found. `read` returns its state as bytes: equal bytes mean equal draws."""
 
     name: str
     value: object
@@ -73,7 +73,7 @@ class Located:
 
     @property
     def suggestion(self) -> str:
-        """The line that makes it part of the EST contexts, as nearly as it can be guessed."""
+        """The line that makes it part of the EST contexts, as a best guess."""
         path = self.name.rpartition(": ")[2]
         word = path.replace("()", "").rpartition(".")[2] or "noise"
         label = "".join(c for c in word if c.isalnum() or c == "_") or "noise"
@@ -84,13 +84,13 @@ class Located:
 def find_generators(
     roots: Mapping[str, object] | None = None, *, known: Container[int] = frozenset()
 ) -> dict[str, Reader]:
-    """The script's own generators by name, each with a function that reads its state.
+    """Return the script's own generators by name, each with a function that reads its state.
 
     Args:
-        roots: objects to look through beside the script's modules and running functions, by the name
-            under which they are reported (see `roots_of`).
-        known: ids of objects to leave out with all they hold: the registered ones, and the generators
-            of the loader and sampler that Elastane keeps itself. The global generators are left out always.
+        roots: objects to search besides the script's modules and running functions, by the name under
+            which they are reported (see `roots_of`).
+        known: ids of objects to skip with everything they hold: the registered ones, and the generators
+            of the loader and sampler that Elastane keeps itself. The global generators are always skipped.
     """
     return {found.name: found.read for found in locate(roots, known=known)}
 
@@ -98,7 +98,7 @@ def find_generators(
 def locate(
     roots: Mapping[str, object] | None = None, *, known: Container[int] = frozenset()
 ) -> list[Located]:
-    """As `find_generators`, with the objects themselves. In the order they were found, nearest first."""
+    """Like `find_generators`, with the objects themselves, in the order they were found, nearest first."""
     globals_: list[tuple[str, object]] = []
     locals_: list[tuple[str, object]] = []
     with contextlib.suppress(Exception):  # a script may have done anything to its frames and modules
@@ -117,7 +117,7 @@ def locate(
 
 
 def roots_of(model: object = None, loader: DataLoader[Any] | None = None) -> dict[str, object]:
-    """The roots for `find_generators` that a model and a DataLoader are."""
+    """Return a model and a DataLoader as roots for `find_generators`."""
     roots = {"model": model}
     if loader is not None:
         for name in ("dataset", "sampler", "batch_sampler", "collate_fn", "worker_init_fn"):
@@ -126,7 +126,7 @@ def roots_of(model: object = None, loader: DataLoader[Any] | None = None) -> dic
 
 
 def state_reader(value: object) -> Reader | None:
-    """How to read the state of a generator; None for a global generator and for anything else."""
+    """Return a function that reads a generator's state; None for a global generator and for anything else."""
     try:
         if isinstance(value, torch.Generator):
             return None if _is_global(value) else functools.partial(_torch_state, value)
@@ -140,7 +140,7 @@ def state_reader(value: object) -> Reader | None:
             if value is np.random.mtrand._rand:
                 return None
             return lambda: _encoded(value.get_state(legacy=False))
-    except Exception:  # noqa: BLE001 - isinstance asks the object for its class, which may answer anything
+    except Exception:  # noqa: BLE001 - isinstance asks the object for its class, which may do anything
         return None
     return None
 
@@ -161,7 +161,7 @@ def _python_state(generator: random.Random) -> bytes:
 
 
 def _encoded(value: object) -> bytes:
-    """Equal states give equal bytes, whichever objects they are made of."""
+    """Encode a state: equal states give equal bytes, whatever objects they consist of."""
     if isinstance(value, Mapping):
         return b"{%s}" % b",".join(b"%s:%s" % (str(k).encode(), _encoded(value[k])) for k in sorted(value))
     if HAS_NUMPY and isinstance(value, np.ndarray):
@@ -170,9 +170,9 @@ def _encoded(value: object) -> bytes:
 
 
 def _walk(starts: Iterable[tuple[str, object]], known: Container[int]) -> Iterator[tuple[str, object]]:
-    """Everything reachable from `starts`, breadth first: a thing has the shortest of its names."""
+    """Yield everything reachable from `starts`, breadth first, so that each object gets its shortest name."""
     waiting = deque((name, value, 0) for name, value in starts)
-    keep: list[object] = []  # ids stay those of one object while the objects live
+    keep: list[object] = []  # ids are unique only while the objects live
     seen: set[int] = set()
     while waiting and len(seen) < OBJECTS_MAX:
         name, value, depth = waiting.popleft()
@@ -187,7 +187,7 @@ def _walk(starts: Iterable[tuple[str, object]], known: Container[int]) -> Iterat
             for suffix, child in _children(value):
                 if not issubclass(type(child), _LEAVES):  # isinstance would ask the object itself
                     waiting.append((f"{name}{suffix}", child, depth + 1))
-        except Exception:  # noqa: BLE001 - one odd object must not hide the generators of the others
+        except Exception:  # noqa: BLE001 - one odd object must not hide the generators of others
             continue
 
 
@@ -225,7 +225,7 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    """What the instance holds itself: never a property, never `__getattr__`."""
+    """Yield the instance's own attributes: never a property, never `__getattr__`."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -260,7 +260,7 @@ def _of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _few(values: Iterable[Any]) -> Iterator[Any]:
-    """The first elements; none beyond the first eight when those are all plain data."""
+    """Yield the first elements; only eight if those are all plain data."""
     leaves_only = True
     for index, value in enumerate(values):
         if index == ITEMS_MAX or (index == 8 and leaves_only):
@@ -271,17 +271,17 @@ def _few(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Globals:
-    """The globals of a module, walked without the module's own attributes."""
+    """Globals of a module, walked without the module's own attributes."""
 
     def __init__(self, items: dict[str, Any]) -> None:
         self.items = dict(items)
 
 
-_Globals.__module__ = "script"  # it is the script's, not one of Elastane's own objects
+_Globals.__module__ = "script"  # counts as the script's, not as one of Elastane's own objects
 
 
 def _script_roots() -> tuple[list[tuple[str, object]], list[tuple[str, object]]]:
-    """Globals of the script's modules, and the local variables of its running functions."""
+    """Return the globals of the script's modules, and the local variables of its running functions."""
     spaces: OrderedDict[int, tuple[str, dict[str, Any]]] = OrderedDict()
     modules = [m for m in (sys.modules.get("__main__"), *list(sys.modules.values())) if m is not None]
     for module in modules:

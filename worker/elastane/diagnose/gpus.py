@@ -1,4 +1,4 @@
-"""Whether torch sees the GPUs that the machine has: taken down as facts, judged in pure code."""
+"""Checks that torch sees the GPUs that the machine has: collected as facts, judged in pure code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ _CODE = "ELA531"
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """present: GPUs of which the kernel knows. seen: those torch sees. build: the CUDA or ROCm of torch's
-    build, empty for none. visible: CUDA_VISIBLE_DEVICES, None where it is not set. error: torch's words."""
+    """Facts about GPUs.
+
+    present: GPUs known to the kernel. seen: those torch sees. build: CUDA or ROCm version of torch's build,
+    empty if none. visible: CUDA_VISIBLE_DEVICES, None if unset. error: torch's message.
+    """
 
     present: int = 0
     seen: int = 0
@@ -24,7 +27,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_facts() -> GpuFacts:
-    """Look, as a process started here would find them. Called with torch installed; imports it."""
+    """Collect the facts as a process started here would find them. Requires torch; imports it."""
     import torch
 
     present = sum(1 for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit())
@@ -45,7 +48,7 @@ def gpu_facts() -> GpuFacts:
 
 
 def judge_gpus(facts: GpuFacts) -> list[Finding]:
-    """What keeps torch from GPUs that are there, or were meant to be."""
+    """Return findings about GPUs that torch does not see although they exist, or were intended."""
     hidden = "" if facts.visible is None else f"CUDA_VISIBLE_DEVICES is {facts.visible!r}"
     if facts.seen >= facts.present and not (facts.visible and facts.visible != "-1" and not facts.seen):
         return []

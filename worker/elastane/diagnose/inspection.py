@@ -1,4 +1,4 @@
-"""What the runs of a step say about the script: turns what was seen into findings."""
+"""Turns observations of runs of a step into findings about the script."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Inspection:
         self._own = Registry()
         self._own_states: Parts = {}
         self._moved: list[Located] = []
-        self._told: set[str] = set()  # once is enough: the second step says the same again
+        self._told: set[str] = set()  # reported once: the second step would repeat it
 
     def step_begins(self) -> None:
-        """Take down the generators the loop could reach now."""
+        """Record the generators that the loop can reach now."""
         self._located = locate(self._roots, known=self._known)
         self._states = [found.read() for found in self._located]
         self._own = Registry()
@@ -56,7 +56,7 @@ class Inspection:
         self._own_states = self._own.capture()
 
     def step_ended(self, step: int, run: StepRun, trained: Sequence[str]) -> None:
-        """What one run of the step shows. trained: the parameters that want a gradient."""
+        """Judge one run of the step. trained: the parameters that require a gradient."""
         self._moved = [
             found for found, state in zip(self._located, self._states, strict=True) if found.read() != state
         ]
@@ -97,15 +97,18 @@ class Inspection:
         self._check_flags()
 
     def differs(self, first: StepRun, second: StepRun) -> bool:
-        """Whether the step came out otherwise when it was run again."""
+        """True if the step gave different results when it was repeated."""
         return bool(differences(first, second))
 
     def restore_generators(self) -> None:
-        """Put the script's own generators back too: the next run tells whether they were the reason."""
+        """Restore the script's own generators too: the next run shows whether they were the cause."""
         self._own.restore(self._own_states)
 
     def judge(self, step: int, first: StepRun, second: StepRun, third: StepRun) -> None:
-        """The second run differed. third: a run with the script's own generators put back as well."""
+        """Report why the second run differed.
+
+        third: a run with the script's own generators restored as well.
+        """
         if not self._first("replay"):
             return
         found = differences(first, second)
@@ -146,7 +149,10 @@ class Inspection:
         )
 
     def operators(self, watch: OperatorWatch, device: torch.device) -> None:
-        """What ran in a step. On CUDA torch has warned itself; elsewhere it is a note about CUDA."""
+        """Report operators that ran in a step.
+
+        On CUDA torch has warned itself; elsewhere it is a note about CUDA.
+        """
         self._book.fact("operators in a step", watch.count)
         if device.type == "cuda":
             return
@@ -206,6 +212,6 @@ class Inspection:
 
 
 def _some(names: Sequence[str]) -> str:
-    """A few of the names, and how many there are beside them."""
+    """Format a few of the names, and the number of the others."""
     shown = ", ".join(names[:_NAMES_SHOWN])
     return shown if len(names) <= _NAMES_SHOWN else f"{shown} and {len(names) - _NAMES_SHOWN} more"

@@ -1,8 +1,8 @@
-"""The job of mode "doctor": the script's own loop body is run for a few steps, watched and repeated.
+"""Job of mode "doctor": the script's own loop body is run for a few steps, observed and repeated.
 
-The script runs as it is: `prepare` looks at what it is given, and the prepared loader feeds the loop. Each
-step is run twice from the same state; the first one also under `OperatorWatch`. When all is seen the
-process ends from within the loader, so that nothing behind the loop (evaluation, saving) runs.
+The script runs unchanged: `prepare` examines its arguments, and the prepared loader feeds the loop. Each step
+is run twice from the same state; the first one also under `OperatorWatch`. At the end the process exits from
+within the loader, so that nothing after the loop (evaluation, saving) runs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _EXIT_SECONDS: Final = 5.0
 
 
 class DoctorSettings(BaseSettings):
-    """What `elastane doctor` tells the script's process, as ELASTANE_DOCTOR_<NAME>.
+    """Settings that `elastane doctor` passes to the script's process, as ELASTANE_DOCTOR_<NAME>.
 
-    report: where the findings go. task: "inspect" the script, or "time" its steps for `seconds`.
+    report: file for the findings. task: "inspect" the script, or "time" its steps for `seconds`.
     """
 
     model_config = SettingsConfigDict(env_prefix="ELASTANE_DOCTOR_", extra="ignore")
@@ -61,7 +61,7 @@ class DoctorSettings(BaseSettings):
 
 
 class DoctorLoader:
-    """What `prepare` returns for the DataLoader. All loops go on with one and the same examination."""
+    """Replacement for the script's DataLoader. All loops continue the same examination."""
 
     def __init__(
         self, loader: DataLoader[Any], turns: Iterator[Any], steps: int, left: Callable[[], None]
@@ -86,17 +86,17 @@ class DoctorLoader:
 
 
 class DoctorCalls(LocalCalls):
-    """As in a process that is one rank, for steps that are run again: each is told its mini-batches."""
+    """`LocalCalls` for steps that are repeated: each step gets its mini-batches explicitly."""
 
     def step(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
-        """The `count` mini-batches of one run of a step."""
+        """Yield the `count` mini-batches of one run of a step."""
         self._batches = count
         for _, batch in self.mini_batches(batches):
             yield batch
 
 
 class DoctorJob(LocalJob):
-    """One process that plays EST 0 of a job of N."""
+    """A process that acts as EST 0 of a job of N."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
@@ -121,7 +121,7 @@ class DoctorJob(LocalJob):
         try:
             check_modules(prepared.model)
         except UnsupportedError as error:
-            self._refused("prepare", error)  # the loop is looked at all the same
+            self._refused("prepare", error)  # the loop is examined all the same
         self._prepared = prepared
         self._generators = Generators(_device(prepared.model))
         self._registry.freeze()
@@ -151,7 +151,7 @@ class DoctorJob(LocalJob):
         self._watch.log(values)
 
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[LocalTask]:
-        """The first task only: tasks are leased, and their order decides no bits."""
+        """Yield the first task only: tasks are leased, and their order decides no bits."""
         self._book.stage("tasks")
         yield LocalTask(0, range(min(size, task_size)))
         self._end()
@@ -170,7 +170,10 @@ class DoctorJob(LocalJob):
     # ------------------------------------------------------------------ prepare
 
     def _open_supply(self) -> tuple[Supply, int]:
-        """The batches as training would make them, or else the script's own; and steps in an epoch."""
+        """Return the batches as training would make them, or else the script's own.
+
+        Also returns the steps in an epoch.
+        """
         loader = self._prepared.loader
         try:
             source = BatchSource(
@@ -210,7 +213,7 @@ class DoctorJob(LocalJob):
     def _refused(self, kind: str, error: Exception) -> None:
         text = str(error.args[0]) if error.args else type(error).__name__
         hint = getattr(error, "hint", "")
-        if text.startswith("Caught "):  # in a data worker: torch's text with the traceback there
+        if text.startswith("Caught "):  # in a data worker: torch's text with its traceback
             text = reason_of(text).partition(": ")[2] or text
         where = {"data": "the DataLoader", "state": "job.prepare", "prepare": "job.prepare"}[kind]
         self._book.add(Severity.REFUSED, kind, text, where=where, todo=hint)
@@ -227,7 +230,7 @@ class DoctorJob(LocalJob):
     # ------------------------------------------------------------------ the loop
 
     def _loop(self) -> Iterator[Any]:
-        """All turns of the examination; ends the process instead of ending."""
+        """Yield all turns of the examination; exits the process at the end."""
         yield from self._inspect() if self._settings.task == "inspect" else self._time()
         self._supply.close()
         self._end()
@@ -285,7 +288,7 @@ class DoctorJob(LocalJob):
         return (yield from self._run_step(watch))
 
     def _run_step(self, watch: OperatorWatch | None = None) -> Generator[Any, None, StepRun]:
-        """One run of the step: its mini-batches go through the script's loop body."""
+        """Run the step once: its mini-batches go through the script's loop body."""
         self._watch.begin()
         count = self._supply.batches
         batches = (self._begin(first=index == 0) for index in range(count))
@@ -312,7 +315,7 @@ class DoctorJob(LocalJob):
             return self._supply.begin()
 
     def _replace_supply(self, error: ElastaneError) -> None:
-        """Training would end here; the examination goes on with the script's own loader."""
+        """Continue with the script's own loader where training would end with this error."""
         if isinstance(self._supply, ScriptSupply):
             raise error
         self._refused("data", error)
@@ -320,7 +323,7 @@ class DoctorJob(LocalJob):
         self._supply = self._script_supply()
 
     def _time(self) -> Iterator[Any]:
-        """Steps one after the other, as fast as they go, for the time given."""
+        """Run steps as fast as possible for the configured time, and time them."""
         timing = Timing(seconds=[])
         self._book.report.timing = timing
         self._supply.rewind()
@@ -352,7 +355,7 @@ class DoctorJob(LocalJob):
         return time.perf_counter()
 
     def _end(self) -> None:
-        """All is seen. A script whose threads would go on for ever does not keep the doctor waiting."""
+        """Exit with a timeout, so that a script's threads that never end do not block the doctor."""
         self._book.stage(COMPLETE)
         timer = threading.Timer(_EXIT_SECONDS, os._exit, (0,))
         timer.daemon = True
@@ -365,7 +368,7 @@ def _device(model: torch.nn.Module) -> torch.device:
 
 
 def _kept_by_loader(loader: DataLoader[Any]) -> Iterator[torch.Generator]:
-    """The loader's generator and its sampler's: Elastane keeps them, or refuses them at prepare."""
+    """Yield the generators of the loader and its sampler: Elastane keeps them, or refuses them at prepare."""
     for owner in (
         loader,
         loader.sampler,

@@ -1,6 +1,7 @@
-"""What of this machine matters to training: taken down as facts, judged in pure code.
+"""Properties of this machine that matter to training: collected as facts, judged in pure code.
 
-`machine_facts` looks (it imports torch, runs nothing of the user's), `judge_machine` says what is wrong.
+`machine_facts` collects them (it imports torch, and runs nothing of the user's), `judge_machine` finds
+faults.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ import msgspec
 from elastane.determinism import cpu_vendor
 from elastane.diagnose.findings import Finding, Severity
 
-#: The release whose arithmetic the parity tests have shown.
+#: The release with which the parity tests were run.
 TORCH_TESTED: Final = "2.13"
 SHM_BYTES_MIN: Final = 256 * 2**20
 FILES_MIN: Final = 1024
-#: Variables by which a library chooses other kernels or another precision.
+#: Variables by which a library selects other kernels or another precision.
 _ARITHMETIC: Final = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
@@ -38,7 +39,10 @@ _ARITHMETIC: Final = (
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found. Versions are empty when the package is absent; bytes, counts; -1: unknown."""
+    """Facts about the machine.
+
+    Versions are empty if the package is absent; sizes in bytes, counts; -1: unknown.
+    """
 
     system: str
     python: str
@@ -61,7 +65,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: dict[str, str] = {}
 
     def rows(self) -> dict[str, str]:
-        """For a table: names and values in words."""
+        """Return names and values as text, for a table."""
         pins = ", ".join(f"{name}={value}" for name, value in self.arithmetic.items())
         return {
             "elastane": self.elastane or "not installed",
@@ -80,7 +84,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def machine_facts() -> MachineFacts:
-    """Look at this machine, as a process started here would find it."""
+    """Collect the facts as a process started here would find them."""
     torch_version, error, instruction_set, devices, threads = _torch()
     total, free = _shm()
     return MachineFacts(
@@ -107,7 +111,7 @@ def machine_facts() -> MachineFacts:
 
 
 def judge_machine(facts: MachineFacts) -> list[Finding]:
-    """What is wrong here, and what to do about it."""
+    """Return faults of the machine, with remedies."""
     found: list[Finding] = []
 
     def say(code: str, severity: Severity, what: str, where: str, todo: str) -> None:
@@ -213,7 +217,7 @@ def judge_machine(facts: MachineFacts) -> list[Finding]:
 
 
 def _torch() -> tuple[str, str, str, list[str], int]:
-    """Version, error, instruction set, devices, threads."""
+    """Return version, error, instruction set, devices, threads."""
     try:
         import torch
     except ImportError as error:

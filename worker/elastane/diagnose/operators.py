@@ -1,9 +1,9 @@
-"""Operators without a deterministic kernel: those that warn on this device, those that would on a GPU.
+"""Operators without a deterministic kernel: those that warn on this device, and those that would on a GPU.
 
-On the device in use torch itself knows: with `use_deterministic_algorithms(True, warn_only=True)` such an
-operator warns, and in training, where it is not only a warning, it raises. A script that is examined
-on a CPU may be trained on a GPU, whose list is longer: `CUDA_RAISES` is that list as torch 2.13
-documents it, and `OperatorWatch` sees which of them the loop body calls.
+For the device in use torch itself reports them: with `use_deterministic_algorithms(True, warn_only=True)`
+such an operator warns, and in training, without warn_only, it raises. A script that is examined on a CPU may
+be trained on a GPU, whose list is longer: `CUDA_RAISES` is that list as documented for torch 2.13, and
+`OperatorWatch` detects which of them the loop body calls.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastane.script_source.places import place_of, script_frame
 
-#: aten operators for which CUDA has no deterministic kernel; the value says what in a script calls them.
-#: Not here: bilinear and trilinear interpolation and ReplicationPad, which torch composes of others on CUDA.
+#: aten operators for which CUDA has no deterministic kernel, with the calls in a script that use them. Not
+#: included: bilinear and trilinear interpolation and ReplicationPad, which torch composes of others on CUDA.
 CUDA_RAISES: Final[dict[str, str]] = {
     "_adaptive_avg_pool2d_backward": "the gradient of AdaptiveAvgPool2d (not of output size 1)",
     "_adaptive_avg_pool3d_backward": "the gradient of AdaptiveAvgPool3d",
@@ -47,7 +47,7 @@ CUDA_RAISES: Final[dict[str, str]] = {
     "histc": "torch.histc",
 }
 
-#: The same, when the call is of a kind: (operator, whether these arguments are of the kind, in words).
+#: The same for some calls of an operator only: (condition on the arguments, text).
 _CUDA_RAISES_IF: Final[dict[str, tuple[Callable[[tuple[Any, ...], dict[str, Any]], bool], str]]] = {
     "cumsum": (lambda args, _: _is_floating(args[0]), "torch.cumsum of floating point numbers"),
     "bincount": (
@@ -68,7 +68,7 @@ _CUDA_RAISES_IF: Final[dict[str, tuple[Callable[[tuple[Any, ...], dict[str, Any]
 
 
 def raises_on_cuda(name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> str | None:
-    """What in a script calls operator `name` (without "aten::") if CUDA refuses it; None if it does not."""
+    """Return the calls in a script that use operator `name` (without "aten::"), if CUDA refuses it."""
     if name in CUDA_RAISES:
         return CUDA_RAISES[name]
     if name in _CUDA_RAISES_IF:
@@ -78,9 +78,9 @@ def raises_on_cuda(name: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any]
 
 
 class OperatorWatch(TorchDispatchMode):
-    """Inside, every operator that runs is looked up in the tables; `found` maps words to the script's line.
+    """Looks up every operator that runs inside in the tables; `found` maps texts to the script's line.
 
-    count: operators that ran. Composed kernels run as their parts, compiled ones are not seen.
+    count: operators that ran. Composed kernels run as their parts; compiled ones are not seen.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class OperatorWatch(TorchDispatchMode):
 
 
 class DeterminismWarnings:
-    """Hears torch's warnings of operators without a deterministic kernel; passes other warnings on.
+    """Intercepts torch's warnings of operators without a deterministic kernel; passes other warnings on.
 
     heard(operator, where): called once for each operator and line of the script.
     """
@@ -115,7 +115,7 @@ class DeterminismWarnings:
         self._show = warnings.showwarning
 
     def install(self) -> None:
-        """From now on the process's algorithms are deterministic where there are such, and others warn."""
+        """Make the process's algorithms deterministic where possible, and let other operators warn."""
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.set_warn_always(True)
         warnings.filterwarnings("always", message=".*does not have a deterministic implementation.*")
@@ -137,7 +137,8 @@ class DeterminismWarnings:
 
 
 def script_line(frame: types.FrameType | None) -> str:
-    """The innermost line of the script in the stack of `frame`, as "train.py:31"; empty if there is none.
+    """Return the innermost line of the script in the stack of `frame`, as "train.py:31"; empty if there is
+    none.
 
     For an operator of the backward pass it is the line of `backward()`.
     """

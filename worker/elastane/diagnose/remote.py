@@ -1,6 +1,6 @@
-"""A master and a store as they are seen from this machine, for `elastane doctor --master` and `--store`.
+"""Checks a master and a store from this machine, for `elastane doctor --master` and `--store`.
 
-Each is asked as workers and masters would ask, with the same credentials; nothing is written.
+Requests are those of workers and masters, with the same credentials; nothing is written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REDIS_OLDEST: Final = (7, 0)
 
 
 class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store says of itself. offset_seconds: its clock less ours. Empty: it does not say."""
+    """Facts reported by a store. offset_seconds: its clock minus ours. Empty: not reported."""
 
     server: str
     version: str
@@ -35,9 +35,9 @@ class StoreFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_master(addresses: str, timeout_seconds: float) -> tuple[dict[str, str], list[Finding]]:
-    """Whether each master can be connected to, speaks a protocol that fits, and serves. Facts by address.
+    """Check that each master accepts connections, speaks a compatible protocol, and serves. Facts by address.
 
-    Raises ValueError for what is no address.
+    Raises ValueError for an invalid address.
     """
     from elastane.addresses import parse_addresses
 
@@ -51,7 +51,7 @@ def check_master(addresses: str, timeout_seconds: float) -> tuple[dict[str, str]
         answers += findings
         serving += serves
     for finding in answers:
-        # Of several masters one leads: that the others stand by is as it should be.
+        # Of several masters one leads: it is normal that the others stand by.
         if finding.code != "ELA541" or not serving:
             found.append(finding)
     return facts, found
@@ -99,14 +99,14 @@ def _ask_master(address: str, timeout_seconds: float) -> tuple[str, list[Finding
 
 
 def store_facts(url: str, timeout_seconds: float) -> StoreFacts:
-    """Ask a Redis or Valkey about itself. Raises redis.RedisError, OSError, ValueError (not a URL)."""
+    """Query a Redis or Valkey about itself. Raises redis.RedisError, OSError, ValueError (invalid URL)."""
     import redis
 
     options: dict[str, Any] = {"socket_timeout": timeout_seconds, "socket_connect_timeout": timeout_seconds}
     with redis.Redis.from_url(url, decode_responses=True, **options, **_store_access(url)) as store:
         hello = store.execute_command("HELLO")
         said = hello if isinstance(hello, dict) else dict(zip(hello[::2], hello[1::2], strict=False))
-        # What a master's own user has no right to, and managed servers do not show, is left out.
+        # Optional: a master's user may lack the rights, and managed servers do not support these commands.
         offset, began = 0.0, time.time()
         info: dict[str, Any] = {}
         settings: dict[str, str] = {}
@@ -130,7 +130,7 @@ def store_facts(url: str, timeout_seconds: float) -> StoreFacts:
 
 
 def _store_access(url: str) -> dict[str, Any]:
-    """Password and certificates as a master takes them from its environment."""
+    """Return password and certificates as a master reads them from its environment."""
     access: dict[str, Any] = {}
     if path := os.environ.get("ELASTANE_MASTER_STORE_PASSWORD_FILE"):
         access["password"] = Path(path).read_text().strip()
@@ -142,7 +142,7 @@ def _store_access(url: str) -> dict[str, Any]:
 
 
 def judge_store(facts: StoreFacts) -> list[Finding]:
-    """What is wrong with a store that answers."""
+    """Return faults of a store that answers."""
     found: list[Finding] = []
 
     def say(code: str, severity: Severity, what: str, todo: str) -> None:
@@ -188,7 +188,7 @@ def judge_store(facts: StoreFacts) -> list[Finding]:
 
 
 def check_store(url: str, timeout_seconds: float) -> tuple[dict[str, str], list[Finding]]:
-    """Whether the store at the URL can be used. Facts for the table, and what is wrong."""
+    """Check that the store at the URL is usable. Returns facts for the table, and findings."""
     import redis
 
     try:

@@ -1,9 +1,9 @@
-"""The same step twice from the same state: what must come out equal for a replay to be exact.
+"""Runs a step twice from the same state: everything that must be equal for a replay to be exact.
 
-After a change of the ring a step is run again, in this process or in another, from weights, optimizer
-state, generators and loader position as they were. A loop body that lets anything else into its
-gradients gives other bits then. `StepWatch` takes down what a step makes, `StateKeeper` puts the state
-back, `differences` (pure) says what was not the same.
+After a ring change a step is run again, in this process or in another, from weights, optimizer state,
+generators and loader position as they were. If the loop body lets anything else influence its gradients, the
+bits differ. `StepWatch` records the results of a step, `StateKeeper` restores the state, `differences` (pure)
+compares.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from elastane.state.codec import Exported
 from elastane.state.train_state import TrainState
 from elastane.verify.digests import digest_any
 
-#: The first of the `differences` when the loader gave something else.
+#: First element of `differences` if the loader gave a different batch.
 BATCH: Final = "the mini-batch"
 
 
 @dataclass(slots=True)
 class StepRun:
-    """What one run of a step did. batches: digests of its mini-batches. gradients: by parameter, in the
-    order backward made them."""
+    """Results of one run of a step.
+
+    batches: digests of its mini-batches. gradients: by parameter, in the order of backward.
+    """
 
     batches: list[str] = field(default_factory=list)
     gradients: dict[str, str] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class StepRun:
 
 
 def differences(first: StepRun, second: StepRun) -> list[str]:
-    """What was not equal in two runs of a step, in words, the earliest first; empty if all was."""
+    """Return what differed in two runs of a step, as text, the earliest first."""
     found = []
     if first.batches != second.batches:
         found.append(BATCH)
@@ -68,7 +70,7 @@ def differences(first: StepRun, second: StepRun) -> list[str]:
 
 
 class StepWatch:
-    """Takes down what the body of a step does, by hooks on parameters and optimizers."""
+    """Records the effects of a step's body, by hooks on parameters and optimizers."""
 
     def __init__(
         self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], generators: Generators
@@ -76,7 +78,7 @@ class StepWatch:
         self._generators = generators
         self._run = StepRun()
         self._in_backward = False
-        self._batch_backward = False  # the mini-batch now running has had its backward()
+        self._batch_backward = False  # backward() of the current mini-batch is done
         self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
@@ -85,23 +87,23 @@ class StepWatch:
             optimizer.register_step_post_hook(self._stepped)
 
     def begin(self) -> None:
-        """A step begins: forget the one before."""
+        """Begin a step."""
         self._run = StepRun()
 
     def begin_batch(self, batch: object) -> None:
-        """A mini-batch of the step begins."""
+        """Begin a mini-batch of the step."""
         self._batch_backward = False
         self._run.batches.append(digest_any(batch))
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Values of `job.log`."""
+        """Record values of `job.log`."""
         if self._batch_backward:
             self._run.logged_late = tuple(values)
         for name, value in values.items():
             self._run.values[name] = float(value.item() if isinstance(value, torch.Tensor) else value)
 
     def end(self) -> StepRun:
-        """The step's body is over."""
+        """End the step's body and return its results."""
         self._run.random = self._generators.capture()
         return self._run
 
@@ -124,7 +126,7 @@ class StepWatch:
 
 
 class StateKeeper:
-    """Weights, optimizer state, buffers, gradients and schedulers: copied, and put back in place."""
+    """Weights, optimizer state, buffers, gradients and schedulers: copied, and restored in place."""
 
     def __init__(self, state: TrainState) -> None:
         self._state = state
@@ -132,7 +134,7 @@ class StateKeeper:
         self._gradients: list[torch.Tensor | None] = []
 
     def keep(self) -> None:
-        """Copy the state as it is now. Raises StateNotCarriedError for what cannot be handed over."""
+        """Copy the current state. Raises StateNotCarriedError if it cannot be handed over."""
         exported = self._state.export()
         self._kept = Exported(exported.structure, _copies(exported.tensors))
         self._gradients = [
@@ -140,7 +142,7 @@ class StateKeeper:
         ]
 
     def restore(self) -> None:
-        """Put it back as `keep` found it; any number of times."""
+        """Restore the state copied by `keep`; may be repeated."""
         assert self._kept is not None, "nothing was kept"
         self._state.load(Exported(self._kept.structure, _copies(self._kept.tensors)))
         for parameter, gradient in zip(self._state.model.parameters(), self._gradients, strict=True):
@@ -148,7 +150,7 @@ class StateKeeper:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """sha256 in hex of the tensors' bytes, sparse ones coalesced."""
+    """Return sha256 in hex of the tensors' bytes, with sparse ones coalesced."""
     hashed = hashlib.sha256()
     for tensor in tensors:
         dense = tensor.detach()
@@ -165,10 +167,10 @@ _ACCESS: Final = re.compile(r"(LOAD|STORE)_(?:FAST|DEREF|GLOBAL|NAME)(?!_AND_CLE
 
 
 def loop_variables() -> list[str]:
-    """Variables that the running loader loop of the script carries from one turn into the next.
+    """Return the variables that the script's running loader loop carries from one turn into the next.
 
-    Those that its body assigns, and reads before it does: a count of steps, a running mean. They are no
-    part of a replay. Called from within the loader's iterator; empty if the loop is not found.
+    They are those that its body assigns, and reads before it does: a count of steps, a running mean. A replay
+    does not restore them. Called from within the loader's iterator; empty if the loop is not found.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -183,7 +185,8 @@ def _at_loop(code: types.CodeType, position: int) -> bool:
 
 
 def carried(code: types.CodeType, position: int) -> list[str]:
-    """The same for the `for` loop of `code` whose FOR_ITER stands at `position`, in order of appearance."""
+    """Return the same for the `for` loop of `code` whose FOR_ITER is at `position`, in order of
+    appearance."""
     first: dict[str, str] = {}
     stored: set[str] = set()
     end = -1

@@ -1,8 +1,8 @@
-"""Where the batches of an examined step come from, so that the step can be run again.
+"""Sources of the batches of an examined step, which allow the step to be repeated.
 
-`ElasticSupply` takes them as training would: from a `BatchSource`, from the context of EST 0, positioned
-anew for every replay. It therefore finds what training would refuse. When it does, `ScriptSupply` takes
-over with the script's own DataLoader, so that the rest of the script is examined all the same.
+`ElasticSupply` makes them as training would: from a `BatchSource`, from the context of EST 0, repositioned
+for every replay. So it detects what training would refuse. In that case `ScriptSupply` takes over with the
+script's own DataLoader, so that the rest of the script is examined all the same.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ RANK = 0  # the EST that is examined
 
 
 class Supply(Protocol):
-    """The batches of one EST, step by step. Generators and registered items are set as the step needs."""
+    """The batches of one EST, step by step. Sets generators and registered items as the step needs them."""
 
     @property
     def batches(self) -> int:
-        """Mini-batches of the step that is next."""
+        """Mini-batches of the next step."""
         ...
 
     def rewind(self) -> None:
-        """Back to the start of the step."""
+        """Return to the start of the step."""
         ...
 
     def begin(self) -> Any:
-        """The next mini-batch; `finish` when the loop body is done with it."""
+        """Return the next mini-batch; call `finish` after the loop body."""
         ...
 
     def finish(self) -> None: ...
 
     def advance(self) -> None:
-        """The step is done: the next one begins where everything stands now."""
+        """End the step: the next one begins from the current states."""
         ...
 
     def close(self) -> None: ...
 
 
 class ElasticSupply:
-    """From a `BatchSource`, as in a ring of one worker that hosts EST 0."""
+    """Batches from a `BatchSource`, as in a ring of one worker that hosts EST 0."""
 
     def __init__(
         self, source: BatchSource, generators: Generators, registry: Registry, *, iterable: bool = False
@@ -66,7 +66,7 @@ class ElasticSupply:
 
     @property
     def remakes_epoch(self) -> bool:
-        """Whether data workers stand in an IterableDataset that says nothing of where it stands."""
+        """True if data workers are in the middle of an IterableDataset that has no state."""
         streams = [name for name in self._context.parts if name.startswith("stream/")]
         return self._iterable and bool(streams) and not any(name.endswith(ITERATOR) for name in streams)
 
@@ -92,7 +92,7 @@ class ElasticSupply:
 
 
 class ScriptSupply:
-    """From the script's own DataLoader; a replay is given copies of what the step had."""
+    """Batches from the script's own DataLoader; a replay gets copies of the step's batches."""
 
     def __init__(
         self, loader: DataLoader[Any], steps: int, generators: Generators, registry: Registry
@@ -117,12 +117,12 @@ class ScriptSupply:
         else:
             kept, after = self._kept[self._place]
             batch = copy.deepcopy(kept)
-            self._put(after)  # making the batch had drawn from them
+            self._put(after)  # making the batch had drawn from the generators
         self._place += 1
         return batch
 
     def finish(self) -> None:
-        """Nothing is kept of a batch but what the body has drawn."""
+        """Nothing to do: the generators already have the body's draws."""
 
     def advance(self) -> None:
         self._kept, self._place = [], 0

@@ -1,6 +1,6 @@
-"""What around the processes of this machine matters to a job: packages, clock, limits, ports, proxies.
+"""Surroundings of this machine's processes that matter to a job: packages, clock, limits, ports, proxies.
 
-`surrounding_facts` looks (it opens sockets on this machine alone), `judge_surroundings` says what is wrong.
+`surrounding_facts` collects them (it opens sockets on this machine alone), `judge_surroundings` finds faults.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from elastane.addresses import split_address
 from elastane.credentials import on_loopback
 from elastane.diagnose.findings import Finding, Severity
 
-#: No clock that is right is behind it (2026-01-01).
+#: A correct clock is not before this time (2026-01-01).
 CLOCK_LEAST: Final = 1_767_225_600.0
 PROCESSES_MIN: Final = 256
 PORTS_MIN: Final = 2_000
 MASTER_PORT: Final = 50051
-#: In the order in which gRPC looks at them.
+#: In gRPC's order of precedence.
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES: Final = ("no_grpc_proxy", "no_proxy")
-_TIME_ERROR: Final = 5  # of adjtimex: nothing keeps the clock right
+_TIME_ERROR: Final = 5  # result of adjtimex: the clock is not synchronized
 _CONNECT_SECONDS: Final = 1.0
 
 
 class SurroundingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found; -1 and None: unknown.
+    """Facts; -1 and None: unknown.
 
-    packages: requirements that are not met, in words. clock_seconds: the wall clock. clock_kept: whether the
-    kernel says that something keeps it right. processes: that this user or container may have. ports: that
-    outgoing connections can have. loopback: whether 127.0.0.1 can be listened on and reached. address: this
-    host's by its name; unreached: why a connection to it from here failed. taken: whether something listens
-    at a master's default port. proxy, no_proxy: the variables gRPC goes by.
+    packages: unmet requirements, as text. clock_seconds: the wall clock. clock_kept: True if the kernel
+    reports a synchronized clock. processes: limit for this user or container. ports: available to outgoing
+    connections. loopback: True if 127.0.0.1 accepts and reaches a listener. address: this host's by its name;
+    unreached: why a connection to it from here failed. taken: True if something listens on a master's default
+    port. proxy, no_proxy: variables that gRPC uses.
     """
 
     packages: list[str] = []
@@ -57,7 +57,7 @@ class SurroundingFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def surrounding_facts(address: str) -> SurroundingFacts:
-    """Look. address: this host's, empty if its name has none."""
+    """Collect the facts. address: this host's, empty if its name has none."""
     return SurroundingFacts(
         packages=unmet_requirements(),
         clock_seconds=time.time(),
@@ -74,7 +74,7 @@ def surrounding_facts(address: str) -> SurroundingFacts:
 
 
 def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Finding]:
-    """What is wrong, and what to do. master: addresses of the masters that are meant, if any."""
+    """Return faults with remedies. master: addresses of the intended masters, if any."""
     found: list[Finding] = []
 
     def say(code: str, severity: Severity, what: str, where: str, todo: str) -> None:
@@ -148,7 +148,7 @@ def judge_surroundings(facts: SurroundingFacts, master: str = "") -> list[Findin
 
 
 def unmet_requirements() -> list[str]:
-    """The requirements of the installed elastane that this environment does not meet, in words."""
+    """Return requirements of the installed elastane that this environment does not meet, as text."""
     try:
         stated = metadata.requires("elastane") or []
     except metadata.PackageNotFoundError:  # runs from its sources
@@ -170,7 +170,7 @@ def unmet_requirements() -> list[str]:
 
 
 def _clock_kept() -> bool | None:
-    """What adjtimex says; a look needs no rights."""
+    """Return adjtimex's clock state; reading it needs no rights."""
     state = ctypes.create_string_buffer(512)  # struct timex, all zero: nothing is changed
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(state)
@@ -180,7 +180,7 @@ def _clock_kept() -> bool | None:
 
 
 def _processes() -> int:
-    """The least of the user's and the container's limit; -1 for none."""
+    """Return the lower of the user's and the container's limit; -1 for none."""
     limits = [resource.getrlimit(resource.RLIMIT_NPROC)[0]]
     try:
         text = Path("/sys/fs/cgroup/pids.max").read_text().strip()
@@ -199,7 +199,7 @@ def _ports() -> int:
 
 
 def _unreached(host: str) -> str:
-    """Why a connection to a port listened on at `host` fails; empty if it does not."""
+    """Return why a connection to a port listened on at `host` fails; empty if it succeeds."""
     try:
         with socket.create_server((host, 0)) as server:
             socket.create_connection(server.getsockname()[:2], timeout=_CONNECT_SECONDS).close()
@@ -217,7 +217,7 @@ def _taken(port: int) -> bool:
 
 
 def _passed_by(host: str, no_proxy: str) -> bool:
-    """Whether a no_proxy list names the host or its domain, as gRPC reads it: by the end of the name."""
+    """True if a no_proxy list contains the host or its domain, by gRPC's rule: the end of the name."""
     return any(host.endswith(part.strip().lstrip("*")) for part in no_proxy.split(",") if part.strip())
 
 

@@ -1,6 +1,6 @@
-"""`elastane drill`: a rehearsal of what a cloud does to spot nodes, with the user's own script.
+"""`elastane drill`: a rehearsal of a cloud's reclaim of spot nodes, with the user's own script.
 
-plan.py   in which steps nodes are taken away (pure)
-node.py   a spot node: an agent of its own, and the notice that it gets
+plan.py   chooses the steps in which nodes are reclaimed (pure)
+node.py   a spot node: a separate agent, and its termination notice
 run.py    the fixed run, the drill, the comparison
 """

@@ -1,4 +1,4 @@
-"""A spot node of a drill: `elastane run` as its users start it, with a file for its notice."""
+"""Spot node of a drill: `elastane run` as its users start it, with a file for its termination notice."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LINES_SHOWN = 30
 
 
 class DrillFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
-    """The drill could not be carried out; the text holds the node's last lines."""
+    """The drill could not be completed; the text contains the node's last lines."""
 
     code = "ELA418"
 
 
 class SpotNode:
-    """One node. Start it from a thread that lives as long as it.
+    """One node. Start it from a thread that lives at least as long.
 
-    master: "host:port"; job: to be joined; workers: how many run here; script: with its arguments.
+    master: "host:port"; job: to join; workers: number of workers here; script: with its arguments.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class SpotNode:
         self._process.start()
 
     def reclaim(self, seconds: float) -> float:
-        """The cloud's notice: the node goes in so many seconds. Returns when its agent has read it."""
+        """Give the node its termination notice, in `seconds`; return once its agent has read it.
+
+        Returns the time.monotonic() of the notice.
+        """
         beside = self._notice.with_suffix(".new")
         beside.write_text(json.dumps({"seconds": seconds, "reason": "spot drill"}))
         at = time.monotonic()
@@ -83,7 +86,7 @@ class SpotNode:
         return at
 
     def wait_for(self, event: str, timeout_seconds: float) -> None:
-        """Until the agent has said this. Raises DrillFailed."""
+        """Wait until the agent has reported the event. Raises DrillFailed."""
         with self._changed:
             self._changed.wait_for(lambda: self.has_said(event) or self.ended is not None, timeout_seconds)
             if not self.has_said(event):
@@ -97,7 +100,7 @@ class SpotNode:
         return self._process.status
 
     def wait(self, timeout_seconds: float) -> int:
-        """Its exit code. Raises DrillFailed when it does not end."""
+        """Wait for its end and return its exit code. Raises DrillFailed if it does not end."""
         status = self._process.wait(timeout_seconds)
         if status is None:
             raise DrillFailed(f"{self.name} did not end within {timeout_seconds:g} s:\n{self.last_lines()}")
@@ -107,7 +110,7 @@ class SpotNode:
         return "\n".join(self._said[-_LINES_SHOWN:])
 
     def close(self) -> None:
-        """End it and all it started, whatever its state."""
+        """End the node and all its processes, whatever its state."""
         if self._process.status is None:
             self._process.stop(10.0)
 

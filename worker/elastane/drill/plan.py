@@ -1,4 +1,4 @@
-"""In which steps nodes are taken away: pure, from a seed."""
+"""Chooses the steps in which nodes are reclaimed: pure, from a seed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class DrillPlanError(ElastaneError):
 
 @dataclass(frozen=True)
 class DrillPlan:
-    """Two nodes train. In `one_step` the first is reclaimed, in `all_step` whoever is left.
+    """Two nodes train. In `one_step` the first is reclaimed, in `all_step` the remaining one.
 
-    workers: of both nodes, and of the one elsewhere that goes on.
+    workers: of both nodes, and of the one elsewhere that continues.
     """
 
     one_step: int
@@ -30,7 +30,7 @@ class DrillPlan:
 
 
 def make_plan(seed: str, *, ests: int, steps: int) -> DrillPlan:
-    """Draws the steps, and how many workers each node has. Raises DrillPlanError."""
+    """Draw the steps and the number of workers of each node. Raises DrillPlanError."""
     if steps < STEPS_MIN:
         raise DrillPlanError(
             f"the script makes {steps} steps, a drill needs {STEPS_MIN}", hint="let it run more epochs"

@@ -1,10 +1,10 @@
 """The fixed run, the drill, the comparison.
 
-    stock DDP ─▶ two spot nodes train ─▶ the first is reclaimed ─▶ all are reclaimed ─▶ one elsewhere goes on
+    stock DDP ─▶ two spot nodes train ─▶ the first is reclaimed ─▶ all are reclaimed ─▶ one more continues
 
-Each reclaim comes in a step of the plan's choice: the ring stands at a gate until the master knows of it. So
-the job cannot end first, however fast its steps are. What must hold: everybody has left before the deadline,
-no step was done twice, the last ones left a checkpoint of all that was done, and the result is that of the
+Each reclaim comes in a step that the plan chose: the ring is held at a gate until the master knows of it. So
+the job cannot end first, however fast its steps are. Conditions: every worker has left before the deadline,
+no step was done twice, the last ones left a checkpoint of everything done, and the result is that of the
 fixed run, bit for bit.
 """
 
@@ -34,7 +34,7 @@ _EXIT_RECLAIMED: Final = 143
 
 @dataclass(frozen=True)
 class Reclaim:
-    """One node that was taken away. seconds: from its notice until its agent had ended."""
+    """A reclaimed node. seconds: from its notice to the end of its agent."""
 
     node: str
     step: int
@@ -60,7 +60,7 @@ class DrillResult:
 
     @property
     def problems(self) -> list[str]:
-        """What did not hold, in words."""
+        """Conditions that did not hold, as text."""
         found = [problem for reclaim in self.reclaims for problem in reclaim.problems]
         if self.saved_step != self.reclaims[-1].step:
             found.append(f"the checkpoint ends at step {self.saved_step}, not {self.reclaims[-1].step}")
@@ -77,8 +77,9 @@ class DrillResult:
 class Drill:
     """One call of `elastane drill`.
 
-    folder: everything of it. script: without the interpreter. grace_seconds: what the notices leave.
-    prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stage: told what begins.
+    folder: for all files. script: without the interpreter. grace_seconds: time between notice and
+    termination. prices: of the job, in micros, spot and on demand. timeout_seconds: of each wait. stage:
+    called when a stage begins.
     """
 
     folder: Path
@@ -94,7 +95,7 @@ class Drill:
     stage: Callable[[str], None] = field(default=lambda text: None)
 
     def run(self) -> DrillResult:
-        """Raises DrillFailed, DrillPlanError; leaves no process behind."""
+        """Run the drill. Raises DrillFailed, DrillPlanError; leaves no process behind."""
         self.stage(f"fixed run: stock DDP with {self.ests} processes")
         try:
             reports = run_stock_ddp(
@@ -127,7 +128,7 @@ class Drill:
             )
 
     def settings(self, workers: int) -> job_pb2.JobSettings:
-        """Of the job; so many workers are waited for at its start."""
+        """Return the job's settings. workers: number to wait for at its start."""
         settings = job_pb2.JobSettings(
             ests=self.ests,
             workers_min=min(workers, self.ests),
@@ -139,13 +140,13 @@ class Drill:
             on_demand_price_micros=self.prices[1],
             currency=self.currency,
         )
-        # The ring stands at a gate while notices are read; that is no fault of a worker's.
+        # The ring is held at a gate while notices are read; the lease must not evict its workers for that.
         settings.lease_min.FromSeconds(max(30, int(self.timeout_seconds)))
         return settings
 
 
 class _Play:
-    """A plan being carried out."""
+    """Execution of a plan."""
 
     def __init__(self, drill: Drill, plan: DrillPlan, stack: contextlib.ExitStack) -> None:
         self._drill = drill
@@ -160,7 +161,7 @@ class _Play:
             stack.callback(gate.open)
 
     def carry_out(self) -> tuple[list[Reclaim], int]:
-        """What became of each node that was taken away, and where the checkpoint of the last ends."""
+        """Return the reclaimed nodes, and the step of the checkpoint that the last of them left."""
         plan = self._plan
         first, second, third = plan.workers
         self.client.create_job(JOB, self._drill.settings(first + second))
@@ -192,7 +193,7 @@ class _Play:
             script=drill.script,
             environment={
                 "ELASTANE_REPORT_DIR": str(drill.folder / "reports"),
-                "ELASTANE_LOG_TO": "",  # a rehearsal's values are nobody's
+                "ELASTANE_LOG_TO": "",  # values of a rehearsal belong in no tracker
                 **Rehearsal(gates=str(drill.folder / "gates")).environment(),
             },
         )
@@ -208,7 +209,7 @@ class _Play:
         going: Sequence[SpotNode],
         workers: Sequence[int],
     ) -> list[Reclaim]:
-        """In the step at the gate, the cloud says that these nodes go."""
+        """Reclaim these nodes in the step at the gate, and check how they leave."""
         drill = self._drill
         self._wait(live, lambda job: job.step >= step, f"step {step}")
         names = ", ".join(node.name for node in going)
@@ -239,7 +240,7 @@ class _Play:
                     if condition(job):
                         return
                     if any(node.ended is not None for node in live):
-                        if condition(watcher.get_job(JOB)):  # what was watched may be older
+                        if condition(watcher.get_job(JOB)):  # the watched state may be older
                             return
                         break
             finally:

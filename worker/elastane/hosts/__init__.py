@@ -1,7 +1,7 @@
-"""Hosts that come and go: what `elastane run --hosts` and `elastane launch` have in common.
+"""Hosts that come and go: common code of `elastane run --hosts` and `elastane launch`.
 
-slots.py      what a discovery script's lines mean (pure)
-rests.py      which hosts are left out for a while, and for how long (pure)
-remote.py     how a command is started on another host, and what it is told (pure)
-discovery.py  runs the script again and again
+slots.py      parses the lines of a discovery script (pure)
+rests.py      decides which hosts are excluded for a while, and for how long (pure)
+remote.py     builds commands and variables for processes on other hosts (pure)
+discovery.py  runs the script repeatedly
 """

@@ -1,4 +1,4 @@
-"""Asks the user's discovery script for the hosts, once or again and again."""
+"""Runs the user's discovery script, once or repeatedly, to find the hosts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _LINES_MAX = 100_000
 
 
 class DiscoveryError(ElastaneError):
-    """The script failed, did not end, or printed no list of hosts: the hosts stay as they were."""
+    """The script failed, did not end, or printed no list of hosts; the hosts stay unchanged."""
 
     code = "ELA421"
 
 
 def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> dict[str, int]:
-    """What the script prints now. Raises DiscoveryError, or HostsFormatError.
+    """Run the script and return its slots by host. Raises DiscoveryError, or HostsFormatError.
 
-    The script and all it started are killed when they do not end: one that waits for a cloud's API may do so
-    in a child of its own.
+    If it does not end in time, the script is killed with all its children: a child may be what waits for a
+    cloud's API.
     """
     lines: dict[Stream, list[str]] = {"stdout": [], "stderr": []}
 
@@ -48,7 +48,7 @@ def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> 
         said = " ".join(lines["stderr"]).strip()[-_OUTPUT_CHARACTERS:]
         raise DiscoveryError(f"{script} {status}: {said}")
     if not any(map(str.strip, lines["stdout"])):
-        # A pipe that broke inside the script looks just like this, and would send every worker away.
+        # A broken pipe inside the script looks the same, and an empty list would drain every worker.
         raise DiscoveryError(
             f"{script} printed nothing", hint='where no host is left, print HOST:0 or "# none"'
         )
@@ -56,9 +56,10 @@ def ask_hosts(script: Path, timeout_seconds: float = SCRIPT_TIMEOUT_SECONDS) -> 
 
 
 class Discovery:
-    """Asks every `interval_seconds` from `start` until `stop`, in a thread of its own.
+    """Runs the script every `interval_seconds` from `start` until `stop`, in a thread.
 
-    on_hosts: told what was found, each time. on_trouble: told why nothing was, once for each time it begins.
+    on_hosts: called with each result. on_trouble: called with the reason when failures begin, once until the
+    next success.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Discovery:
         threading.Thread(target=self._run, name="discovery", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; a script that runs ends with this process."""
+        """Stop asking; a running script ends with this process."""
         self._over.set()
 
     def _run(self) -> None:

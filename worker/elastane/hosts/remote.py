@@ -1,4 +1,4 @@
-"""How a command is started on another host, and which variables go with it: pure, but for our own name."""
+"""Builds commands and variables for processes on other hosts: pure, but for this machine's name."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ CANNOT_START: Final = {
     127: "the command is not there",
     255: "the remote shell failed",
 }
-"""Exit codes that say something of a host or of the way to it, not of what was to be run."""
+"""Exit codes that are about a host or the way to it, not about the command."""
 
-#: The list of processes of a host shows the arguments of a remote shell to everybody there.
+#: Not passed on, because everybody on a host can see a remote shell's arguments in its process list.
 _SECRET: Final = ("ELASTANE_TOKEN", "ELASTANE_WORKER_TOKEN")
-#: True of one machine, and not of the others.
+#: Valid on one machine only.
 _OF_ONE_MACHINE: Final = frozenset(
     {"ELASTANE_STORE_HOST", "ELASTANE_NOTICE_FILE", "ELASTANE_CAPACITY_FILE", "ELASTANE_METRICS_FILE"}
 )
-#: Ours, and OpenTelemetry's: a trace is of all workers, wherever they run.
+#: Elastane's, and OpenTelemetry's: a trace includes all workers, wherever they run.
 _PREFIXES: Final = ("ELASTANE_", "OTEL_")
-#: Headers for a receiver of traces hold its token.
+#: Headers for a receiver of traces contain its token.
 _SECRET_ENDING: Final = "_HEADERS"
 
 
 def check_template(template: str) -> list[str]:
-    """The words of a template; raises RefusedError unless {host} and {command} are in it, each once."""
+    """Split a template into words. Raises RefusedError unless it contains {host} and {command}, each once."""
     try:
         words = shlex.split(template)
     except ValueError as error:
@@ -46,7 +46,7 @@ def check_template(template: str) -> list[str]:
 def remote_command(
     template: str, host: str, command: Sequence[str], variables: Mapping[str, str], folder: str
 ) -> list[str]:
-    """What starts `command` on the host: the template with the whole of it as one quoted shell line."""
+    """Return the command line that starts `command` on the host, as one quoted shell line in the template."""
     assigned = [f"{name}={value}" for name, value in variables.items()]
     line = f"cd {shlex.quote(folder)} || exit 126; exec env {shlex.join([*assigned, *command])}"
     return [
@@ -58,10 +58,10 @@ def remote_command(
 def remote_variables(
     environment: Mapping[str, str], own: Mapping[str, str], passed: Collection[str]
 ) -> dict[str, str]:
-    """What a process elsewhere is told: its own variables, those of this environment that are Elastane's or
-    OpenTelemetry's, and those passed.
+    """Return the variables of a remote process: its own, those passed, and this environment's of Elastane and
+    OpenTelemetry.
 
-    Raises RefusedError where a token would be among them.
+    Raises RefusedError if a token would be among them.
     """
     require_no_secret(environment)
     given = {
@@ -78,7 +78,7 @@ def remote_variables(
 
 
 def require_no_secret(environment: Mapping[str, str]) -> None:
-    """Raises RefusedError when a token itself, not its file, is in the environment."""
+    """Raise RefusedError if a token itself, not the file with it, is in the environment."""
     found = [name for name in _SECRET if environment.get(name)]
     if found:
         raise RefusedError(
@@ -88,12 +88,12 @@ def require_no_secret(environment: Mapping[str, str]) -> None:
 
 
 def is_local(host: str) -> bool:
-    """Whether the name means this machine, by its spelling alone: nothing is looked up."""
+    """True if the name means this machine, judging by its spelling alone: nothing is resolved."""
     return host in ("localhost", "127.0.0.1", "[::1]", socket.gethostname(), socket.getfqdn())
 
 
 def out_of_reach(master: str, hosts: Iterable[str]) -> list[str]:
-    """Those of the hosts for which a master at "HOST:PORT[,...]" is their own loopback, not ours."""
+    """Return the hosts for which a master at "HOST:PORT[,...]" would be their own loopback, not ours."""
     addresses = [address.rpartition(":")[0].strip(" []") for address in master.split(",")]
     if not all(_is_loopback(host) for host in addresses):
         return []
@@ -101,7 +101,7 @@ def out_of_reach(master: str, hosts: Iterable[str]) -> list[str]:
 
 
 def require_reach(master: str, hosts: Iterable[str]) -> None:
-    """Raises RefusedError when the master listens on loopback alone, and hosts are elsewhere."""
+    """Raise RefusedError if the master listens on loopback alone and there are remote hosts."""
     if far := out_of_reach(master, hosts):
         raise RefusedError(
             f"{', '.join(far)} cannot reach a master on this machine's loopback",

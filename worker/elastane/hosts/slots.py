@@ -1,4 +1,4 @@
-"""Hosts and their slots, as a discovery script prints them: pure."""
+"""Parser for hosts and slots as printed by a discovery script: pure."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ SLOTS_MAX: Final = 1024
 
 
 class HostsFormatError(RefusedError):
-    """What a discovery script printed is no list of hosts."""
+    """The discovery script's output is no list of hosts."""
 
     code = "ELA408"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One place for a process. index: from 0 on its host."""
+    """A place for one process. index: from 0 on its host."""
 
     host: str
     index: int
 
 
 def parse_hosts(text: str) -> dict[str, int]:
-    """Slots by host of lines "HOST" or "HOST:SLOTS", in their order; "#" begins a comment.
+    """Parse lines "HOST" or "HOST:SLOTS" into slots by host, in their order; "#" begins a comment.
 
-    A host named twice has the slots of both lines; one with 0 slots is left out. Raises HostsFormatError.
+    A host named twice has the slots of both lines; one with 0 slots is omitted. Raises HostsFormatError.
     """
     hosts: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):

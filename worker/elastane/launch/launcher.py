@@ -1,4 +1,4 @@
-"""Carries out what `LaunchPolicy` decides: processes here and elsewhere, the discovery script, signals.
+"""Executes the decisions of `LaunchPolicy`: local and remote processes, the discovery script, signals.
 
 One thread takes events from one queue, as in the agent of elastic jobs: exits, hosts, signals, time.
 """
@@ -33,13 +33,13 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """What `elastane launch` was asked for.
+    """Settings of one `elastane launch`.
 
     command: program and arguments of every process. hosts: fixed slots by host; or hosts_script: a program
-    that prints them, run every `interval_seconds`, each time for `hosts_timeout_seconds` at most. template:
-    how a command is run on another host. port: at which rank 0 listens; 0: a free one, where all run on this
-    machine, else 29500. passed: names of this process's variables that processes elsewhere get too; those
-    here get all.
+    that prints them, run every `interval_seconds`, each time for at most `hosts_timeout_seconds`. template:
+    command line for another host. port: on which rank 0 listens; 0: a free one if all processes run on this
+    machine, else 29500. passed: names of this process's variables that remote processes also get; local ones
+    get all.
     """
 
     command: tuple[str, ...]
@@ -80,7 +80,7 @@ _Event = _Exited | _Hosts | _Signalled
 
 
 class Launcher:
-    """One `elastane launch`. `run` from the main thread, once."""
+    """One `elastane launch`. Call `run` once, from the main thread."""
 
     def __init__(self, settings: LaunchSettings, output: Output) -> None:
         self._settings = settings
@@ -100,7 +100,7 @@ class Launcher:
         )
 
     def run(self) -> int:
-        """Until all processes are finished, or given up; returns the exit code."""
+        """Run until all processes have finished, or are given up; return the exit code."""
         with self._signal_handlers():
             try:
                 self._discover()
@@ -187,14 +187,14 @@ class Launcher:
         )
 
     def _rendezvous(self, everybody: list[Process], number: int) -> tuple[str, int]:
-        """Where rank 0 is to listen; another port every round: the last may still be held by who died."""
+        """Return where rank 0 listens, with a new port every round: a dying process may hold the last."""
         leader = everybody[0].slot.host
         if all(is_local(process.slot.host) for process in everybody):
             leader = "127.0.0.1"
             if not self._settings.port:
                 return leader, unused_port()
         elif is_local(leader):
-            leader = socket.gethostname()  # "localhost" would be another machine elsewhere
+            leader = socket.gethostname()  # "localhost" would mean another machine there
         return leader, (self._settings.port or 29500) + number % 100
 
     # ------------------------------------------------------------------ hosts
@@ -229,7 +229,7 @@ class Launcher:
 
 
 def python_command(script: list[str], *, module: bool, program: bool) -> tuple[str, ...]:
-    """How a script is started: by this interpreter, as a module of it, or as a program of its own."""
+    """Return the command of a script: run by this interpreter, as a module, or as a program."""
     if program:
         return tuple(script)
     return (sys.executable, "-u", *(["-m"] if module else []), *script)

@@ -1,4 +1,4 @@
-"""Which rank runs where, and the variables it gets: pure."""
+"""Assignment of ranks to hosts, and the variables of each rank: pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from elastane.hosts.slots import Slot
 
 @dataclass(frozen=True)
 class Process:
-    """One rank of a round, and all that torchrun tells one.
+    """One rank of a round, with the values that torchrun sets for a rank.
 
-    group_rank: of its host among the hosts, in their order.
+    group_rank: index of its host among the hosts, in their order.
     """
 
     rank: int
@@ -25,10 +25,10 @@ class Process:
 
 
 def choose(hosts: Mapping[str, int], before: Sequence[Slot], workers_max: int) -> tuple[Slot, ...]:
-    """The slots to use: those of before that are still there first, in their order, then new ones.
+    """Choose the slots to use: previous ones that still exist first, in their order, then new ones.
 
-    So a host that stays keeps low ranks, and rank 0 moves only when its host goes. The slots of one host
-    stand together, as local ranks must.
+    So a host that stays keeps low ranks, and rank 0 moves only when its host disappears. The slots of one
+    host are adjacent, as local ranks must be.
     """
     kept = list(dict.fromkeys(slot.host for slot in before if slot.host in hosts))
     order = kept + [host for host in hosts if host not in kept]
@@ -36,7 +36,7 @@ def choose(hosts: Mapping[str, int], before: Sequence[Slot], workers_max: int) -
 
 
 def processes(slots: Sequence[Slot]) -> list[Process]:
-    """The ranks of a round, in order."""
+    """Return the ranks of a round, in order."""
     hosts = list(dict.fromkeys(slot.host for slot in slots))
     sizes = {host: sum(slot.host == host for slot in slots) for host in hosts}
     return [
@@ -48,7 +48,10 @@ def processes(slots: Sequence[Slot]) -> list[Process]:
 def environment(
     process: Process, *, leader: str, port: int, restarts: int, restarts_max: int, run_id: str
 ) -> dict[str, str]:
-    """The variables torchrun gives a rank. leader, port: where rank 0 listens for the others."""
+    """Return the variables that torchrun sets for a rank.
+
+    leader, port: where rank 0 listens for the others.
+    """
     return {
         "RANK": str(process.rank),
         "LOCAL_RANK": str(process.slot.index),
@@ -68,6 +71,6 @@ def environment(
 
 
 def tf_config(slots: Sequence[Slot], rank: int, port: int) -> str:
-    """TF_CONFIG of a rank: every rank is a worker, at the port after `port` by its local number."""
+    """Return TF_CONFIG of a rank: every rank is a worker, on the port after `port` by its local number."""
     workers = [f"{slot.host}:{port + 1 + slot.index}" for slot in slots]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}})

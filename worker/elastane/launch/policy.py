@@ -1,10 +1,10 @@
-"""When the processes of a black-box script are started, stopped, and started again: pure.
+"""Decides when the processes of a black-box script are started, stopped, and restarted: pure.
 
     waiting --enough slots--> running --all exit 0--> finished
-       ^                        | a process fails; the hosts change
-       +------ stopping <-------+   (every process is told to end, and killed after a grace time)
+       ^                        |  a process fails; the hosts change
+       +------ stopping <-------+  (every process gets SIGTERM, and SIGKILL after a grace time)
 
-A round is one life of all processes together: whatever changes, all of them end and the next round begins.
+A round is one run of all processes together: after any change all of them end and the next round begins.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Phase = Literal["waiting", "running", "stopping", "ending", "over"]
 
 @dataclass(frozen=True)
 class StartRound:
-    """Start every process of this round. number: from 0; restarts are its number."""
+    """Start every process of this round. number: from 0, equal to the number of restarts."""
 
     number: int
     slots: tuple[Slot, ...]
@@ -37,10 +37,10 @@ Action = StartRound | Terminate | Kill | Say | Finish
 
 
 class LaunchPolicy:
-    """State of one launch. Times are seconds of any clock that only goes forward.
+    """State of one launch. Times are seconds of any monotonic clock.
 
-    workers_min, workers_max: processes of a round. settle_seconds: new hosts are gathered for so long before
-    a running round is stopped for them. wait_max_seconds: how long it waits for enough hosts; 0: for ever.
+    workers_min, workers_max: processes of a round. settle_seconds: delay before a running round is stopped
+    for new hosts, to gather more of them. wait_max_seconds: time limit of waiting for enough hosts; 0: none.
     A process is named by its rank.
     """
 
@@ -75,10 +75,13 @@ class LaunchPolicy:
         self._code = CODE_OK
         self._signals = 0
 
-    # ------------------------------------------------------------------ what can happen
+    # ------------------------------------------------------------------ events
 
     def hosts_changed(self, now: float, hosts: Mapping[str, int]) -> list[Action]:
-        """The discovery found these hosts and slots; the same ones too: a host may have rested meanwhile."""
+        """Take the discovered hosts and slots.
+
+        Unchanged ones matter too, because a host may have become usable again.
+        """
         self._hosts = dict(hosts)
         actions: list[Action] = []
         if self.phase == "running":
@@ -94,7 +97,7 @@ class LaunchPolicy:
         return [*actions, *self.tick(now)]
 
     def exited(self, now: float, rank: int, status: ExitStatus) -> list[Action]:
-        """A process of the round ended."""
+        """Handle the exit of a process of the round."""
         self._live.discard(rank)
         actions: list[Action] = []
         if self.phase == "running" and status.returncode != 0:
@@ -108,7 +111,7 @@ class LaunchPolicy:
         return [*actions, *self.tick(now)]
 
     def signalled(self, now: float, number: int) -> list[Action]:
-        """SIGTERM or SIGINT came: the first ends all processes, the second kills them."""
+        """Handle SIGTERM or SIGINT: the first one ends all processes, the second kills them."""
         self._signals += 1
         self._code = 128 + number
         name = signal.Signals(number).name
@@ -117,7 +120,7 @@ class LaunchPolicy:
         return self._stop(now, "ending", f"{name}: processes are told to end; once more kills them")
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed, or something else happened."""
+        """Act on due times; called after every event too."""
         actions: list[Action] = []
         if self._kill_at is not None and now >= self._kill_at:
             left = ", ".join(str(rank) for rank in sorted(self._live))
@@ -134,7 +137,7 @@ class LaunchPolicy:
         return actions
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do at the latest."""
+        """Return the time at which `tick` must be called at the latest, or None."""
         dues = [self._kill_at, self._grow_at]
         if self.phase == "waiting":
             if self._waiting_since is not None and self._wait_max_seconds:
@@ -142,10 +145,10 @@ class LaunchPolicy:
             dues += [self._start_at if self._start_at else None, self._rests.next_due()]
         return min((due for due in dues if due is not None), default=None)
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _usable(self, now: float) -> dict[str, int]:
-        """Hosts that do not rest after failures."""
+        """Return the hosts that are not excluded after failures."""
         resting = self._rests.resting(now)
         return {host: count for host, count in self._hosts.items() if host not in resting}
 
@@ -213,5 +216,5 @@ class LaunchPolicy:
 
 
 def ranks(actions: Sequence[Action], kind: type[Terminate] | type[Kill]) -> list[int]:
-    """The ranks that actions of one kind are about."""
+    """Return the ranks of actions of one kind."""
     return [int(action.worker) for action in actions if isinstance(action, kind)]

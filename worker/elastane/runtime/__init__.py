@@ -1,1 +1,1 @@
-"""What runs inside a training script: the session with the master, the step, the job object."""
+"""Code that runs inside a training script: the job object, the training step, the session with the master."""

@@ -14,18 +14,20 @@ import torch
 
 
 def zeroing_counts(*, first: bool, sync: bool, backward_done: bool) -> bool:
-    """Whether zero_grad() in a mini-batch zeroes: before the step's first backward, or after its last.
+    """Return True if `zero_grad()` in this mini-batch may zero: before the step's first backward or after its
+    last.
 
-    first, sync: the mini-batch is the step's first, its last. Scripts zero at the top or the end of the body.
+    first, sync: whether the mini-batch is the first or the last of its step. Scripts zero at the top or at
+    the end of the loop body.
     """
     return sync if backward_done else first
 
 
 class LocalCalls:
-    """`StepCalls` of a process that is one rank (stock DDP) or all there is (plain).
+    """`StepCalls` of a process that is a single rank (stock DDP) or the whole job (plain).
 
-    model: as prepared, wrapped or not; its parameters tell whether backward() has been.
-    steps: mini-batches in a step; batches: in an epoch, None if unknown.
+    model: as prepared, wrapped or not; hooks on its parameters show whether backward has run. steps:
+    mini-batches per step; batches: mini-batches per epoch, None if unknown.
     """
 
     def __init__(self, model: torch.nn.Module, steps: int, batches: int | None) -> None:
@@ -33,9 +35,9 @@ class LocalCalls:
         self._batches = batches
         self._in_loop = False
         self._first = self._backward_done = False
-        #: The mini-batch is the last of its step.
+        #: True if the mini-batch is the last of its step.
         self.sync = True
-        #: The optimizer has stepped in this mini-batch.
+        #: True if the optimizer has stepped in this mini-batch.
         self.stepped = False
         if steps > 1:
             for param in model.parameters():
@@ -43,7 +45,7 @@ class LocalCalls:
                     param.register_post_accumulate_grad_hook(self._backward_seen)
 
     def mini_batches(self, batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """An epoch's mini-batches with their number in the step."""
+        """Yield an epoch's mini-batches, each with its index in the step."""
         micro = 0
         try:
             for index, batch in enumerate(batches):

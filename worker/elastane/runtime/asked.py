@@ -1,7 +1,7 @@
-"""How a script asks who leads, determined from its source where the attribute is read.
+"""Find out from its source what a script does with `job.is_leader` or `job.rank` where it reads them.
 
-`if job.is_leader:` shows exactly what EST 0 does alone: the statements under it. A value that is kept in a
-variable or passed to a function may decide anything later.
+`if job.is_leader:` shows exactly what EST 0 does alone: the statements under it. A value kept in a variable
+or passed to a function may decide anything later.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 from elastane.script_source.places import line_in_words, tree_of
 from elastane.script_source.words import SEEDED, SEEDS, TELLS
 
-_GENERATOR: Final = 0x20 | 0x80 | 0x200  # of a generator, a coroutine, an asynchronous generator
-#: Calls that only print or split the data: they do not decide who draws.
+_GENERATOR: Final = 0x20 | 0x80 | 0x200  # flags of generators, coroutines and asynchronous generators
+#: Calls that only print or split the data: they have no influence on which ranks draw random numbers.
 _HARMLESS: Final = TELLS | {"str", "format"}
 _LEAVES: Final = (ast.Return, ast.Yield, ast.YieldFrom, ast.Raise)
 _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -27,9 +27,9 @@ _OWN: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where and how the script asks. block: lines of the statement that only EST 0 runs, if that is certain.
+    """How the script uses the attribute. block: line range that only EST 0 runs, None unless that is certain.
 
-    kept: the answer may also decide something later. harmless: it does not affect what is drawn. seeds: it
+    kept: the value may also decide something later. harmless: it does not affect random draws. seeds: it
     seeds a generator.
     """
 
@@ -41,7 +41,7 @@ class Asked:
 
 
 def how_asked(frame: FrameType) -> Asked:
-    """How the attribute that `frame` is reading is used."""
+    """Classify the use of the attribute that `frame` is reading at its current instruction."""
     return _at(frame.f_code, frame.f_lasti, frame.f_lineno)
 
 
@@ -69,7 +69,7 @@ def _at(code: CodeType, instruction: int, line: int) -> Asked:
 
 
 def _decides(statement: ast.If, path: list[ast.AST]) -> bool:
-    """Whether the block is EST 0's alone because the attribute is true for EST 0 alone."""
+    """True if only EST 0 runs the block, because the attribute is true for EST 0 alone."""
     read, test = path[-1], statement.test
     first = test.values[0] if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else test
     if isinstance(read, ast.Attribute) and read.attr == "rank":
@@ -85,7 +85,7 @@ def _decides(statement: ast.If, path: list[ast.AST]) -> bool:
 
 
 def _leaves(statement: ast.If) -> bool:
-    """Whether the block may be left other than by running on to what follows it."""
+    """True if the block may end other than by continuing with the statement after it."""
 
     def leaves(node: ast.AST, in_loop: bool) -> bool:
         if isinstance(node, _OWN):
@@ -105,7 +105,7 @@ def _name(function: ast.AST) -> str:
 
 
 def _path(file: str, position: tuple[int | None, int | None, int | None, int | None]) -> list[ast.AST]:
-    """The nodes around the attribute at a position, from the module down; empty if it is not found."""
+    """Return the AST nodes from the module down to the attribute at a position; [] if not found."""
     line, end_line, column, end_column = position
     tree = tree_of(file)
     if tree is None or None in position:
@@ -127,9 +127,9 @@ def _path(file: str, position: tuple[int | None, int | None, int | None, int | N
 
 
 class BlockTrace:
-    """Calls `left` when `frame` leaves the lines of a block. `follow` returns False if it cannot trace.
+    """Calls `left` when `frame` leaves a range of lines. `follow` returns False if it cannot trace.
 
-    There is only one trace function, and a debugger or coverage tool may be using it.
+    Python has a single trace function per thread, and a debugger or coverage tool may be using it.
     """
 
     def __init__(self, left: Callable[[], None]) -> None:
@@ -146,7 +146,7 @@ class BlockTrace:
         return True
 
     def stop(self) -> None:
-        """The block is over, or given up."""
+        """Stop tracing: the block has ended or was abandoned."""
         if self._frame is not None:
             sys.settrace(None)
             self._frame.f_trace = None
@@ -161,4 +161,4 @@ class BlockTrace:
 
 
 def _in_no_other_frame(frame: FrameType, event: str, argument: Any) -> None:
-    """The global trace function: one is needed for any frame to be traced; it traces no new frames."""
+    """Global trace function: without one Python traces no frame at all; it ignores new frames."""

@@ -1,8 +1,8 @@
-"""This worker at the master: the session, the protocol's state under one lock, the group of a generation.
+"""Thread-safe master connection and process-group lifecycle of one worker.
 
-Two threads meet here. The session's reader thread brings the master's messages; the script's thread
-asks what is to be done and tells what it has done. Both change the protocol's state only under
-`_changed`, and send what follows from a change while they hold it, so that the master hears it in order.
+Two threads meet here. The session's reader thread delivers the master's messages; the script's thread waits
+for requests and reports its progress. Both change the protocol's state only under `_changed`, and send the
+resulting messages while they still hold it, so that the master receives them in order.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ from elastane_proto.v1 import ring_pb2
 _log = structlog.get_logger(__name__)
 
 DETAILS_MAX = 20_000
-"""So many tensors and values are named one by one: 2 MB at most, what a master takes in a message is 4."""
+"""Limit of tensors and values named one by one: 2 MB at most, within the master's message limit of 4 MB."""
 
 
 class Attendance:
-    """Built by the trainer, started when the script asks for its first epoch.
+    """Connection of one worker to its master. Built by the trainer, started with the script's first epoch.
 
-    backend: of the process groups, "gloo" or "nccl". signature: the script's, for Hello.
-    write_manifest: called with a Checkpoint that asks the leader for the manifest. details: what the state
-    consists of, as name, digest and words.
+    backend: of the process groups, "gloo" or "nccl". signature: builds the script's signature for Hello.
+    write_manifest: called with a Checkpoint message that asks the leader to write the manifest. close: ends
+    the worker's session with a Bye when the process exits. details: the parts of the state as (name, digest,
+    value in words).
     """
 
     def __init__(
@@ -55,16 +56,16 @@ class Attendance:
         self._signature = signature
         self._write_manifest = write_manifest
         self._details = details
-        #: Of the whole state after the last step, for Bye.
+        #: Digest of the whole state after the last step, for Bye.
         self.final_digest: int | None = None
         self._changed = threading.Condition()
         self._error: ElastaneError | None = None
-        #: Set when the group that is being formed is no longer wanted.
+        #: Set to cancel forming a group that the master has superseded.
         self._cancel = threading.Event()
         self._transport: RingTransport | None = None
         self._session: MasterSession | None = None
         self._store: RendezvousStore | None = None
-        #: The script's thread is where it can take part in a change of the ring.
+        #: The script's thread is between steps, where it can take part in a ring change.
         self._at_boundary = False
         self._closing = False
         self.protocol = WorkerProtocol()
@@ -74,7 +75,7 @@ class Attendance:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker hosts EST 0."""
+        """True if this worker hosts EST 0."""
         return bool(self.members) and self.members[0].worker_id == self._environment.worker_id
 
     @property
@@ -82,7 +83,7 @@ class Attendance:
         return self._session is not None
 
     def start(self) -> None:
-        """Say Hello; from now on the process's end is watched over too."""
+        """Open the session with Hello, and install the handlers for signals and process exit."""
         warming.finish()
         self.spans.open(tracing.open_tracer("elastane-worker", self._environment.worker_id))
         self._store = RendezvousStore(
@@ -102,12 +103,13 @@ class Attendance:
         self._session.start()
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
-        """End the session, with `bye` if it still stands, and leave the group."""
+        """Close the session and leave the process group. bye: sent last if the session is still open."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._session is not None:
             if bye is not None:
+                # Filled in last, because the last step may have been applied since the Bye was created.
                 bye.applied_step = self.protocol.applied_step
                 if self.final_digest is not None and bye.reason == ring_pb2.BYE_REASON_FINISHED:
                     bye.state_digest = self.final_digest
@@ -117,7 +119,10 @@ class Attendance:
         self.spans.close()
 
     def request_leave(self, reason: str, notice_seconds: float) -> None:
-        """Ask to be drained (spot notice, SIGTERM)."""
+        """Ask the master to drain this worker (spot notice, SIGTERM).
+
+        notice_seconds: time until it is terminated.
+        """
         message = ring_pb2.Leaving(reason=reason)
         message.notice.FromNanoseconds(int(notice_seconds * 1e9))
         with self._changed:
@@ -126,7 +131,7 @@ class Attendance:
             self._session.send(ring_pb2.AttendRequest(leaving=message))
 
     def _where(self) -> dict[str, object]:
-        """What every log line has. Takes no lock: lines are written under this one too."""
+        """Fields of every log line. Takes no lock, because lines are also logged while `_changed` is held."""
         return {
             "job": self._environment.job,
             "worker": self._environment.worker_id,
@@ -137,7 +142,7 @@ class Attendance:
     # ------------------------------------------------------------------ the script's thread
 
     def tell(self, change: Callable[[], Outcome]) -> None:
-        """Change the protocol's state and send what follows from it, in that order."""
+        """Change the protocol's state and send the resulting messages, in that order, under the lock."""
         with self._changed:
             outcome = change()
             self.spans.said(outcome.send)
@@ -146,16 +151,20 @@ class Attendance:
             self._changed.notify_all()
 
     def wait_for(self, condition: Callable[[], object]) -> None:
-        """Until `condition` of the protocol's state holds; raises what ended the session for good."""
+        """Wait until `condition` holds. Raises the error that ended the session for good.
+
+        condition: reads the protocol's state; evaluated under the lock.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._error or condition())
             if self._error is not None:
                 raise self.exits.failed(self._error)
 
     def next_request(self) -> ring_pb2.Load | ring_pb2.Go | None:
-        """What the master wants before the next step; None when the ring stands and trains.
+        """Return the master's request before the next step, or None if the ring is formed and training.
 
-        Waits while there is neither. Ends the script when the master sends this worker away.
+        Blocks until one of the two is the case. Ends the script if the master drains this worker or the job
+        is done.
         """
         protocol = self.protocol
 
@@ -163,7 +172,7 @@ class Attendance:
             running = protocol.generation > 0 and not protocol.changing
             return protocol.done or protocol.drain or protocol.load or protocol.go or running
 
-        self.tell(protocol.end_backward)  # where the script left it by an exception
+        self.tell(protocol.end_backward)  # the script may have left backward by an exception
         with self._changed:
             self._at_boundary = True
             self._changed.notify_all()
@@ -176,29 +185,33 @@ class Attendance:
         return load or go
 
     def take_checkpoint_request(self) -> ring_pb2.Checkpoint | None:
-        """The checkpoint asked for at this boundary, if any; it is taken once."""
+        """Return the checkpoint requested at this step boundary, if any, and clear it."""
         with self._changed:
             message, self.protocol.checkpoint = self.protocol.checkpoint, None
         return message
 
     def take_check(self, step: int) -> ring_pb2.Check | None:
-        """What the sentinel asks of this worker in `step`, if anything; it is taken once."""
+        """Return the sentinel's check of this worker in `step`, if any, and clear it."""
         with self._changed:
             check, self.protocol.check = self.protocol.check, None
         return check if check is not None and check.step == step else None
 
     def begin_apply(self, step: int) -> bool:
-        """Claim the right to apply `step`; False if the ring changed meanwhile."""
+        """Claim the right to apply `step`; False if the ring changed meanwhile.
+
+        After a successful claim a ring change waits for the optimizer, so Ready never reports a half-applied
+        step.
+        """
         with self._changed:
             return self.protocol.begin_apply(step)
 
     def begin_replace(self, generation: int) -> bool:
-        """Claim the right to put other weights in place; False if `generation` is over."""
+        """Claim the right to replace the weights; False if `generation` has been superseded."""
         with self._changed:
             return self.protocol.begin_replace(generation)
 
     def set_between(self, between: bool) -> None:
-        """The script's code between epochs begins or ends: no lease runs there."""
+        """Report that the script's code between epochs begins or ends: no lease is running there."""
         if self.protocol.between_steps != between:
             with self._changed:
                 self.protocol.between_steps = between
@@ -206,11 +219,15 @@ class Attendance:
                     self._session.send(self.protocol.heartbeat())
 
     def form(self, go: ring_pb2.Go, me: int) -> RingTransport:
-        """The group of the new generation, this worker at place `me`. Raises RingAborted, RingBroken."""
+        """Form the process group of a new generation. me: this worker's index in the ring.
+
+        Raises RingAborted, RingBroken.
+        """
         with self._changed:
             if self.protocol.fenced != go.generation:
                 raise RingAborted(f"generation {go.generation} is over")
             self._cancel = cancel = threading.Event()
+            # The old group is closed first: its threads and connections must not outlive its generation.
             old, self._transport = self._transport, None
         if old is not None:
             old.close()
@@ -226,12 +243,14 @@ class Attendance:
         )
         with self._changed:
             self._transport = transport
+            # The generation may have been superseded while the group was forming, before abort() could reach
+            #  this transport.
             if cancel.is_set():
                 raise RingAborted(f"generation {go.generation} is over")
         return transport
 
     def entered(self, go: ring_pb2.Go) -> bool:
-        """This worker runs in the new ring from here on; False if that is over already."""
+        """Start running in the new ring; False if its generation has already been superseded."""
         with self._changed:
             if self.protocol.fenced != go.generation:
                 return False
@@ -278,7 +297,8 @@ class Attendance:
             case "drain":
                 protocol.drain = message.drain
             case "compare" if message.compare.HasField("explain"):
-                # Not here: it takes a while, and the master's messages must go on being heard.
+                # In a thread: hashing the state takes a while, and the master's messages must still be
+                # received.
                 asked = message.compare.explain
                 threading.Thread(target=self._explain, args=(asked,), daemon=True).start()
             case "compare":
@@ -291,7 +311,7 @@ class Attendance:
         return Outcome()
 
     def _explain(self, asked: ring_pb2.Explain) -> None:
-        """Say what this worker's state consists of. The script's thread waits for the step to be prepared."""
+        """Send names, digests and values of the state while the script's thread waits for Prepared."""
         answer = ring_pb2.StateDetails(generation=asked.generation, step=asked.step)
         for name, digest, value in self._details()[:DETAILS_MAX]:
             answer.details.add(name=name, digest=digest, value=value)
@@ -307,10 +327,11 @@ class Attendance:
             transport.abort()
 
     def _evicted(self) -> None:
-        """Leave the ring, and come back when the script's thread can follow.
+        """Leave the ring, and return only when the script's thread has reached a step boundary.
 
-        A script that hangs would be let into the next ring otherwise, on the word of a session that is
-        well, and everybody would wait for it again. Its process ends after a while, saying where it is.
+        Otherwise a hung script, whose session thread is healthy, would be admitted to the next ring, and
+        every member would wait for it again. A process that hangs longer than `hang_seconds` exits and logs
+        where.
         """
         with self._changed:
             self.protocol.put_out()

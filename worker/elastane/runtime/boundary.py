@@ -1,6 +1,6 @@
-"""What is done between two steps: ring changes with their hand-over, loading, checkpoints.
+"""Work between two steps: ring changes with their hand-over, loading, checkpoints.
 
-Called by the trainer, in the script's thread, whenever it is about to begin a step.
+The trainer calls it in the script's thread before each step.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _log = structlog.get_logger(__name__)
 class StepBoundary:
     """A worker's side of everything that happens at a step boundary.
 
-    initial: contexts of all ESTs at step 0. device: where messages of tensors lie. drop_step: forgets a
-    step in flight; replaced: other weights and buffers are in place, of that step's checkpoint or from
-    members; entered: a ring is formed, with the contexts of this worker's ESTs at the step it resumes at, as
-    the master has them and as they are behind the code before it. interval: that code, as it ran here;
-    begins_epoch: whether there is such code before a step. figures: get what a change of the ring took.
+    initial: contexts of all ESTs at step 0. device: holds the tensors of messages. drop_step: discards the
+    step in flight. replaced: called after weights and buffers were replaced, with the checkpoint's step or,
+    after a hand-over, None. entered: called when a ring is formed, with the contexts of this worker's ESTs at
+    the resume step as the master has them, and as they are after the code before that step. interval: that
+    code, as it ran here. begins_epoch: True if such code runs before a step. figures: counters that record
+    ring changes.
     """
 
     def __init__(
@@ -72,20 +73,20 @@ class StepBoundary:
         self._begins_epoch = begins_epoch
         self._figures = figures
         self._contexts: dict[int, EstContext] = {}
-        #: The weights are still those the script built.
+        #: The weights are still those that the script built.
         self.pristine = True
         self._received: Exported | None = None
 
     def take_received(self) -> Exported | None:
-        """The state that was received when the present ring was formed, once."""
+        """Return the state received when the current ring was formed, and clear it."""
         received, self._received = self._received, None
         return received
 
     def settle(self, contexts: dict[int, EstContext], *, in_loop: bool = True) -> None:
-        """Return when this worker runs in a ring and nothing is asked of it before the next step.
+        """Return when this worker runs in a ring and the master requests nothing before the next step.
 
-        contexts: of this worker's ESTs now, for a checkpoint. in_loop: the script's code before the step is
-        over. Raises IntervalError.
+        contexts: of this worker's ESTs now, for a checkpoint. in_loop: the script's code before the step has
+        ended. Raises IntervalError.
         """
         self._contexts = contexts
         while True:
@@ -106,12 +107,15 @@ class StepBoundary:
 
     @property
     def _interval_is_open(self) -> bool:
-        """What the code before the next step drew is not in the contexts yet."""
+        """True if the random draws of the code before the next step are not in the contexts yet."""
         step = self._protocol.applied_step
         return self._begins_epoch(step) and is_open(self._contexts, step)
 
     def _close_interval(self) -> None:
-        """Tell what was drawn here, and take over what is decided; returns too when the ring changes."""
+        """Report the draws of the code before the step, and adopt the master's decision.
+
+        Also returns when the ring changes first. Raises IntervalError if the master refuses the draws.
+        """
         protocol, step = self._protocol, self._protocol.applied_step
         report = self._interval.report(protocol.generation, step)
         self._attendance.tell(lambda: protocol.report_interval(report))
@@ -130,7 +134,7 @@ class StepBoundary:
         self._entered(known, self._contexts, step)
 
     def _load(self, message: ring_pb2.Load) -> None:
-        """As the leader of a ring nobody holds state for: the newest checkpoint, or the initial state."""
+        """Load the newest checkpoint or keep the initial state, as leader, if nobody holds state."""
         if not self._attendance.begin_replace(message.generation):
             return
         began = perf_counter()
@@ -145,10 +149,14 @@ class StepBoundary:
         self._attendance.tell(lambda: self._protocol.loaded(loaded))
 
     def _enter(self, go: ring_pb2.Go) -> None:
-        """Form the group of the generation, hand state over, take up my ESTs."""
+        """Form the generation's process group, hand state over, and start this worker's ESTs.
+
+        A failure to form the group is reported to the master, which decides on the next generation.
+        """
         began = perf_counter()
         names = [member.worker_id for member in go.members]
         me = names.index(self._worker_id)
+        # Before forming: the collective of the old ring must have ended, and its gradients must not survive.
         self._drop_step()
         try:
             transport = self._attendance.form(go, me)
@@ -162,7 +170,8 @@ class StepBoundary:
             return
         contexts = {message.virtual_rank: EstContext.from_proto(message) for message in go.contexts}
         self._reducer.set_ring(transport, [(m.ests.start, m.ests.end) for m in go.members], me)
-        # The step that the order comes from may be replayed: the order is known, but not in use yet.
+        # The step that the bucket order was taken from may be replayed: the order is then known but not yet
+        # in use.
         order_step = self._reducer.order_step
         in_use = order_step is not None and go.resume_step > order_step
         self._reducer.set_layout(list(go.extra.ready_order) if in_use else None)
@@ -178,7 +187,7 @@ class StepBoundary:
         probes.reached("formed", go.resume_step)
 
     def _hand_over(self, go: ring_pb2.Go, me: int, transport: RingTransport) -> None:
-        """Donors send the state at the resume step, receivers take it, others go on."""
+        """Send the state at the resume step as a donor, or receive it; other members do nothing."""
         donors, receivers = list(go.donors), list(go.receivers)
         began = perf_counter()
         if me in donors:
@@ -210,6 +219,7 @@ class StepBoundary:
             size = StreamLayout(received.specs).total_bytes
             self._figures.handover_bytes_received += size
             self._tell_handover("receive", go, perf_counter() - began, size)
+            # Only now, and outside the receiving thread: an abandoned thread must never touch live weights.
             self._state.load(received)
             self._received = received
             self._replaced(None)
@@ -228,7 +238,10 @@ class StepBoundary:
         )
 
     def _take_checkpoint(self) -> None:
-        """Copy this worker's shard at the boundary that was asked for; writing goes on behind."""
+        """Copy this worker's shard if the master requested a checkpoint here.
+
+        It is written in the background.
+        """
         message = self._attendance.take_checkpoint_request()
         if message is None:
             return

@@ -1,7 +1,7 @@
 """Named Python values that are part of the job's state: `job.carry`.
 
-A worker that joins later lacks the script's variables that live across epochs (the best metric so far, a
-patience counter). Carried values travel with the weights, to newcomers and into checkpoints.
+A joining worker lacks the script's variables that live across epochs (the best metric so far, a patience
+counter). Carried values travel with the weights, to joining workers and into checkpoints.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ from elastane.state.optimizer_state import StateError
 
 
 class CarriedValues:
-    """All that a script carries, as state for `TrainState`. writes: see `Carried`."""
+    """All values that a script carries, as a state object for `TrainState`."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
-        #: Asked before a value is set: False where the value that came with the state has it already.
+        #: False if the received state already contains the result of an assignment, which is then ignored.
         #: May raise.
         self.writes: Callable[[str], bool] = lambda name: True
 
     def add(self, values: Mapping[str, Any]) -> Carried:
-        """Adds values by name. Raises StepError for a name that is taken, StateNotCarriedError."""
+        """Add values by name.
+
+        Raises StepError for a duplicate name, StateNotCarriedError for a value that cannot be encoded.
+        """
         for name, value in values.items():
             if name in self.values:
                 raise StepError(
@@ -53,7 +56,7 @@ class CarriedValues:
 
 
 class Carried:
-    """What `job.carry` returns: the values as attributes."""
+    """Return value of `job.carry`: the carried values as attributes."""
 
     __slots__ = ("_all", "_names")
 
@@ -84,5 +87,5 @@ class Carried:
 
 
 def check(name: str, value: Any) -> None:
-    """Raises StateNotCarriedError, naming the part, if the value cannot be encoded."""
+    """Raise StateNotCarriedError, naming the part, if the value cannot be encoded."""
     encode(value, path=f"job.carry, {name}")

@@ -1,7 +1,7 @@
-"""What this worker tells of a change of the ring in the master's trace: pure but for the clock it is given.
+"""Spans of a ring change that this worker adds to the master's trace; pure but for the given clock.
 
-The master says with Prepare and Go whose children the spans are. All of them bear the names of the job and
-the worker, and the change's generation:
+Prepare and Go carry the parent of the spans. Every span has the names of the job and the worker, and the
+change's generation:
 
     stop                    from Prepare until Ready: the collective is aborted, or the step applied first
     load                    as the leader of a ring that nobody held state for
@@ -21,7 +21,7 @@ GENERATIONS_KEPT = 16
 
 
 class SpanSink(Protocol):
-    """Where finished spans go (`elastane_proto.tracing.Tracer`)."""
+    """Receiver of finished spans (`elastane_proto.tracing.Tracer`)."""
 
     def emit(
         self,
@@ -37,7 +37,8 @@ class SpanSink(Protocol):
 
 
 class ChangeSpans:
-    """Of one worker. Called by the session's threads under the attendance's lock, and by the script's thread.
+    """Spans of one worker. Called by session threads under the lock of `Attendance`, and by the script's
+    thread.
 
     clock: nanoseconds since the Unix epoch. Without a sink every method returns at once.
     """
@@ -51,17 +52,17 @@ class ChangeSpans:
         self._entered = 0
 
     def open(self, sink: SpanSink | None) -> None:
-        """Spans go to `sink` from now on."""
+        """Send spans to `sink` from now on."""
         self._sink = sink
 
     def close(self) -> None:
-        """Sends what is left, and nothing from here on; waits for the receiver only briefly."""
+        """Flush the remaining spans and record no more; waits only briefly for the receiver."""
         sink, self._sink = self._sink, None
         if sink is not None:
             sink.close()
 
     def heard(self, message: ring_pb2.AttendResponse, *, in_ring: bool) -> None:
-        """A message came. in_ring: this worker trains, and will have to stop for a change."""
+        """Note a message from the master. in_ring: this worker trains and will have to stop for a change."""
         if self._sink is None:
             return
         kind = message.WhichOneof("message")
@@ -83,7 +84,7 @@ class ChangeSpans:
                 del known[next(iter(known))]
 
     def said(self, messages: Iterable[ring_pb2.AttendRequest]) -> None:
-        """Messages go to the master: with Ready this worker has stopped."""
+        """Note messages sent to the master: Ready marks the end of the stop."""
         if not self._stopping:
             return
         for message in messages:
@@ -95,28 +96,31 @@ class ChangeSpans:
                     self._emit("stop", generation, began, {"elastane.step": step})
 
     def loaded(self, generation: int, seconds: float, *, step: int, checkpoint: str) -> None:
-        """The leader loaded a checkpoint, or kept what the script built."""
+        """Record that the leader loaded a checkpoint, or kept what the script built."""
         self._done("load", generation, seconds, {"elastane.step": step, "elastane.checkpoint": checkpoint})
 
     def formed(self, generation: int, seconds: float, *, workers: int) -> None:
-        """The group of the generation stands."""
+        """Record that the generation's process group is formed."""
         self._done("form ring", generation, seconds, {"elastane.ring.workers": workers})
 
     def handed_over(
         self, direction: str, generation: int, seconds: float, *, size_bytes: int, donors: int, receivers: int
     ) -> None:
-        """direction: "send" or "receive"."""
+        """Record a hand-over of state. direction: "send" or "receive"."""
         told = {"elastane.handover.bytes": size_bytes}
         told |= {"elastane.handover.donors": donors, "elastane.handover.receivers": receivers}
         self._done(f"{direction} state", generation, seconds, told)
 
     def entered(self, generation: int) -> None:
-        """This worker trains in the ring: the next step that it applies is the first there."""
+        """Note that this worker trains in the ring: the next step it applies is the ring's first."""
         if self._sink is not None:
             self._entered = generation
 
     def applied(self, step: int, seconds: float, *, replayed: bool) -> None:
-        """A step is in the weights, `seconds` after it was begun. replayed: it was not the first time."""
+        """Record the first step applied in a ring.
+
+        seconds: since it began; replayed: it had been run before.
+        """
         if not self._entered:
             return
         generation, self._entered = self._entered, 0

@@ -1,9 +1,9 @@
-"""Clipping of gradients while they add up: it counts once a step, as `optimizer.step()` and `zero_grad()` do.
+"""Gradient clipping during accumulation takes effect once a step, like `optimizer.step()` and `zero_grad()`.
 
-With `accumulation_steps` the loop body stays as it is, so it clips in every mini-batch. A script written
-for DDP clips once, before the optimizer steps. So `clip_grad_norm_` and `clip_grad_value_` leave gradients of
-the prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` returns the norm
-that they have so far. Scripts import these functions by name, so they are replaced in every module that holds
+With `accumulation_steps` the loop body stays as it is, so it clips in every mini-batch. A script written for
+DDP clips once, before the optimizer steps. So `clip_grad_norm_` and `clip_grad_value_` leave gradients of the
+prepared model alone in all mini-batches of a step but the last; `clip_grad_norm_` returns the norm
+accumulated so far. Scripts import these functions by name, so they are replaced in every module that holds
 them.
 """
 
@@ -20,12 +20,15 @@ from torch.nn.utils import clip_grad
 
 Clip = Callable[..., Any]
 
-#: Of the job: the model's parameters by id, and whether the present mini-batch is not the last of its step.
+#: The job's parameters by id, and a callable that is True unless the mini-batch is the last of its step.
 _job: tuple[dict[int, Tensor], Callable[[], bool]] = {}, lambda: False
 
 
 def count_clips_once(model: torch.nn.Module, adding: Callable[[], bool]) -> None:
-    """From now on clipping counts once a step. adding: whether gradients only add up in this mini-batch."""
+    """Make clipping take effect once a step.
+
+    adding: True while gradients only accumulate in this mini-batch.
+    """
     global _job
     _job = {id(parameter): parameter for parameter in model.parameters()}, adding
     if hasattr(clip_grad.clip_grad_norm_, "_elastane"):
@@ -60,6 +63,8 @@ def _norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Tensor:
-    """What `clip_grad_norm_` returns. Infinite and NaN parts of a sum are no error here: the whole
-    is looked at in the step's last mini-batch."""
+    """Return the norm like `clip_grad_norm_`, without changing gradients.
+
+    Infinite and NaN values raise no error here: the complete sum is checked in the step's last mini-batch.
+    """
     return torch.nn.utils.get_total_norm(gradients, norm_type, False, foreach)

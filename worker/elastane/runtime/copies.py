@@ -1,10 +1,11 @@
-"""Copies of the weights that the script keeps beside the model: an average, a teacher, a target network.
+"""Detect copies of the weights that the script keeps beside the model: an average, a teacher, a target
+network.
 
-A copy that was not prepared is not part of the job's state, and a body that updates it does so in the turn of
-every EST: from intermediate weights, and N times a step. Any object that holds tensors with the shapes of all
-trained parameters, in a local variable of the loop's function or a global one, counts as a copy. Changes are
-looked for in the first steps after the start, a change of the ring and the beginning of an epoch, by norms,
-since an average is usually written through `.data`.
+A copy that was not prepared is not part of the job's state, and a body that updates it does so in every EST's
+turn: from intermediate weights, and N times a step. Any object that holds tensors with the shapes of all
+trained parameters, in a local variable of the loop's function or a global one, counts as a copy. The first
+steps after the start, after a ring change and at the beginning of an epoch are watched. Changes show in norms
+rather than tensor versions, since an average is usually written through `.data`.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ _PLAIN = (
 
 
 class CopyNotPreparedError(UnsupportedError):
-    """The body changes a copy of the weights that was not prepared."""
+    """The loop body changes a copy of the weights that was not prepared."""
 
     code = "ELA353"
 
 
 class CopyWatch:
-    """Looks at the script's variables at the end of each turn.
+    """Examines the script's variables at the end of each turn.
 
-    registered: objects that are each EST's own. alone: there is a single EST, whose turn runs once a step.
+    registered: objects that each EST has separately. alone: there is a single EST, whose turn runs once a
+    step.
     """
 
     def __init__(self, prepared: Prepared, registered: Iterable[object], *, alone: bool = False) -> None:
@@ -67,11 +69,15 @@ class CopyWatch:
         self._seen = self._take()
 
     def end_turn(self, turn: Turn) -> None:
-        """Raises CopyNotPreparedError for a copy that the turn has changed, TurnError for a prepared one that
-        was changed where the step is not applied."""
+        """Compare with the previous turn.
+
+        Raises CopyNotPreparedError for a copy that the turn has changed, TurnError for a prepared one changed
+        in a turn that does not apply the step.
+        """
         before, self._seen = self._seen, self._take()
         for name, (owner, now) in self._seen.items():
             known, then = before.get(name, (None, []))
+            # repr compares NaN as equal to NaN, which == on lists would not.
             if known is owner and repr(then) != repr(now):
                 self._changed(turn, name, owner)
 
@@ -103,7 +109,7 @@ class CopyWatch:
             )
 
     def _take(self) -> dict[str, tuple[object, list[float]]]:
-        """Name -> the copy that it holds, and its norms."""
+        """Return, by variable name, the copy that it holds and the norms of its tensors."""
         frame = script_frame(sys._getframe(1))
         if frame is None:
             return {}
@@ -124,7 +130,7 @@ class CopyWatch:
         return found
 
     def _copy_in(self, value: object, known: Container[int]) -> list[float] | None:
-        """Norms of the tensors that it holds, without the `known` ones, if they may be a copy."""
+        """Return the norms of the value's tensors other than `known`, or None if they cannot be a copy."""
         try:
             tensors = [tensor for tensor in _tensors(value) if id(tensor) not in known]
         except Exception:  # noqa: BLE001 - an odd object of the script's must not end its training
@@ -133,7 +139,7 @@ class CopyWatch:
         return norms(tensors) if self._shapes.total() > 1 and self._shapes <= shapes else None
 
     def _plain_extras(self) -> list[object]:
-        """Extras other than modules, which are watched by their versions in every step."""
+        """Extras other than modules; modules are watched by tensor versions in every step."""
         return [extra for extra in self._prepared.extras.values() if not isinstance(extra, torch.nn.Module)]
 
     def _own_tensors(self) -> Iterator[torch.Tensor]:
@@ -150,7 +156,7 @@ class CopyWatch:
 
 
 def _tensors(start: object) -> Iterator[torch.Tensor]:
-    """The tensors that an object holds, approximately: no property is read, no method called."""
+    """Yield the tensors that an object holds, approximately: reads no property and calls no method."""
     waiting, seen = [(start, 0)], set[int]()
     while waiting and len(seen) < _OBJECTS_MAX:
         value, depth = waiting.pop()
@@ -167,7 +173,7 @@ def _tensors(start: object) -> Iterator[torch.Tensor]:
 
 
 def _parts(value: object) -> dict[str, object]:
-    """Attributes that are objects in their own right, and no mere containers of the value's own."""
+    """Return the attributes that are objects in their own right, not containers."""
     own = getattr(value, "__dict__", {})
     return {name: part for name, part in own.items() if not isinstance(part, list | tuple | dict)}
 
@@ -183,7 +189,7 @@ def _children(value: object) -> Iterator[object]:
 
 
 def norms(tensors: Sequence[torch.Tensor]) -> list[float]:
-    """The norm of each tensor: almost any write changes it."""
+    """Return the norm of each tensor; almost any write changes it."""
     with torch.no_grad():
         found = [tensor.detach() for tensor in tensors]
         numbers = (tensor if tensor.is_floating_point() else tensor.double() for tensor in found)

@@ -1,13 +1,13 @@
-"""torch.distributed, as the script sees it in a worker: there is no process group of ranks to speak to.
+"""Guard torch.distributed against use by the script: a worker has no process group of ranks.
 
 ESTs move between processes, so a collective in the script cannot work as it does under stock DDP. Worse than
 a call that fails is a query that succeeds: `if dist.is_initialized():` would take the branch of a single
 process and silently train different bits. So queries and calls are refused at their line.
 
-torch itself queries too (optimizers, DataLoader, checkpoints) and gets the true answer, as does Elastane. An
-installed package may ask in order to print only once; it gets the true answer, and a warning names it.
-All calls of torch.distributed look up their process group through one function; that one is replaced, and
-says what to write instead.
+torch's own queries (optimizers, DataLoader, checkpoints) get the true answer, and so do Elastane's. An
+installed package may query in order to print only once; it also gets the true answer, and a warning names it.
+All calls of torch.distributed look up their process group through one function; the guard replaces that
+function, and its error says what to write instead.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ _OTHERWISE: Final = (
 
 
 class DistributedCallError(UnsupportedError):
-    """The script calls torch.distributed itself, or queries it."""
+    """The script itself calls or queries torch.distributed."""
 
     code = "ELA360"
 
 
-#: The last refusal, in case the script caught it and goes on.
+#: The last refusal, raised again if the script caught it and goes on.
 _refusal: DistributedCallError | None = None
 
 
 def check() -> None:
-    """Raises again a refusal that the script has caught. Called where training begins or goes on."""
+    """Raise a refusal again that the script has caught. Called where training begins or continues."""
     if _refusal is not None:
         raise _refusal
     launcher_variables.check()
 
 
 def install() -> None:
-    """Replaces the functions in this process. A second call does nothing."""
+    """Replace the functions in this process. A second call does nothing."""
     if hasattr(distributed_c10d._get_default_group, "__wrapped__"):
         return
     replaced = {
@@ -91,7 +91,7 @@ def install() -> None:
 
 
 def _asked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`is_initialized`: the answer depends on the caller."""
+    """Guard `is_initialized`, whose answer depends on the caller."""
     warned: set[str] = set()
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""The job of a worker that attends at a master."""
+"""The job object of a worker connected to a master."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ from elastane.tracking.process import TrackerProcesses
 
 
 class LeaderUnknownError(UnsupportedError):
-    """The script asks who leads before there is a ring."""
+    """The script reads `is_leader` before a ring exists."""
 
     code = "ELA342"
 
 
 class ElasticLoader:
-    """What `prepare` returns for the DataLoader: each turn is one EST's mini-batch.
+    """Replacement for the script's DataLoader: each iteration is one EST's mini-batch.
 
-    `len` is the number of mini-batches of an EST in an epoch, as of a stock rank's loader; a worker that
-    hosts k ESTs sees k times as many turns, and more when a step is replayed. Other attributes are the
+    `len` is the number of mini-batches of an EST in an epoch, as for a stock rank's loader; a worker that
+    hosts k ESTs iterates k times as often, and more when a step is replayed. Other attributes are the
     DataLoader's.
     """
 
@@ -69,7 +69,7 @@ class ElasticLoader:
 
 
 class ElasticJob(Job):
-    """Training in the ring of a master."""
+    """A job that trains in a master's ring."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
@@ -77,7 +77,7 @@ class ElasticJob(Job):
         self.num_ests = environment.ests
         self._trainer: Trainer | None = None
         self._epoch_values: EpochValues | None = None
-        #: Before prepare only seeds made of the rank count, and those only where prepare does not seed.
+        #: Until prepare, only seeds derived from the rank are looked for, and only if prepare does not seed.
         self._watch = RngWatch(lambda place: None, lambda names, done: None)
         if self._seed is None:
             self._watch.start()
@@ -85,7 +85,7 @@ class ElasticJob(Job):
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """Virtual rank of the EST now running; between epochs of the one whose generators are in place."""
+        """Virtual rank of the EST now running; between epochs, of the EST whose generators are in place."""
         trainer = self._trainer
         if current.rank is not None:
             return current.rank
@@ -101,7 +101,7 @@ class ElasticJob(Job):
 
     @property
     def is_leader(self) -> bool:  # type: ignore[override]
-        """Whether this worker hosts EST 0 now; in `each_rank`, whether it is EST 0's turn."""
+        """True if this worker hosts EST 0; in `each_rank`, True in EST 0's turn."""
         trainer = self._trainer
         if trainer is None or not trainer.joined:
             raise LeaderUnknownError(
@@ -132,7 +132,7 @@ class ElasticJob(Job):
 
     @property
     def step(self) -> int:  # type: ignore[override]
-        """The global step now running; between steps the next one."""
+        """The global step now running; between steps, the next one."""
         if self._trainer is None:
             return 0
         turn = self._trainer.turn
@@ -140,7 +140,7 @@ class ElasticJob(Job):
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
-        """Whether the global step has been applied in this turn, here."""
+        """True if this turn has applied the global step in this worker."""
         turn = self._trainer.turn if self._trainer is not None else None
         if turn is None:
             return False
@@ -165,8 +165,8 @@ class ElasticJob(Job):
                 steps_per_epoch=chosen.steps_per_epoch,
             )
             self._registry.freeze()
-            # Data workers are forked here, before a gRPC channel exists: forking a process that
-            # has one can hang (gRPC's threads and locks do not survive it).
+            # Fork data workers before a gRPC channel exists: gRPC's threads and locks do not survive a fork,
+            # and the child may hang.
             source.start()
             trainer = Trainer(self._environment, prepared, chosen, source, self._carried, seed=self._seed)
         except ElastaneError as error:
@@ -223,8 +223,10 @@ class ElasticJob(Job):
         self._end(trainer, trackers, "")
 
     def _end(self, trainer: Trainer, trackers: TrackerProcesses, left_at: str) -> None:
-        """Training is over. left_at: where the script left its loop over epochs; empty: it came to its
-        end."""
+        """End training.
+
+        left_at: where the script left its loop over epochs; empty if the loop ran to its end.
+        """
         if left_at or trainer.ended_early:
             trainer.end_early(left_at)
         else:

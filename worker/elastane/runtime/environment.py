@@ -1,4 +1,4 @@
-"""What the agent tells a worker process, as typed settings read from ELASTANE_* variables."""
+"""Typed settings of a worker process, read from the ELASTANE_* variables that the agent sets."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class WorkerEnvironment(BaseSettings):
     )
 
     def resolved_mode(self) -> Literal["elastic", "ddp", "plain", "doctor"]:
-        """The mode asked for, or: elastic with a master, plain without."""
+        """Return the mode set, or for "auto": elastic with a master, plain without."""
         if self.mode != "auto":
             return self.mode
         return "elastic" if self.master else "plain"
 
     def notice(self) -> tuple[float, str]:
-        """How many seconds there are to leave, and why; as the agent announced it, else as set."""
+        """Return the seconds left to leave and the reason, from the agent's notice file or the settings."""
         try:
             told = json.loads(Path(self.notice_file).read_text()) if self.notice_file else {}
             announced = told.get("workers", {}).get(self.worker_id, told)
@@ -114,7 +114,7 @@ class WorkerEnvironment(BaseSettings):
             return self.notice_seconds, "SIGTERM"
 
     def capacity_type(self) -> common_pb2.CapacityType:
-        """What this node is paid as, as far as is known now."""
+        """Return how this node is billed (spot, on-demand), as far as is known now."""
         told: str = self.capacity
         if not told and self.capacity_file:
             with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ class WorkerEnvironment(BaseSettings):
         return _CAPACITIES.get(told, common_pb2.CAPACITY_TYPE_UNSPECIFIED)
 
     def rendezvous_host(self) -> str:
-        """Where this worker's rendezvous store listens: loopback when the master is on loopback."""
+        """Address this worker's rendezvous store listens on; loopback if the master is on loopback."""
         if self.store_host:
             return self.store_host
         master_host, _, port = self.master.split(",")[0].rpartition(":")
@@ -139,9 +139,9 @@ _CAPACITIES = {
 
 
 def _address_towards(host: str, port: int) -> str:
-    """This machine's address on its way to `host`, or "". Sends nothing.
+    """Return this machine's address on the route to `host`, or "". Sends nothing: the socket is UDP.
 
-    The address of its own name is often 127.0.1.1 (Debian), which no other machine can use.
+    The address of the machine's own name is often 127.0.1.1 (Debian), which no other machine can use.
     """
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
@@ -153,7 +153,7 @@ def _address_towards(host: str, port: int) -> str:
 
 
 def read_environment() -> WorkerEnvironment:
-    """The process's settings; raises RefusedError naming every variable that is wrong."""
+    """Read the process's settings. Raises RefusedError that names every invalid variable."""
     try:
         environment = WorkerEnvironment()
     except ValidationError as error:

@@ -1,9 +1,9 @@
-"""How far the epochs are, on the leader's stderr: a line that is drawn over on a terminal, else one an epoch.
+"""Progress of the epochs on the leader's stderr: a redrawn line on a terminal, else one line an epoch.
 
     terminal   epoch 3/10  ████████▌          212/480 steps  41.3 steps/s  loss 0.4127  left 0:06, of all 0:57
     else       epoch 3/10: 480 steps in 11.6 s, 41.4 steps/s, loss 0.4127, left of all 1:21
 
-Replays do not count: steps are those that are in the weights.
+Replays do not count: steps are those whose update is in the weights.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
-#: A terminal is drawn over at most so often.
+#: Minimum interval between two redraws on a terminal.
 DRAW_SECONDS = 0.1
-#: And lines that stay are written at most so often.
+#: Minimum interval between permanent lines.
 SAY_SECONDS = 1.0
 NAMES_SHOWN = 3
 _BLOCKS = " ▏▎▍▌▋▊▉█"
@@ -26,12 +26,12 @@ _BAR_COLUMNS = 20
 
 @dataclass(slots=True)
 class EpochProgress:
-    """Where the training is, and what is said of it. Pure: the time is an argument, seconds of any clock."""
+    """Current position of training and its text. Pure: time is an argument, in seconds of any clock."""
 
     steps_per_epoch: int
     total_steps: int
     epochs: int
-    #: This worker's part of the last step that logged: its own ESTs only.
+    #: Values of the last step that logged, from this worker's ESTs only.
     values: dict[str, float] = field(default_factory=dict)
     epoch: int = 0
     step: int = 0
@@ -39,11 +39,11 @@ class EpochProgress:
     began_step: int = 0
 
     def begin(self, epoch: int, step: int, now: float) -> None:
-        """An epoch begins, or goes on at `step` where another worker or an earlier run left it."""
+        """Begin an epoch, or continue it at `step` where another worker or an earlier run left it."""
         self.epoch, self.step, self.began_step, self.began_at = epoch, step, step, now
 
     def reach(self, step: int, values: Mapping[str, float]) -> None:
-        """Steps before this one are applied."""
+        """Note that all steps before this one are applied."""
         self.step = step
         if values:
             self.values = dict(values)
@@ -59,7 +59,10 @@ class EpochProgress:
         return min((self.epoch + 1) * self.steps_per_epoch, self.total_steps)
 
     def line(self, now: float, columns: int) -> str:
-        """For a terminal of so many columns."""
+        """Format the line for a terminal that is `columns` wide.
+
+        The least important parts are dropped first.
+        """
         first = self.epoch * self.steps_per_epoch
         done, of = self.step - first, self._end - first
         rate = self.steps_per_second(now)
@@ -77,7 +80,7 @@ class EpochProgress:
         return "  ".join(filter(None, parts))[:columns]
 
     def summary(self, now: float) -> str:
-        """What is said of an epoch that is over."""
+        """Format the line about a finished epoch."""
         steps = self.step - self.began_step
         rate = self.steps_per_second(now)
         parts = [f"{steps} steps in {now - self.began_at:.3g} s"]
@@ -93,7 +96,7 @@ class EpochProgress:
 
 
 class ProgressLine:
-    """Draws it. stream: stderr; clock: of seconds."""
+    """Draws an `EpochProgress`. stream: stderr by default; clock: returns seconds."""
 
     def __init__(
         self,
@@ -111,11 +114,14 @@ class ProgressLine:
         self._drawn = False
 
     def begin(self, epoch: int, step: int) -> None:
-        """An epoch begins here."""
+        """Begin an epoch at this step."""
         self.progress.begin(epoch, step, self._clock())
 
     def reach(self, step: int, values: Callable[[], Mapping[str, float]]) -> None:
-        """Steps before this one are applied. values: asked for where something is drawn; it may cost."""
+        """Note that all steps before this one are applied; redraw if it is due.
+
+        values: called only if something is drawn, because reading values may wait for the GPU.
+        """
         now = self._clock()
         if not self._live or now - self._drawn_at < DRAW_SECONDS:
             self.progress.reach(step, {})
@@ -125,7 +131,7 @@ class ProgressLine:
         self._write("\r" + self.progress.line(now, self._columns() - 1) + "\x1b[K")
 
     def end(self, values: Mapping[str, float]) -> None:
-        """The epoch is over: a line that stays. Of short epochs one a second is told of, and the last."""
+        """Write the permanent line of a finished epoch: at most one a second, and always the last."""
         progress, now = self.progress, self._clock()
         progress.reach(progress.step, values)
         self.clear()
@@ -134,7 +140,7 @@ class ProgressLine:
             self._write(progress.summary(now) + "\n")
 
     def clear(self) -> None:
-        """Nothing of it is left on a terminal's line: somebody else writes there."""
+        """Erase the line from the terminal, so that others can write there."""
         if self._drawn:
             self._drawn = False
             self._write("\r\x1b[K")
@@ -143,12 +149,12 @@ class ProgressLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads it, or the script has closed it
+        except (OSError, ValueError):  # the stream is closed, by its reader or by the script
             self._live = False
 
 
 def clock(seconds: float) -> str:
-    """ "1:02:03" or "0:42"."""
+    """Format a duration as "1:02:03" or "0:42"."""
     minutes, whole = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -1,8 +1,8 @@
-"""Variables of the running script that live across epochs without `job.carry`.
+"""Find variables of the running script that live across epochs without `job.carry`.
 
-While a worker lives that has trained since the beginning, its values are the right ones, and fingerprints
-show where another worker's are not. When all workers are lost and the job goes on from a checkpoint, nobody
-has them and there is nobody to compare with. So the source is read when training begins:
+While a worker that has trained from the beginning is alive, its values are the correct ones, and fingerprints
+show which other workers differ. When all workers are lost and the job resumes from a checkpoint, nobody has
+the values and there is nothing to compare with. So the source is read when training begins:
 
     at the beginning                    a warning names the line, once a job
     in a worker that joins later        a warning: its values are the first ones
@@ -27,13 +27,13 @@ _log = structlog.get_logger(__name__)
 
 
 class LostValuesError(UnsupportedError):
-    """Training would go on without the values of variables that decide its result."""
+    """Training would continue without the values of variables that decide its result."""
 
     code = "ELA343"
 
 
 class EpochValues:
-    """Of one worker's loop over epochs."""
+    """Variables carried by one worker's loop over epochs."""
 
     def __init__(self, prepared: Prepared, registered: Iterable[object]) -> None:
         self._prepared, self._registered = prepared, tuple(registered)
@@ -41,7 +41,10 @@ class EpochValues:
         self._found: list[Carried] = []
 
     def begin(self, frame: FrameType | None, epoch: int, *, leads: bool, lost: bool) -> None:
-        """The script's first epoch here begins. frame: of whoever asks for it. lost: see `refuse_lost`."""
+        """Examine the loop when the script's first epoch here begins.
+
+        frame: of the caller of `job.epochs`. leads: this worker hosts EST 0. lost: no worker has the values.
+        """
         while frame is not None:
             file = frame.f_code.co_filename
             tree = tree_of(file) if is_script_file(file) else None
@@ -69,7 +72,7 @@ class EpochValues:
             )
 
     def refuse_lost(self, epoch: int) -> None:
-        """Nobody has the values. Raises LostValuesError where there are any."""
+        """Raise LostValuesError if the script carries values, because no worker has them any more."""
         if self._found:
             raise LostValuesError(
                 f"the job goes on at epoch {epoch} from a checkpoint, which does not have the values of the "

@@ -1,7 +1,7 @@
-"""How a worker process ends: finished, drained, sent away, refused, raised; and SIGTERM.
+"""The ways a worker process ends: finished, drained, dismissed, refused, raised; and its SIGTERM handler.
 
-The master must learn how it ended (Bye says why; a stream that ends without Bye is a death), and
-the agent must too (the exit code). Both are decided here.
+The master must learn how a worker ended (Bye gives the reason; a stream that ends without Bye is a death),
+and so must the agent (exit code). Both are decided here.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ _log = structlog.get_logger(__name__)
 
 
 def tell_agent() -> None:
-    """From now on an error that would only repeat ends the process with a code that says so."""
+    """Install an excepthook that exits with the error's own code, so that the agent does not retry."""
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         previous(kind, value, trace)
         if isinstance(value, ElastaneError) and value.exit_code != EXIT_SCRIPT_RAISED:
-            # The interpreter takes the exit code from here: the agent must not start it again.
+            # SystemExit from an excepthook sets the interpreter's exit code; the agent must not restart the
+            # worker.
             raise SystemExit(value.exit_code)
 
     sys.excepthook = excepthook
 
 
 class WorkerExits:
-    """Watches over the end of the process. `install` once the worker attends.
+    """Handlers for the end of the process. `install` them once the worker is connected.
 
-    leave: asks the master to be drained. close: ends the session with the given Bye.
+    leave: asks the master to drain this worker. close: ends the session with the given Bye.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class WorkerExits:
         self.pid = os.getpid()
 
     def install(self) -> None:
-        """Take over SIGTERM (drain; a second one ends at once) and the end of the interpreter."""
+        """Handle SIGTERM (drain; a second one exits at once), uncaught exceptions and interpreter exit."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._terminated)
         previous = sys.excepthook
@@ -74,7 +75,7 @@ class WorkerExits:
         atexit.register(self._at_exit)
 
     def sent_away(self, done: ring_pb2.Done | None, drain: ring_pb2.Drain | None) -> None:
-        """The master has no further use for this worker: end the script here, quietly."""
+        """End the script quietly after a drain, the end of the job, or a restart request."""
         if done is not None and done.phase == "succeeded":
             self._say(ring_pb2.BYE_REASON_FINISHED, done.reason)
             raise SystemExit(0)
@@ -93,15 +94,15 @@ class WorkerExits:
         raise SystemExit(self._environment.drain_exit_code)
 
     def failed(self, error: ElastaneError) -> BaseException:
-        """What to raise in the script's thread for an error that ended the session."""
+        """Return the exception to raise in the script's thread for an error that ended the session."""
         sys.stderr.write(f"elastane: {error.line()}\n")
-        self._closed = True  # no session to say Bye on
+        self._closed = True  # there is no session left to send Bye on
         exit_error = SystemExit(error.exit_code)
         exit_error.__cause__ = error
         return exit_error
 
     def hangs(self, seconds: float) -> NoReturn:
-        """The script's thread makes no progress: end the process, so that the agent starts another."""
+        """End a hung process with its stack trace, so that the agent starts another one."""
         sys.stderr.write(f"elastane: evicted, and still in the same step after {seconds:g} s, here:\n")
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         traceback.print_stack(frame)
@@ -112,7 +113,7 @@ class WorkerExits:
         self._bye = ring_pb2.Bye(reason=reason, message=message)
 
     def _at_exit(self) -> None:
-        if self._closed or os.getpid() != self.pid:  # a data worker that was forked
+        if self._closed or os.getpid() != self.pid:  # a forked data worker
             return
         self._closed = True
         bye = self._bye
@@ -124,12 +125,13 @@ class WorkerExits:
 
     def _terminated(self, signum: int, frame: FrameType | None) -> Any:
         if self._leaving or self.finished:
+            # A second signal ends at once; atexit handlers could wait for the master.
             os._exit(128 + signum)
         self._leaving = True
         notice_seconds, reason = self._environment.notice()
-        # The node goes away when the notice is over, drained or not; better to end by ourselves.
+        # The node is terminated when the notice runs out, drained or not; exit in time.
         timer = threading.Timer(notice_seconds, os._exit, args=(EXIT_SCRIPT_RAISED,))
         timer.daemon = True
         timer.start()
-        # Not in the handler itself: it may have interrupted the holder of the trainer's lock.
+        # In a thread: the handler may have interrupted the thread that holds the trainer's lock.
         threading.Thread(target=self._leave, args=(reason, notice_seconds), daemon=True).start()

@@ -1,14 +1,13 @@
-"""Fingerprints of this worker's state, for the master to compare with the others'.
+"""Fingerprints of this worker's state, which the master compares with those of other workers.
 
-Each report of a step carries two digests: of the hyperparameters at that moment, and of a part of the state
-as it was when the step began. The state is divided into `steps` parts that are compared in rotation, so that
-all of it is compared within that many steps at negligible cost. At the first step of an epoch (which shows
-what the code between epochs did) and of a ring (which shows what was handed over), the whole state is
-compared.
+Each step report carries two digests: of the hyperparameters at that moment, and of a part of the state as it
+was when the step began. The state is divided into `steps` parts that are compared in rotation, so that all of
+it is compared within that many steps at negligible cost. The whole state is compared at the first step of an
+epoch (which shows what the code between epochs did) and of a ring (which shows what was handed over).
 
 The tensors of a part are looked up when the step begins. Summing them may continue in a thread while the
-step's forward and backward run: none of them changes before the optimizer steps, and the report of the step
-waits for the sum. A worker that is alone has nobody to compare with, and pays nothing.
+step's forward and backward run: none of them changes before the optimizer steps, and the step report waits
+for the sum. A worker that is alone in its ring has nothing to compare with, and computes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from elastane.state.digests import (
 )
 from elastane.state.train_state import TrainState
 
-#: Summing less than this takes no longer than waking a thread.
+#: Summing fewer bytes than this takes no longer than waking a thread.
 _IN_PLACE_BYTES: Final = 1 << 18
 _VALUE_CHARACTERS_MAX: Final = 200
 
@@ -39,8 +38,11 @@ Unit = Callable[[], Iterator[Leaf]]
 
 
 class Fingerprints:
-    """state: the worker's. buffers: the model's, as every EST's forward starts from them. steps: all of
-    the state is compared within so many steps; 0: never."""
+    """Digests of one worker's state.
+
+    buffers: returns the model's buffers as every EST's forward starts from them. steps: number of steps
+    within which all of the state is compared; 0: never.
+    """
 
     def __init__(self, state: TrainState, buffers: Callable[[], Sequence[torch.Tensor]], steps: int) -> None:
         self._state = state
@@ -49,11 +51,14 @@ class Fingerprints:
         self._units: list[Unit] = []
         self._begun: Future[int] | int | None = None
         self._threads: ThreadPoolExecutor | None = None
-        #: For each param_group: its values, and their digest.
+        #: For each param_group: its values and their digest.
         self._known: list[list[tuple[tuple[object, ...], int]]] = [[] for _ in state.optimizers]
 
     def begin(self, step: int, *, whole: bool, alone: bool) -> None:
-        """A step begins. whole: all of the state is compared. alone: there is no other worker."""
+        """Begin a step: choose the part to compare and start summing it.
+
+        whole: compare all of the state. alone: there is no other worker, so nothing is computed.
+        """
         self._begun = None
         if not self._steps or alone:
             return
@@ -65,6 +70,7 @@ class Fingerprints:
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="elastane-fingerprint")
+        # The thread must order its reads after the work queued by the script, which is on this stream.
         stream = torch.cuda.current_stream() if tensors and tensors[0].is_cuda else None
         self._begun = self._threads.submit(_added_up, tensors, texts, stream)
 
@@ -114,11 +120,13 @@ class Fingerprints:
             self._threads.shutdown(wait=False)
             self._threads = None
 
-    # ------------------------------------------------------------------ what there is
+    # ------------------------------------------------------------------ parts of the state
 
     def _all_units(self) -> list[Unit]:
-        """The state in units, the same in every worker. The objects stay the same, their contents may
-        change."""
+        """Return the state in units, in the same order in every worker.
+
+        The objects stay the same for the whole run; their contents may change.
+        """
         if not self._units:
             state, model = self._state, self._state.model
             names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -150,8 +158,10 @@ class Fingerprints:
         return unit
 
     def _tensors_of_groups(self) -> Iterator[Leaf]:
-        """Hyperparameters that are tensors: `settings_digest` does not read them, as it would wait for the
-        GPU."""
+        """Yield hyperparameters that are tensors.
+
+        `settings_digest` skips them: reading them would wait for the GPU.
+        """
         for number, optimizer in enumerate(self._state.optimizers):
             for place, group in enumerate(optimizer.param_groups):
                 for key, value in _settings_of(group):
@@ -204,7 +214,8 @@ def _collected(units: Sequence[Unit]) -> tuple[list[torch.Tensor], list[str]]:
 def _added_up(
     tensors: Sequence[torch.Tensor], texts: Sequence[str], stream: torch.cuda.Stream | None = None
 ) -> int:
-    with torch.cuda.stream(stream):  # after what the script has queued; None: no change
+    # order the reads after work the script has queued on its stream; None: no change
+    with torch.cuda.stream(stream):
         return combined((digest_of_tensors(tensors), digest_of_text("\n".join(texts))))
 
 
@@ -215,8 +226,10 @@ def _settings_of(group: dict[str, Any]) -> list[tuple[str, Any]]:
 def _of_groups(
     optimizer: torch.optim.Optimizer, known: list[tuple[tuple[object, ...], int]]
 ) -> Iterator[int]:
-    """The digests of its param_groups, recomputed where a value is a different object, or may have changed in
-    place."""
+    """Yield the digest of each param_group.
+
+    Recomputed only if a value is a different object or may have changed in place.
+    """
     groups = optimizer.param_groups
     if len(known) != len(groups):
         known[:] = [((), 0)] * len(groups)
@@ -233,7 +246,7 @@ def _of_groups(
 
 
 def _stays(value: object) -> bool:
-    """Whether what `in_words` says of it stays the same as long as it is the same object."""
+    """True if `in_words` of the value is constant for as long as it is the same object."""
     if isinstance(value, tuple):
         return all(_stays(item) for item in value)
     return not isinstance(value, list | Mapping)

@@ -1,9 +1,10 @@
-"""The model's forward pre-hook: refuses a second forward in a step that would not start from DDP's buffers.
+"""Forward pre-hook of the model: refuses a second forward in a step that would not start from DDP's buffers.
 
 DDP broadcasts rank 0's buffers before each forward that follows one whose gradients are to be reduced (with
-autograd on, outside no_sync). So a rank's second forward of a step starts from what rank 0's first left. EST
-0 may be in another worker, which may have done its first forward earlier, or not yet: its buffers of that
-moment are not available. Where no forward writes to a buffer, any number of forwards is exact.
+autograd on, outside no_sync). So a rank's second forward of a step starts from the buffers that rank 0's
+first forward left. EST 0 may be in another worker, which may have done its first forward earlier, or not yet:
+its buffers of that moment are not available. Where no forward writes to a buffer, any number of forwards is
+exact.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from elastane.runtime.turn import Turn
 
 
 class SecondForwardError(UnsupportedError):
-    """A mini-batch goes through the model twice, and the model's buffers change with each."""
+    """A mini-batch goes through the model twice, and each forward changes the model's buffers."""
 
     code = "ELA351"
 
 
 class ForwardWatch:
-    """buffers: the module's. running: the turn, until its backward() is done; a forward after that may be
-    an evaluation. Copies and pickles of the model have an inert hook.
+    """The hook. Copies and pickles of the model have an inert one.
+
+    buffers: the module's. running: returns the turn until its backward() is done; a forward after that may be
+    an evaluation.
     """
 
     def __init__(
@@ -35,17 +38,18 @@ class ForwardWatch:
         self._buffers = list(buffers)
         self._running = running
         self._versions: list[int] = []
-        #: DDP would broadcast before the next forward.
+        #: DDP would broadcast buffers before the next forward.
         self._broadcast = False
 
     def begin(self) -> None:
-        """An EST's turn begins, from rank 0's buffers."""
+        """Begin an EST's turn, which starts from rank 0's buffers."""
         self._versions = self._now()
         self._broadcast = False
 
     def __call__(self, module: torch.nn.Module, inputs: Any) -> None:
         turn = self._running()
-        if turn is None or torch._C._current_graph_task_id() != -1:  # activations are recomputed in backward
+        # recomputation of activations in backward
+        if turn is None or torch._C._current_graph_task_id() != -1:
             return
         if self._broadcast and self._now() != self._versions:
             name = self._changed(module)

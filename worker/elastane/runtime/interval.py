@@ -1,10 +1,10 @@
-"""The script's code between two epochs, as this process runs it: what it draws, and for which ESTs.
+"""Track the script's code between two epochs as this process runs it: its random draws, and for which ESTs.
 
-A stock rank runs that code with generators of its own. Here it runs once, with the generators and registered
-items of the worker's first EST (EST 0 on the leader), which are then simply kept. The others drew as many raw
-values, each from its own state: `report` says how many, and what else this worker knows that the number does
-not show. The master compares the reports of all members and decides (its intervals.py); `closed` then makes
-the contexts that the epoch starts from. Nothing is decided here.
+A stock rank runs that code with its own generators. Here it runs once, with the generators and registered
+items of the worker's first EST (EST 0 on the leader), whose resulting states are kept. The other ESTs would
+have drawn as many raw values, each from its own state: `report` says how many, and adds facts this worker
+knows that the number does not show. The master compares the reports of all members and decides (its
+intervals.py); `closed` then builds the contexts that the epoch starts from. Nothing is decided here.
 
     begin (the loader loop is over) ── the script's code ── end (the next loop begins) ── report ── closed
 
@@ -35,26 +35,26 @@ _STEP: Final = struct.Struct("<q")
 
 
 class IntervalError(ElastaneError):
-    """It cannot be determined for every EST what the code between two epochs drew."""
+    """The draws of the code between two epochs cannot be determined for every EST."""
 
     code = "ELA330"
     exit_code = EXIT_REFUSED
 
 
 class BuffersChangedError(ElastaneError):
-    """A buffer was written to between two epochs: the training would not see the change."""
+    """A buffer was written to between two epochs: training would not see the change."""
 
     code = "ELA331"
     exit_code = EXIT_REFUSED
 
 
 def is_open(contexts: Mapping[int, EstContext], step: int) -> bool:
-    """Whether these contexts of `step`, an epoch's first, are from before the code that precedes it."""
+    """True if contexts of `step`, the first of an epoch, are from before the code that precedes it."""
     return any(context.parts.get(_BEHIND) != _STEP.pack(step) for context in contexts.values())
 
 
 def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided) -> dict[int, EstContext]:
-    """The contexts after the code, according to the decision; those already after it stay as they are."""
+    """Return the contexts after the code, as decided; those already after it are unchanged."""
     changes: dict[str, Change] = {
         change.name: change.draws if change.WhichOneof("change") == "draws" else change.state
         for change in decided.changes
@@ -68,10 +68,10 @@ def closed(contexts: Mapping[int, EstContext], decided: ring_pb2.IntervalDecided
 
 
 def reported_against(contexts: Mapping[int, EstContext], step: int) -> dict[int, EstContext]:
-    """The bases of the deltas in which contexts after `step` are reported, from those before it.
+    """Return the bases of the deltas in which contexts after `step` are reported, from those before it.
 
     For a context from after the code the base is empty, so that it is sent in full: a store that lost its
-    latest writes knows the context before the code, and a delta on top of that would lack what the code drew.
+    latest writes has the context before the code, and a delta on top of that would lack the code's draws.
     """
     mark = _STEP.pack(step)
     return {
@@ -81,7 +81,10 @@ def reported_against(contexts: Mapping[int, EstContext], step: int) -> dict[int,
 
 
 class Interval:
-    """Used by the thread that trains. `leads`: this worker hosts EST 0, or no ring has formed yet."""
+    """One worker's view of the interval. Used by the training thread.
+
+    `leads`: this worker hosts EST 0, or no ring has formed yet.
+    """
 
     def __init__(self, generators: Generators, registry: Registry) -> None:
         self._generators = generators
@@ -93,28 +96,28 @@ class Interval:
         self._contexts: dict[int, EstContext] = {}
         self._first = 0
         self._leads = False
-        #: States when last looked at, and states right after seeding of generators that were seeded since.
+        #: States at the last fold, and states right after seeding of generators seeded since then.
         self._anchor: Parts = {}
         self._fresh: Parts = {}
         self._changes: dict[str, Change] = {}
-        #: ESTs whose parts are known in full: all that are hosted, once the code has run for each.
+        #: ESTs whose parts are known in full: all hosted ones, once the code has run for each.
         self._whole: dict[int, Parts] = {}
         self._asked = False
         self._doubt: Asked | None = None
-        #: An answer that the script has kept; it applies to all later intervals.
+        #: An answer that the script keeps in a variable; it makes all later intervals doubtful.
         self._kept: Asked | None = None
         self._uncertain = self._fault = ""
-        #: Above 0: what is drawn now does not affect the other ESTs.
+        #: Above 0: current draws do not affect the other ESTs.
         self._aside = 0
-        #: The EST for which the script's code runs now.
+        #: The EST that the script's code runs for.
         self.rank = 0
-        #: The same while `each_rank` runs.
+        #: The same while `each_rank` runs, else None.
         self.turn: int | None = None
 
     # ------------------------------------------------------------------ from loop to loop
 
     def begin(self, step: int, contexts: Mapping[int, EstContext], *, leads: bool) -> None:
-        """The script's code before `step` begins, with the states of the first of these ESTs."""
+        """Begin the script's code before `step`, with the states of the first of these ESTs."""
         self.end()
         self._step, self._contexts, self._leads = step, dict(contexts), leads
         self.rank = self._first = min(contexts)
@@ -129,11 +132,11 @@ class Interval:
         self._watch.start()
 
     def entered(self, *, leads: bool) -> None:
-        """The first ring has formed; from now on only one worker leads."""
+        """Note that the first ring has formed; from now on only one worker leads."""
         self._leads = leads
 
     def end(self) -> None:
-        """The next loop begins, or the script ends: the states are final."""
+        """End the interval, because the next loop begins or the script ends: the states are final."""
         if self._running:
             self._trace.stop()
             self._fold()
@@ -141,7 +144,7 @@ class Interval:
             self._watch.stop()
 
     def report(self, generation: int, step: int) -> ring_pb2.IntervalReport:
-        """This worker's report of the code before `step`."""
+        """Build this worker's report of the code before `step`."""
         report = ring_pb2.IntervalReport(generation=generation, step=step)
         if step != self._step:
             return report
@@ -154,6 +157,7 @@ class Interval:
                 report.changes.add(name=name, state=change)
         whole, report.each_rank = dict(self._whole), bool(self._whole)
         if self._leads:
+            # As a state, because draws in blocks that only EST 0 runs are in no number of draws.
             whole[0] = self._anchor
         for rank, parts in sorted(whole.items()):
             before = self._contexts[rank]
@@ -163,7 +167,10 @@ class Interval:
     # ------------------------------------------------------------------ what the script does
 
     def asked(self, name: str, frame: FrameType | None) -> None:
-        """The script reads `job.is_leader` or `job.rank` in `frame`."""
+        """Note that the script reads `job.is_leader` or `job.rank` in `frame`.
+
+        Raises the refusal of a seed derived from the rank.
+        """
         if frame is None or self._aside:
             return
         how = how_asked(frame)
@@ -189,7 +196,7 @@ class Interval:
 
     @contextmanager
     def isolated(self) -> Iterator[None]:
-        """What is drawn inside leaves no trace: the caller restores the states."""
+        """Ignore draws inside the block; the caller restores the states."""
         fresh = dict(self._fresh)
         self._aside += 1
         try:
@@ -199,7 +206,7 @@ class Interval:
             self._fresh = fresh
 
     def each_rank(self) -> Iterator[int]:
-        """The ESTs, with the states of each in turn."""
+        """Yield each hosted EST's rank with that EST's states in place."""
         self._fold()
         if not self._whole:
             self._whole = {
@@ -223,16 +230,17 @@ class Interval:
             self._put(self._whole[self._first])
             self._anchor, self._fresh = self._states(), {}
 
-    # ------------------------------------------------------------------ what is made of it
+    # ------------------------------------------------------------------ computing the changes
 
     def _fold(self) -> None:
-        """Adds what was drawn since the states were last looked at to the changes of all ESTs."""
+        """Add the draws since the last fold to the changes of all ESTs."""
         states = self._states()
         changes = {
             name: self._change(name, self._anchor[name], state)
             for name, state in states.items()
             if state != self._anchor[name] or name in self._fresh
         }
+        # 0 draws change nothing. A reseeded generator's change is a state, kept even if it is the old one.
         changes = {name: change for name, change in changes.items() if change != 0}
         self._anchor, self._fresh = states, {}
         if not changes:
@@ -242,7 +250,7 @@ class Interval:
         for name, change in changes.items():
             before = self._changes.get(name, 0)
             both = isinstance(change, int) and isinstance(before, int)
-            # If all ESTs had the same state, they still do after further draws.
+            # A state that all ESTs share stays shared after equal draws, so it is kept as a state.
             self._changes[name] = before + change if both else states[name]  # type: ignore[operator]
         for rank, parts in self._whole.items():
             self._whole[rank] = states if rank == self._first else _changed(parts, changes)
@@ -269,7 +277,7 @@ class Interval:
         return draws
 
     def _block_left(self) -> None:
-        """EST 0's own part is over: it does not affect the others."""
+        """Handle the end of a block that only EST 0 runs: its draws do not affect the others."""
         self._aside -= 1
         self._anchor, self._fresh = self._states(), {}
         if 0 in self._whole:
@@ -300,7 +308,8 @@ class Interval:
 
     def _faulty(self, why: str) -> None:
         if self._doubt is not None and self._leads:
-            self._uncertain = self._uncertain or why  # it may be EST 0's own; the other workers know
+            # it may concern EST 0 alone; the other workers' reports tell
+            self._uncertain = self._uncertain or why
         else:
             self._fault = self._fault or why
 
@@ -313,7 +322,7 @@ class Interval:
 
 
 def _changed(parts: Mapping[str, bytes], changes: Mapping[str, Change]) -> Parts:
-    """Generators and items after the changes, including the unchanged ones."""
+    """Return generators and items after the changes, including the unchanged ones."""
     states = {name: part for name, part in parts.items() if name.startswith("rng/") or _is_item(name)}
     for name, change in changes.items():
         states[name] = advance(name, parts[name], change) if isinstance(change, int) else change
@@ -325,7 +334,7 @@ def _is_item(name: str) -> bool:
 
 
 def _behind(context: EstContext, states: Mapping[str, bytes], step: int) -> EstContext:
-    """The same context with these states, marked as after the code before `step`."""
+    """Return the same context with these states, marked as after the code before `step`."""
     return EstContext(
         context.virtual_rank, context.step, {**context.parts, **states, _BEHIND: _STEP.pack(step)}
     )

@@ -1,4 +1,4 @@
-"""The job object of a training script: what `elastane.init` returns, in the mode of the environment."""
+"""The job object of a training script, as `elastane.init` returns it for the environment's mode."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _log = structlog.get_logger(__name__)
 class Job(abc.ABC):
     """A training run as the script sees it.
 
-    Attributes: num_ests (N), rank (virtual rank of the EST now running), is_leader (True in the one
-    worker that hosts EST 0: evaluate, print and save there), step (the global step now running, between
-    steps the next one), stepped (True after optimizer.step() in the turn in which the global step was
-    applied in this process: do there what the body does to weights or averages, once a step).
+    Attributes: num_ests (N), rank (virtual rank of the EST now running), is_leader (True in the one worker
+    that hosts EST 0: evaluate, print and save there), step (the global step now running; between steps, the
+    next one), stepped (True after optimizer.step() in the turn in which this process applied the global step:
+    update weights or averages there, once a step).
     """
 
     num_ests: int
@@ -56,7 +56,7 @@ class Job(abc.ABC):
         torch.set_num_threads(environment.torch_threads)
         determinism.apply(environment.determinism)
         if self._seed is not None:
-            # All processes build the same model; EST r gets seed + r at prepare.
+            # All processes build the same model; EST r is reseeded with seed + r at prepare.
             seed_all(self._seed)
 
     @abc.abstractmethod
@@ -64,15 +64,15 @@ class Job(abc.ABC):
         """Make model, optimizer(s), training loader and scheduler(s) part of the job; call it once.
 
         Takes them in any order and returns them in the same order. A GradScaler, an AveragedModel or EMA
-        copy and any object with state_dict and load_state_dict that is the same on all ranks may come
-        with them. The objects passed in stay usable: the script's own model and optimizer hold the result.
+        copy, and any object with state_dict and load_state_dict that is the same on all ranks, may be passed
+        along. The objects passed in stay usable: the script's own model and optimizer hold the result.
         options: see `elastane.runtime.options.TrainOptions` (find_unused_parameters, static_graph,
-        gradient_as_bucket_view, bucket_cap_mb, accumulation_steps, steps_per_epoch).
-        Raises UnsupportedError for what would not keep the bits.
+        gradient_as_bucket_view, bucket_cap_mb, accumulation_steps, steps_per_epoch). Raises UnsupportedError
+        for anything that would change the bits.
         """
 
     def register(self, name: str, value: Any) -> None:
-        """Keep the state of `value` for every EST, as every stock rank has its own; before `prepare`.
+        """Keep a separate state of `value` for every EST, as stock ranks do; call it before `prepare`.
 
         value: a generator (NumPy's Generator or RandomState, random.Random, torch.Generator) or an object
         with state_dict and load_state_dict, such as a dataset that changes as it is read. name: letters,
@@ -81,19 +81,19 @@ class Job(abc.ABC):
         self._registry.register(name, value)
 
     def carry(self, **values: Any) -> Carried:
-        """Python values that live across epochs, as attributes of what is returned; before `epochs`.
+        """Make Python values that live across epochs part of the job; call it before `epochs`.
 
-        They are part of the job's state: a worker that joins later gets them with the weights, and they
-        are in checkpoints. values: by name, the first ones: numbers, texts, None, tensors, NumPy arrays,
-        and lists, tuples and dicts of them. Set them between epochs, or after optimizer.step() `if
+        Returns an object with the values as attributes. A joining worker receives them with the weights, and
+        checkpoints contain them. values: initial values by name: numbers, strings, None, tensors, NumPy
+        arrays, and lists, tuples and dicts of them. Set them between epochs, or after optimizer.step() `if
         job.stepped:`, in the same way in every worker:
 
             best = job.carry(loss=float("inf"), epoch=-1)
             ...
             if loss < best.loss: best.loss, best.epoch = loss, epoch
 
-        Raises StateNotCarriedError for what cannot travel, here and where it is set; StepError for a
-        name that is taken, and once training has begun.
+        Raises StateNotCarriedError for a value that cannot be encoded, here and where it is set; StepError
+        for a duplicate name, and once training has begun.
         """
         if self._training:
             raise StepError(
@@ -103,13 +103,12 @@ class Job(abc.ABC):
 
     @abc.abstractmethod
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
-        """The epochs that are still to be trained, out of `count`; a worker may join at any of them.
+        """Yield the epochs still to be trained, out of `count`; a worker may join at any of them.
 
-        max_steps: global steps to train at most: the loader loop of the last epoch ends with that step.
-        Leaving the loop by `break` ends the training, if all workers do so in the same epoch; another
-        one that goes on makes the job fail. The loader loop inside is never left before its end.
-        progress: how far they are goes to the leader's stderr, a bar on a terminal, else a line an epoch.
-        ELASTANE_PROGRESS=0 or 1 stands over it.
+        max_steps: limit of global steps; the loader loop of the last epoch ends with that step. Leaving the
+        loop by `break` ends training if all workers do so in the same epoch; if another worker continues, the
+        job fails. The loader loop inside must always run to its end. progress: show progress on the leader's
+        stderr, as a bar on a terminal, else one line an epoch; ELASTANE_PROGRESS=0 or 1 overrides it.
         """
 
     @abc.abstractmethod
@@ -121,13 +120,13 @@ class Job(abc.ABC):
         """
 
     def log_to(self, *trackers: str) -> None:
-        """Have what `log` stores written to trackers too; before `epochs`. ELASTANE_LOG_TO does the same.
+        """Also write the values of `log` to trackers; call it before `epochs`. ELASTANE_LOG_TO does the same.
 
-        trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". The leader writes, in a process
-        of its own, the mean over all logical workers of each committed step: once, whoever leads and however
-        often it was replayed. Nothing is written where ELASTANE_LOG_TO is set and empty, as in the runs of
-        `elastane verify`. Raises RefusedError for one that is unknown or not installed, StepError once it is
-        too late.
+        trackers: "tensorboard:FOLDER", "mlflow:EXPERIMENT", "wandb:PROJECT". For each committed step the
+        leader writes the mean over all logical workers, in a separate process: once, whoever leads and
+        however often the step was replayed. Nothing is written if ELASTANE_LOG_TO is set and empty, as in the
+        runs of `elastane verify`. Raises RefusedError for a tracker that is unknown or not installed,
+        StepError once training has begun.
         """
         if self._training:
             raise StepError(
@@ -138,18 +137,18 @@ class Job(abc.ABC):
             self._trackers += specs
 
     def _shows_progress(self, asked: bool) -> bool:
-        """Whether the leader says how far the epochs are."""
+        """True if the leader shows progress; ELASTANE_PROGRESS overrides the script."""
         told = self._environment.progress
         return asked if told is None else told
 
     def _note_schedules(self, prepared: Prepared, steps_per_epoch: int) -> None:
-        """What `prepare` knows of schedules; how many epochs there are is said later."""
+        """Note the schedules seen by `prepare`; the number of epochs is known later."""
         with contextlib.suppress(TypeError):  # an IterableDataset without a length
             lengths = Lengths(before=len(prepared.loader), after=steps_per_epoch, epochs=0)
             self._schedules = prepared.schedulers, lengths
 
     def _warn_of_schedules(self, epochs: int) -> None:
-        """Called once a job, by its leader: schedules that were counted before `prepare`."""
+        """Warn of schedules whose length was computed before `prepare`. Called once a job, by its leader."""
         if self._schedules is not None:
             schedulers, lengths = self._schedules
             for text in schedule_warnings(schedulers, dataclasses.replace(lengths, epochs=epochs)):
@@ -159,18 +158,18 @@ class Job(abc.ABC):
     def tasks(self, dataset: str, *, size: int, task_size: int, **settings: Any) -> Iterator[Any]:
         """Lease the tasks of a dynamic dataset, each worker at its own pace.
 
-        Yields tasks with `.indices` (a range of positions), `.index` and `.attempt`; asking for the
-        next one reports the last as done. A task whose worker dies is leased to another.
-        settings: epochs, lease_seconds, max_attempts; prefetch: tasks leased while others are done, for tasks
-        of milliseconds (0 by default). Random numbers of a task that is done again are those of its first
-        attempt; with prefetch each task starts from a seed of its own. Fewer are leased ahead while tasks
-        take long: one that waits for longer than lease_seconds goes to another worker.
+        Yields tasks with `.indices` (a range of positions), `.index` and `.attempt`; requesting the next one
+        reports the previous one as done. A task whose worker dies is leased to another. settings: epochs,
+        lease_seconds, max_attempts; prefetch: tasks leased in advance while others are running, for tasks of
+        milliseconds (0 by default). A repeated task draws the random numbers of its first attempt; with
+        prefetch each task has its own seed. Fewer tasks are leased in advance while tasks take long: one that
+        waits for longer than lease_seconds goes to another worker.
         """
 
     def steps_per_epoch(self, loader: Any, *, accumulation_steps: int = 1) -> int:
-        """Global steps in an epoch of the training loader: what schedules count, `epochs * steps` in all.
+        """Return the global steps in an epoch of the training loader; a schedule has `epochs * steps` in all.
 
-        loader: the DataLoader that goes to `prepare`, or what came from there. accumulation_steps: as given
+        loader: the DataLoader to be passed to `prepare`, or the one it returned. accumulation_steps: as given
         to `prepare`. Raises UnsupportedError for a loader that `prepare` would refuse.
         """
         from elastane.data.order import orders_of
@@ -183,18 +182,19 @@ class Job(abc.ABC):
         return -(-batches // accumulation_steps)
 
     def each_rank(self) -> Iterator[int]:
-        """Between epochs: run the body of the loop once for every rank, with that rank's random numbers.
+        """Run the loop body between epochs once for every rank, with that rank's random numbers.
 
-        `for rank in job.each_rank():` is for code whose draws are not the same in all ranks: they depend on
-        the rank, the data or the state (`random.shuffle`), or seed generators anew. `job.rank` is then `rank`
-        and generators and registered items are those of that rank. A worker that hosts several ranks runs the
-        body for each; a process of stock DDP for its own. Go through it whole: no `break`.
+        `for rank in job.each_rank():` is for code that does not draw the same numbers of values in all ranks:
+        its draws depend on the rank, the data or the state (`random.shuffle`), or it seeds generators.
+        `job.rank` is then `rank`, with that rank's generators and registered items. A worker that hosts
+        several ranks runs the body for each; a process of stock DDP for its own. Run the loop to its end: no
+        `break`.
         """
         yield self.rank
 
     @contextlib.contextmanager
     def isolated_rng(self) -> Iterator[None]:
-        """Random numbers drawn inside leave no trace: for evaluation in the middle of an epoch."""
+        """Restore all generators after the block, for example around an evaluation within an epoch."""
         generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
         before = generators.capture()
         try:
@@ -204,7 +204,7 @@ class Job(abc.ABC):
 
 
 def checked_max_steps(max_steps: int | None) -> int:
-    """0 for none. Raises StepError."""
+    """Return `max_steps`, 0 for None. Raises StepError if it is below 1."""
     if max_steps is not None and max_steps < 1:
         raise StepError(
             f"job.epochs was given max_steps={max_steps}", hint="give at least 1, or leave it out"
@@ -213,7 +213,7 @@ def checked_max_steps(max_steps: int | None) -> int:
 
 
 def open_job(seed: int | None, *, distributed_calls: bool = False) -> Job:
-    """The job of the environment's mode (see `elastane.init`)."""
+    """Build the job for the environment's mode (see `elastane.init`)."""
     try:
         environment = read_environment()
         configure_logs(environment.log_level, environment.log_format)

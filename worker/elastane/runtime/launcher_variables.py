@@ -1,14 +1,14 @@
-"""RANK, WORLD_SIZE and the like, as the script sees them in a worker: torchrun sets them, Elastane does not.
+"""Guard RANK, WORLD_SIZE and similar variables, which torchrun sets for each rank and Elastane does not.
 
-A worker stands for several ranks, and which ones changes. A script that reads `os.environ.get("RANK", 0)`
-would quietly get the answers of a single process, or those of the launcher that started the agent. So these
-variables are taken out of the worker's environment, and who asks for one is refused at that line; what the
-script has set itself it may read. torch and Elastane get the true answer (not set), and so does an installed
-package, of which a warning says so once.
+A worker runs several ranks, which change over time. A script that reads `os.environ.get("RANK", 0)` would
+silently get the values of a single process, or those of the launcher that started the agent. So these
+variables are removed from the worker's environment, and a script that reads one is refused at that line; it
+may read what it has set itself. torch and Elastane get the true answer (not set), and so does an installed
+package, with one warning.
 
-Scripts read them before `elastane.init`, so a worker is guarded from `import elastane` on. Until `init`
-says whether the answers of a single process are meant (`distributed_calls=True`), a read with a default is
-only remembered.
+Scripts read them before `elastane.init`, so a worker is guarded from `import elastane` on. Until `init` says
+whether single-process answers are intended (`distributed_calls=True`), a read with a default is only
+recorded.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class LauncherVariableError(UnsupportedError):
     code = "ELA365"
 
 
-#: The first refusal, in case the script was told a default, or caught it, and goes on.
+#: The first refusal, raised later if the script received a default or caught the error.
 _refusal: LauncherVariableError | None = None
 _begun = False
 _warned: set[str] = set()
 
 
 class _Guarded(os._Environ):  # type: ignore[type-arg]
-    """The class of `os.environ` in a worker; `get`, `in` and `os.getenv` come here, too."""
+    """Class of `os.environ` in a worker; `get`, `in` and `os.getenv` also end up here."""
 
     def __getitem__(self, key: Any) -> Any:
         try:
@@ -55,7 +55,7 @@ class _Guarded(os._Environ):  # type: ignore[type-arg]
 
 
 def install() -> None:
-    """Guards this process. A second call does nothing."""
+    """Guard this process. A second call does nothing."""
     if isinstance(os.environ, _Guarded):
         return
     for name in LAUNCHER_VARIABLES:
@@ -64,7 +64,7 @@ def install() -> None:
 
 
 def allow() -> None:
-    """The answers of a single process are meant."""
+    """Remove the guard, because the script intends to get single-process answers."""
     global _refusal
     _refusal = None
     if isinstance(os.environ, _Guarded):
@@ -72,7 +72,7 @@ def allow() -> None:
 
 
 def begin() -> None:
-    """`elastane.init` is called: guards this process, and refuses what was read before."""
+    """Guard this process when `elastane.init` is called, and refuse earlier reads."""
     global _begun
     install()
     check()
@@ -80,13 +80,13 @@ def begin() -> None:
 
 
 def check() -> None:
-    """Raises again a refusal that the script has not heeded. Called where training begins or goes on."""
+    """Raise a refusal again that the script ignored. Called where training begins or continues."""
     if _refusal is not None:
         raise _refusal
 
 
 def _asked(name: str, frame: FrameType | None) -> None:
-    """Refuses the script; returns where the true answer is given."""
+    """Refuse a read by the script; return for callers that get the true answer."""
     global _refusal
     plain = frame is not None and frame.f_globals.get("__name__") not in _PASSED_ON
     while frame is not None and frame.f_globals.get("__name__") in _PASSED_ON:
@@ -114,12 +114,12 @@ def _asked(name: str, frame: FrameType | None) -> None:
     _refusal = _refusal or error
     if _begun:
         raise error
-    if plain:  # os.environ["RANK"]: there is no default
+    if plain:  # os.environ["RANK"]: the script has no default to continue with
         _end(error)
 
 
 def _end(error: LauncherVariableError) -> NoReturn:
-    """Before `elastane.init` nobody translates errors into exit codes."""
+    """Exit with the error's code: before `elastane.init` nothing translates errors into exit codes."""
     sys.stderr.write(f"elastane: {error.line()}\n")
     raise SystemExit(error.exit_code) from error
 

@@ -1,6 +1,6 @@
-"""Tasks a worker holds before it does them: what to ask for, and when. Pure.
+"""Prefetch of leased tasks: how many to request, and when. Pure.
 
-ask --> on the way --> held --> in the script's hands --> finished --> reported with the next ask
+request --> pending --> held --> in the script's hands --> finished --> reported with the next request
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from elastane_proto.v1 import shard_pb2
 
 @dataclass(frozen=True)
 class HeldTask:
-    """One task. until: when its lease is surely still held, on the caller's clock."""
+    """A leased task. until: time on the caller's clock up to which the lease is certainly still held."""
 
     epoch: int
     index: int
@@ -23,12 +23,12 @@ class HeldTask:
 
 
 class LeasedAhead:
-    """The tasks of one worker and dataset, at most `prefetch` beside the one in the script's hands.
+    """Tasks leased by one worker for one dataset: at most `prefetch`, plus the one the script is working on.
 
-    prefetch: at least 1. Fewer are held while tasks take long: each must be begun in the first half of its
-    lease, or it times out unbegun, which counts as an attempt. Finished tasks are told together where many
-    are held, a quarter of them at most. `take` first, then `ask`, then wait for an answer if there was
-    nothing to take.
+    prefetch: at least 1. Fewer are held while tasks take long: each must begin in the first half of its
+    lease, or it times out before it has begun, which counts as an attempt. Finished tasks are reported in
+    batches, of at most a quarter of the tasks held. Call `take` first, then `ask`, then wait for an answer if
+    `take` returned None.
     """
 
     def __init__(self, prefetch: int, task_size: int, lease_seconds: float) -> None:
@@ -36,15 +36,15 @@ class LeasedAhead:
         self._task_size = task_size
         self._lease_seconds = lease_seconds
         self._held: deque[HeldTask] = deque()
-        self._asked: deque[tuple[int, float]] = deque()  # tasks asked for, and when, by request
+        self._asked: deque[tuple[int, float]] = deque()  # number of tasks requested and time, by request
         self._finished: list[shard_pb2.TaskReport] = []
         self._begun_at = 0.0
-        #: The longest that a task of this worker took, in seconds.
+        #: The longest duration of a task of this worker, in seconds.
         self._longest_seconds: float | None = None
 
     @property
     def ahead(self) -> int:
-        """How many to hold beside the one in hand; none until it is known how long a task takes."""
+        """Number of tasks to hold besides the current one; 0 until the duration of a task is known."""
         if self._longest_seconds is None:
             return 0
         if self._longest_seconds * self._prefetch * 2 <= self._lease_seconds:
@@ -53,11 +53,11 @@ class LeasedAhead:
 
     @property
     def on_the_way(self) -> int:
-        """Tasks that were asked for and neither came nor were refused."""
+        """Tasks requested and not yet answered."""
         return sum(count for count, _ in self._asked)
 
     def finish(self, task: HeldTask, now: float) -> None:
-        """The script has done the one that was taken last."""
+        """Note that the script has finished the task taken last."""
         self._longest_seconds = max(self._longest_seconds or 0.0, now - self._begun_at)
         last = self._finished[-1] if self._finished else None
         follows = last is not None and (last.epoch, last.attempt) == (task.epoch, task.attempt)
@@ -69,9 +69,9 @@ class LeasedAhead:
             )
 
     def ask(self, now: float, in_hand: bool) -> tuple[int, list[shard_pb2.TaskReport]] | None:
-        """What to send now: how many tasks to ask for, and what is done; None: nothing yet.
+        """Return the number of tasks to request now and the reports to send, or None to wait.
 
-        in_hand: whether the script gets a task now.
+        in_hand: the script has a task to work on.
         """
         ahead = self.ahead
         room = ahead + (not in_hand) - len(self._held) - self.on_the_way
@@ -82,22 +82,23 @@ class LeasedAhead:
         return room, self.take_finished()
 
     def take_finished(self) -> list[shard_pb2.TaskReport]:
-        """What is done and was not told yet; it counts as told from here on."""
+        """Return the reports not sent yet; the caller must send them."""
         finished, self._finished = self._finished, []
         return finished
 
     def answered(self, tasks: list[shard_pb2.Task]) -> None:
-        """The answer to the oldest request."""
+        """Add the tasks of the answer to the oldest request."""
         _, asked_at = self._asked.popleft()
         for task in tasks:
             for number in range(task.count or 1):
                 start = task.range.start + number * self._task_size
                 indices = range(start, min(start + self._task_size, task.range.end))
+                # From the request, not the answer: the master's lease begins later than that.
                 until = asked_at + self._lease_seconds
                 self._held.append(HeldTask(task.epoch, task.index + number, indices, task.attempt, until))
 
     def take(self, now: float) -> HeldTask | None:
-        """The next task to do; one that waited here for longer than its lease is another worker's now."""
+        """Return the next task, or None; tasks whose lease has run out meanwhile are dropped."""
         while self._held:
             task = self._held.popleft()
             if now < task.until:

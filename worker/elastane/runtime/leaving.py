@@ -1,11 +1,11 @@
-"""What is done when a script leaves a `for` loop over one of our generators before its end.
+"""Run an action when a script leaves a `for` loop over one of our generators before its end.
 
 A generator is notified by GeneratorExit when it is closed. At that point it cannot tell whether the loop was
 left by `break` or `return`, or by an exception propagating through the script, and an exception raised there
-is discarded. So the action is deferred until the function that holds the loop continues, at its next line, or
-returns. An exception that leaves the function reaches neither; one that is being handled in an `except` or
-`finally` of the function is waited out. The interpreter's tracing, enabled for just these few instructions,
-tells when that is.
+is discarded. So the action is deferred until the function that holds the loop continues at its next line, or
+returns. An exception that leaves the function triggers neither; one that is being handled in an `except` or
+`finally` of the function delays the action. The interpreter's tracing shows when that is; it is enabled for
+just these few instructions.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from typing import Any, Final
 from elastane.script_source.places import place_of
 
 Action = Callable[[str], None]
-"""Given the place where the loop was left, as "train.py:31"; what it raises is raised in the script there."""
+"""Called with the place where the loop was left, as "train.py:31"; its errors are raised in the script
+there."""
 
 _armed: Final[dict[FrameType, list[tuple[Action, str]]]] = {}
 
 
 def when_left(action: Action) -> None:
-    """Do `action` once the script's function has really left its loop. Called in a generator's GeneratorExit.
+    """Run `action` once the script's function has really left its loop. Called in a generator's
+    GeneratorExit.
 
-    If nested loops are left at once, the inner one's action comes first; an action that raises is the
-    last.
+    If nested loops are left at once, the inner one's action runs first; an action that raises prevents the
+    rest.
     """
     frame = sys._getframe(1).f_back
     while frame is not None and (
@@ -38,8 +40,8 @@ def when_left(action: Action) -> None:
     ):
         frame = (
             frame.f_back
-        )  # the script may look at the loop through generators: tqdm, a function of its own
-    if frame is None:  # nobody is in a loop: the interpreter ends
+        )  # the script may iterate through other generators: tqdm, or a function of its own
+    if frame is None:  # no loop is running: the interpreter is exiting
         return
     place = place_of(frame)
     if frame in _armed:
@@ -66,5 +68,5 @@ def when_left(action: Action) -> None:
 
 
 def _is_return(frame: FrameType) -> bool:
-    """Whether the function returns, or an exception leaves it: the instruction it is at."""
+    """True if the function's current instruction returns; False if an exception leaves it."""
     return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")

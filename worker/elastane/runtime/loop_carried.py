@@ -1,7 +1,7 @@
-"""Refuses, at their line, values that the script carries from turn to turn and that decide the result.
+"""Refuse, at their line, values that the script carries from turn to turn and that decide the result.
 
-What the source shows (`script_source`) is combined with run-time facts: the frame of the loop tells which
-names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has
+The analysis of the source (`script_source`) is combined with run-time facts: the frame of the loop shows
+which names are the prepared objects, and an attribute of the model or of an optimizer is an error once it has
 changed twice in a row. Without source (exec, a deleted notebook cell) nothing is reported.
 """
 
@@ -41,10 +41,10 @@ from elastane.script_source.places import (
 )
 
 _TIMES: Final = 2
-"""Changes in a row after which an attribute counts as carried, and not as initialized on first use."""
+"""Consecutive changes from which on an attribute counts as carried, not as initialized on first use."""
 
 
-#: Elements of a container that are compared beside its length.
+#: Number of elements of a container that are compared, besides its length.
 _ITEMS_MAX: Final = 64
 
 
@@ -58,9 +58,9 @@ class CarriedValueError(UnsupportedError):
 
 
 def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]) -> None:
-    """Refuse what the running loop over the prepared loader carries into its result.
+    """Refuse values that the running loop over the prepared loader carries into its result.
 
-    frame: of whoever asks for a mini-batch. Raises CarriedValueError with the lines.
+    frame: of the code that requests a mini-batch. Raises CarriedValueError with the lines.
     """
     found = carried_in_loop(frame, prepared, registered)
     if found:
@@ -78,7 +78,7 @@ def check_loop(frame: types.FrameType | None, prepared: Prepared, registered: It
 def carried_in_loop(
     frame: types.FrameType | None, prepared: Prepared, registered: Iterable[object]
 ) -> list[tuple[str, Carried]]:
-    """What `check_loop` refuses, with the file's name: for `elastane doctor`."""
+    """Return the values that `check_loop` refuses, each with its file's name; for `elastane doctor`."""
     result: list[tuple[str, Carried]] = []
     while frame is not None:
         tree = tree_of(frame.f_code.co_filename) if is_script_file(frame.f_code.co_filename) else None
@@ -97,9 +97,10 @@ def carried_in_loop(
 
 
 def _counting(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Place]:
-    """Attributes that modules of the model only count in, and do not use themselves: what reads them decides.
+    """Return attributes that modules only count in and do not read: code that reads them decides the result.
 
-    names: the model's own, in the loop. Attribute, as the loop writes it -> where it is changed.
+    names: the model's names in the loop. Keys are attributes as the loop writes them, values the places of
+    change.
     """
     found: dict[str, Place] = {}
     for inner, module in model.named_modules():
@@ -110,7 +111,7 @@ def _counting(model: torch.nn.Module, names: Iterable[str]) -> dict[str, Place]:
 
 
 def roles_in(frame: types.FrameType, prepared: Prepared, registered: Iterable[object]) -> dict[str, Role]:
-    """What the frame's names stand for, for those that the job keeps."""
+    """Return the roles of the names in a frame that refer to objects kept by the job."""
     roles: dict[int, Role] = {id(one): "other" for one in (*registered, prepared.loader)}
     roles |= {id(one): "other" for one in (*prepared.schedulers, *prepared.extras.values())}
     roles |= {id(one): "optimizer" for one in (*prepared.optimizers, *prepared.scalers)}
@@ -133,7 +134,7 @@ def _with_attributes(names: dict[str, Any]) -> Iterator[tuple[str, object]]:
 
 
 def _is_loader(value: object) -> bool:
-    """Whether it is the iterator that the prepared loader gave."""
+    """True if it is the iterator returned by the prepared loader."""
     return isinstance(value, types.GeneratorType) and not is_script_file(value.gi_code.co_filename)
 
 
@@ -142,7 +143,10 @@ def _is_loader(value: object) -> bool:
 
 @dataclass(slots=True)
 class _Attribute:
-    """One that its class computes from its own old value. changes: how many times in a row it changed."""
+    """An attribute that its class computes from its previous value.
+
+    changes: consecutive turns with a change.
+    """
 
     owner: Any
     name: str
@@ -153,7 +157,8 @@ class _Attribute:
 
 
 class AttributeWatch:
-    """Plain attributes of the model's modules and of optimizers: neither in their state nor per EST.
+    """Watches plain attributes of the model's modules and of optimizers, which are in no state and not per
+    EST.
 
     Only the script's own classes are examined, and only attributes that their source shows to be carried.
     """
@@ -171,7 +176,7 @@ class AttributeWatch:
         ]
 
     def end_turn(self, turn: Turn) -> None:
-        """Raises CarriedValueError for an attribute that goes on changing."""
+        """Raise CarriedValueError for an attribute that keeps changing."""
         for attribute in self._of_modules:
             if _goes_on(attribute):
                 raise CarriedValueError(
@@ -198,7 +203,7 @@ def _carried_by(owner: Any, shown: str) -> Iterator[_Attribute]:
 
 
 def _sources(owner: object) -> list[ClassSource]:
-    """The classes of an object that are the script's own."""
+    """Return the classes of an object that the script itself defines."""
     found = []
     for kind in type(owner).__mro__:
         names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
@@ -210,7 +215,7 @@ def _sources(owner: object) -> list[ClassSource]:
 
 
 def _goes_on(attribute: _Attribute) -> bool:
-    """Whether it has changed again."""
+    """True once the attribute has changed in enough turns in a row."""
     mark = _mark(vars(attribute.owner).get(attribute.name))
     attribute.changes = attribute.changes + 1 if mark != attribute.mark else 0
     attribute.mark = mark
@@ -218,7 +223,7 @@ def _goes_on(attribute: _Attribute) -> bool:
 
 
 class _TensorMark:
-    """A tensor as it is now, without holding it: equal while it is the same one, and nobody wrote to it."""
+    """Version of a tensor without a reference to it: equal if it is the same tensor and unwritten."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = weakref.ref(tensor)
@@ -234,7 +239,7 @@ class _TensorMark:
 
 
 def _mark(value: object) -> object:
-    """Unequal before and after a change; holds no tensor."""
+    """Return a value that differs before and after a change, without holding tensors."""
     if isinstance(value, torch.nn.Parameter | torch.nn.Module):
         return None
     if isinstance(value, torch.Tensor):
@@ -246,5 +251,5 @@ def _mark(value: object) -> object:
 
 
 def _has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its class decides itself what its state is."""
+    """True if the optimizer's class defines its own `state_dict`."""
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict

@@ -1,4 +1,4 @@
-"""How a script wants its gradients reduced and its steps cut: the keyword arguments of `job.prepare`."""
+"""Keyword arguments of `job.prepare`: reduction of gradients and length of a step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from elastane.errors import UnsupportedError
 class TrainOptions:
     """Options of `job.prepare`; the first four are those of torch's DistributedDataParallel.
 
-    find_unused_parameters: parameters may take no part in the loss, on some ESTs or on all.
-    static_graph: the graph never changes; allows reentrant activation checkpointing.
-    gradient_as_bucket_view: decides how gradients are scaled when the script zeroes them in place.
-    bucket_cap_mb: limit of a bucket in MiB. accumulation_steps: mini-batches of an EST in one global step,
-    as with DDP's no_sync() in all but the last; the rest of an epoch makes a shorter step.
-    steps_per_epoch: mini-batches of an EST in an epoch of an IterableDataset, which has no length.
+    find_unused_parameters: parameters may take no part in the loss, on some ESTs or on all. static_graph: the
+    graph never changes; allows reentrant activation checkpointing. gradient_as_bucket_view: decides how
+    gradients are scaled if the script zeroes them in place. bucket_cap_mb: limit of a bucket in MiB.
+    accumulation_steps: mini-batches of an EST in one global step, as with DDP's no_sync() in all but the
+    last; the remainder of an epoch makes a shorter step. steps_per_epoch: mini-batches of an EST in an epoch
+    of an IterableDataset, which has no length.
     """
 
     find_unused_parameters: bool = False
@@ -45,7 +45,10 @@ class TrainOptions:
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> TrainOptions:
-        """From the keyword arguments of `prepare`; raises UnsupportedError for one it does not have."""
+        """Build options from the keyword arguments of `prepare`.
+
+        Raises UnsupportedError for an unknown one.
+        """
         known = [option.name for option in fields(cls)]
         unknown = sorted(set(keywords) - set(known))
         if unknown:
@@ -55,7 +58,7 @@ class TrainOptions:
         return cls(**keywords)
 
     def ddp_arguments(self) -> dict[str, Any]:
-        """What DistributedDataParallel is given in the stock mode."""
+        """Return the keyword arguments for DistributedDataParallel in stock mode."""
         return {
             "find_unused_parameters": self.find_unused_parameters,
             "static_graph": self.static_graph,

@@ -1,4 +1,4 @@
-"""The objects a script gives to `prepare`, told apart by what they are, and put under control."""
+"""The objects passed to `prepare`, sorted by type, and the interception of their methods."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class UnpreparedScalerError(UnsupportedError):
 
 
 class Prepared:
-    """What `prepare` was given.
+    """Objects passed to `prepare`, by role.
 
     model: the one that is trained. optimizers, schedulers, scalers (GradScaler), averaged (AveragedModel): in
-    the order given. loader: the training loader. extras: by name, everything else that has state and is
-    the same on all ranks (scalers, averaged models, EMA copies, the script's own objects).
-    Raises UnsupportedError for what cannot be told or carried.
+    the order given. loader: the training loader. extras: by name, everything else that has state and is the
+    same on all ranks (scalers, averaged models, EMA copies, the script's own objects). Raises
+    UnsupportedError for objects that are ambiguous or have no state to carry.
     """
 
     def __init__(self, objects: Sequence[Any]) -> None:
@@ -49,6 +49,7 @@ class Prepared:
                 hint="prepare takes one model, one training DataLoader and optimizers, in one call",
             )
         self.model, self.loader = models[0], loaders[0]
+        # A scaler may be passed itself, inside a library's object, or both.
         held = [part for o in objects for part in (o, *_parts(o))]
         scalers = {id(part): part for part in held if isinstance(part, torch.amp.GradScaler)}
         self.scalers = list(scalers.values())
@@ -72,7 +73,7 @@ class Prepared:
 
 
 def _parts(given: Any) -> list[Any]:
-    """What an object of the script holds: one around a GradScaler, as libraries make them."""
+    """Return an object's attributes: libraries wrap a GradScaler in an object of their own."""
     if isinstance(given, torch.nn.Module | torch.optim.Optimizer | DataLoader):
         return []
     return list(getattr(given, "__dict__", {}).values())
@@ -81,7 +82,7 @@ def _parts(given: Any) -> list[Any]:
 def _trained(
     modules: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[torch.nn.Module]:
-    """The modules of which an optimizer has a parameter; a single one is it in any case."""
+    """Return the modules that an optimizer trains; a single module counts in any case."""
     if len(modules) == 1:
         return list(modules)
     optimized = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
@@ -89,7 +90,7 @@ def _trained(
 
 
 def check_modules(model: torch.nn.Module) -> None:
-    """Refuse, before training, modules whose result in a ring would not be that of stock ranks.
+    """Refuse, before training, modules whose result in a ring would differ from that of stock ranks.
 
     Raises UnsupportedError that names the module.
     """
@@ -123,7 +124,7 @@ def check_modules(model: torch.nn.Module) -> None:
 
 
 def is_compiled(model: torch.nn.Module) -> bool:
-    """Whether torch.compile has been at the model or a part of it."""
+    """True if torch.compile was applied to the model or a part of it."""
     return any(
         module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
         for module in model.modules()
@@ -131,34 +132,34 @@ def is_compiled(model: torch.nn.Module) -> bool:
 
 
 class StepCalls(Protocol):
-    """What becomes of the calls of a loop body that must count once a global step.
+    """Replacements for the calls in a loop body that must take effect once a global step.
 
-    Each is given the object's own method first, then the arguments of the call.
+    Each receives the object's original method first, then the arguments of the call.
     """
 
     def adding(self) -> bool:
-        """Whether gradients only add up in this mini-batch: it is not the last of its step."""
+        """True if gradients only accumulate in this mini-batch, because it is not the last of its step."""
         ...
 
     def optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step` and `scaler.unscale_`, `scaler.step`: with the averaged gradients only."""
+        """`optimizer.step`, `scaler.unscale_` and `scaler.step`: run with the averaged gradients only."""
         ...
 
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`scaler.update`, `averaged.update_parameters`: where the optimizer has stepped."""
+        """`scaler.update` and `averaged.update_parameters`: run where the optimizer has stepped."""
         ...
 
     def scheduler_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`scheduler.step`: where the optimizer has stepped, or between epochs."""
+        """`scheduler.step`: runs where the optimizer has stepped, or between epochs."""
         ...
 
     def zero_grad(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`zero_grad` of optimizers and model, when gradients are accumulated over mini-batches."""
+        """`zero_grad` of optimizers and model, used if gradients are accumulated over mini-batches."""
         ...
 
 
 def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
-    """Let `calls` decide what the prepared objects' methods do; zeroing: zero_grad and clipping too."""
+    """Route methods of the prepared objects through `calls`. zeroing: zero_grad and clipping too."""
     for optimizer in prepared.optimizers:
         _in_instance(optimizer, "step", calls.optimizer_step)
         if zeroing:
@@ -177,12 +178,12 @@ def intercept(prepared: Prepared, calls: StepCalls, *, zeroing: bool) -> None:
 
 
 def intercept_zero_grad(model: torch.nn.Module, calls: StepCalls) -> None:
-    """The same for the zero_grad of a wrapper around the prepared model."""
+    """Route zero_grad of a wrapper around the prepared model through `calls`."""
     _in_instance(model, "zero_grad", calls.zero_grad)
 
 
 def refuse_new_groups(prepared: Prepared) -> None:
-    """From now on a group of parameters that is added is refused at its line."""
+    """Refuse `add_param_group` at its line from now on."""
 
     def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
         raise LateGroupError(
@@ -196,7 +197,7 @@ def refuse_new_groups(prepared: Prepared) -> None:
 
 
 def refuse_other_scalers(prepared: Prepared) -> None:
-    """From now on a GradScaler that was not prepared is refused where it meets a prepared optimizer."""
+    """Refuse, from now on, a GradScaler that was not prepared where it is used with a prepared optimizer."""
     known = {id(scaler) for scaler in prepared.scalers}
     optimizers = {id(optimizer) for optimizer in prepared.optimizers}
 
@@ -213,13 +214,14 @@ def refuse_other_scalers(prepared: Prepared) -> None:
 
         return method
 
+    # In the class, not in instances: an unprepared scaler is unknown until it is used.
     kind = torch.amp.GradScaler
     for name in ("step", "unscale_"):
         setattr(kind, name, checked(getattr(kind, name)))
 
 
 def check_schedulers(prepared: Prepared) -> None:
-    """Refuse a scheduler that was left out: it would step once a turn. Raises UnsupportedError."""
+    """Refuse a scheduler that was not prepared: it would step once a turn. Raises UnsupportedError."""
     watched = {id(getattr(scheduler, "optimizer", None)) for scheduler in prepared.schedulers}
     for optimizer in prepared.optimizers:
         if hasattr(optimizer.step, "_wrapped_by_lr_sched") and id(optimizer) not in watched:
@@ -230,9 +232,10 @@ def check_schedulers(prepared: Prepared) -> None:
 
 
 class _Controlled:
-    """Calls `replacement(method, ...)` in a method's place; copies and files of its owner have the method.
+    """Replacement for a method: calls `replacement(method, ...)`.
 
-    `update_wrapper` carries over the mark by which schedulers know that the optimizer's step is watched.
+    Copying or pickling the owner restores the original method. `update_wrapper` carries over the attribute by
+    which schedulers recognize that the optimizer's step is counted.
     """
 
     def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
@@ -244,6 +247,7 @@ class _Controlled:
         return self._replacement(self._original, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # deepcopy has already made the owner's copy when it reaches the attribute; bind the method to that.
         owner = memo.get(id(self._original.__self__), self._original.__self__)
         return types.MethodType(self._original.__func__, owner)
 
@@ -252,12 +256,13 @@ class _Controlled:
 
 
 def _in_instance(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """An instance attribute, so that the object keeps its class and the script its reference."""
+    """Replace a method by an instance attribute: the object keeps its class and the script its reference."""
     setattr(owner, name, _Controlled(_method(owner, name), replacement))
 
 
 def _method(owner: Any, name: str) -> Callable[..., Any]:
-    """The method, bound. A scheduler puts a plain function in the place of its optimizer's `step`."""
+    """Return the bound method; schedulers replace their optimizer's `step` with a plain function, bound
+    here."""
     found: Callable[..., Any] = getattr(owner, name)
     if hasattr(found, "__self__"):
         return found
@@ -270,7 +275,7 @@ def _method(owner: Any, name: str) -> Callable[..., Any]:
 
 
 def _in_class(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
-    """The same for schedulers, by a subclass: a scheduler's `state_dict` holds its instance attributes."""
+    """Replace a scheduler's method by a subclass: its `state_dict` would include an instance attribute."""
     kind = type(owner)
     original = getattr(kind, name)
 

@@ -1,7 +1,7 @@
-"""Named points in the life of a step, where a test can stop, delay or kill the process.
+"""Named points in a step where a test can stop, delay or kill the process.
 
-A failure is aimed at a step and a place, never at "after some seconds". In normal runs no
-function is installed and a point costs one comparison. Points, in the order of a step:
+A fault is aimed at a step and a point, never at "after some seconds". In normal runs no function is installed
+and a point costs one comparison. Points, in the order of a step:
 
     forward     a batch was handed to the script     all_reduce  contexts reported, gradients travel
     prepared    the optimizer may step               applied     the step is in the weights

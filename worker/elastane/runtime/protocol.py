@@ -1,9 +1,9 @@
-"""The worker's side of the membership protocol: pure, one object per worker process.
+"""A worker's side of the membership protocol: pure, one object per worker process.
 
-`WorkerProtocol` takes the master's messages and the trainer's progress and answers with what to
-send and whether the collective in flight must be aborted. It knows no thread, socket or tensor:
-`Trainer` calls it under its lock, `MasterSession` carries what it returns. The rule it guards is
-the fence: once Ready(g+1) is out, nothing of generation g is ever applied.
+`WorkerProtocol` takes the master's messages and the trainer's progress, and returns the messages to send and
+whether the collective in flight must be aborted. It knows no thread, socket or tensor: `Attendance` calls it
+under its lock, `MasterSession` carries the messages. The rule it guards is the fence: once Ready(g+1) is
+sent, nothing of generation g is ever applied.
 
     Prepare ──▶ Ready ──▶ (Load ──▶ Loaded) ──▶ Go ──▶ entered ─┐
        ▲                                                        │ step: report ──▶ Prepared ──▶ apply
@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from elastane_proto.v1 import ring_pb2
 
 KEPT_BYTES_MAX = 32 * 2**20
-"""So much of the newest reports is kept for a master whose store has lost them: seconds of the fastest
+"""Limit of the newest reports kept for a master whose store has lost them: seconds of the fastest
 training, minutes of most."""
 
 
 @dataclass
 class Outcome:
-    """What follows from a message: messages to send in order, and whether to abort the collective."""
+    """Result of a message: messages to send in order, and whether to abort the collective."""
 
     send: list[ring_pb2.AttendRequest] = field(default_factory=list)
     abort: bool = False
@@ -32,30 +32,31 @@ class Outcome:
 
 @dataclass
 class WorkerProtocol:
-    """State of one worker in the ring protocol. Steps are global; `applied_step` = next step."""
+    """State of one worker in the ring protocol. Steps are global; `applied_step` is the next step to run."""
 
     applied_step: int = 0
     holds_state: bool = False
-    #: In which generation the history that the weights belong to began, or last went back; 0: not known.
+    #: Generation in which the history of these weights began or was last rewound; 0: not known.
     history_generation: int = 0
-    #: The generation whose ring this worker runs in; 0: none.
+    #: Generation of the ring that this worker runs in; 0: none.
     generation: int = 0
     #: The highest generation seen in a Prepare; above `generation` while the ring changes.
     fenced: int = 0
     #: Steps before this one are Prepared in `generation`.
     prepared_until: int = 0
     #: True while the weights change: from the optimizer step to the end of the turn's body, and while
-    #: received or loaded state is put in place. Ready waits for its end.
+    #: received or loaded state is put in place. Ready is delayed until then.
     applying: bool = False
-    #: The step is reported and its last backward goes on. Ready waits for its end here too: nothing else
-    #: tells the master a script that hangs there from those that wait for it in the all-reduce.
+    #: True while the last backward of a reported step is running. Ready is delayed until its end too:
+    #: otherwise the master could not tell a script that hangs there from those that wait for it in the
+    #: all-reduce.
     in_reported_backward: bool = False
-    #: The user's code runs between two epochs: no lease.
+    #: True while the user's code runs between two epochs: no lease is running.
     between_steps: bool = False
     ready_order: list[int] = field(default_factory=list)
     load: ring_pb2.Load | None = None
     go: ring_pb2.Go | None = None
-    #: A planned change that came with Prepared: takes effect once the step is applied.
+    #: A planned change that came with Prepared; takes effect once the step is applied.
     planned: ring_pb2.Prepare | None = None
     #: The answer to this worker's IntervalReport.
     interval: ring_pb2.IntervalDecided | None = None
@@ -68,33 +69,36 @@ class WorkerProtocol:
     _report: ring_pb2.AttendRequest | None = None
     _interval_report: ring_pb2.AttendRequest | None = None
     _ended: ring_pb2.AttendRequest | None = None
-    #: Reports of this history, oldest first.
+    #: Reports of this history, oldest first, for a master whose store has lost them.
     _kept: deque[ring_pb2.AttendRequest] = field(default_factory=deque)
     _kept_bytes: int = 0
     _history_of_go: int = 0
-    #: What the sentinel asks of this worker in the step it names.
+    #: The sentinel's check of this worker, in the step it names.
     check: ring_pb2.Check | None = None
     _check_report: ring_pb2.AttendRequest | None = None
     _loaded: ring_pb2.AttendRequest | None = None
     _broken: ring_pb2.AttendRequest | None = None
     _saved: list[ring_pb2.AttendRequest] = field(default_factory=list)
 
-    # ------------------------------------------------------------------ questions
+    # ------------------------------------------------------------------ queries
 
     @property
     def changing(self) -> bool:
-        """Whether a change of membership is under way: the step in flight is lost or ended."""
+        """True during a change of membership: the step in flight is lost or has ended."""
         return self.fenced > self.generation or self.done is not None or self.drain is not None
 
     def may_apply(self, step: int) -> bool:
-        """Whether all contexts after `step` are durable and the ring still stands."""
+        """True if all contexts after `step` are durable and the ring is unchanged."""
         return not self.changing and self.prepared_until > step
 
     # ------------------------------------------------------------------ the master's messages
 
     def prepare(self, message: ring_pb2.Prepare) -> Outcome:
-        """An unplanned change: fence at once, unless the optimizer is at work (then `end_apply` answers) or
-        the backward of a reported step (then `end_backward` does)."""
+        """Handle an unplanned change: fence at once, unless the optimizer or the backward of a reported step
+        is running.
+
+        Then Ready is sent by `end_apply` or `end_backward`, with the step that has been applied by that time.
+        """
         if message.generation < self.fenced:
             return Outcome()
         if message.generation == self.fenced:  # an echo, after a reconnect
@@ -102,6 +106,7 @@ class WorkerProtocol:
             return (
                 Outcome() if in_ring or self._ready_waits else Outcome(send=[self._loaded or self._ready()])
             )
+        # From here on no message of the old generation has any effect, whether or not Ready is sent yet.
         self.fenced = message.generation
         self.load = None
         self.go = None
@@ -113,7 +118,7 @@ class WorkerProtocol:
         return Outcome(send=[self._ready()], abort=True)
 
     def load_requested(self, message: ring_pb2.Load) -> Outcome:
-        """Nobody holds state: the trainer is to load a checkpoint or keep what the script built."""
+        """Store the master's request to load a checkpoint or keep the initial state: nobody holds state."""
         if message.generation != self.fenced or self.generation == self.fenced:
             return Outcome()
         if self._loaded is not None:
@@ -122,14 +127,15 @@ class WorkerProtocol:
         return Outcome()
 
     def go_ahead(self, message: ring_pb2.Go) -> Outcome:
-        """Everybody is ready: the trainer is to form the group."""
+        """Store Go, for the trainer to form the group: all members are ready."""
         if message.generation == self.fenced and self.generation < self.fenced:
             self.go = message
             self._history_of_go = message.history_generation
         return Outcome()
 
     def prepared(self, message: ring_pb2.Prepared) -> Outcome:
-        """All contexts after the step are durable."""
+        """Note that all contexts after the step are durable, and take the requests that came along."""
+        # After the fence the step in flight is lost, even if all its contexts have become durable meanwhile.
         if message.generation != self.generation or self.changing:
             return Outcome()
         self.prepared_until = max(self.prepared_until, message.step + 1)
@@ -139,6 +145,7 @@ class WorkerProtocol:
             self.checkpoint = message.then_checkpoint
         if message.HasField("check"):
             self.check = message.check
+        # A planned change waits for the step that this Prepared allows, so that nothing is lost or repeated.
         if message.HasField("then_prepare"):
             if self.applied_step > message.step and not self.applying:
                 return self._fence_planned(message.then_prepare)
@@ -146,13 +153,21 @@ class WorkerProtocol:
         return Outcome()
 
     def interval_decided(self, message: ring_pb2.IntervalDecided) -> Outcome:
-        """What the code between two epochs drew is known: the epoch may begin, or the job ends."""
+        """Take the master's decision on the draws between two epochs.
+
+        The epoch may begin, or the job ends.
+        """
         if message.generation == self.generation and message.step == self.applied_step:
             self.interval, self._interval_report = message, None
         return Outcome()
 
     def welcome(self, message: ring_pb2.Welcome) -> Outcome:
-        """(Re)connected: say again what the master does not know; of a member, what it may not have heard."""
+        """Return the messages to repeat after a (re)connect.
+
+        A member (`resumed`) repeats whatever the old stream may have lost; any other worker leaves its ring.
+        `reports_from`: the master's store has lost reports from this step on, so the kept ones are sent
+        again.
+        """
         again: list[ring_pb2.AttendRequest] = []
         if message.HasField("reports_from"):
             again = [kept for kept in self._kept if kept.step_report.step >= message.reports_from]
@@ -179,7 +194,7 @@ class WorkerProtocol:
         return outcome
 
     def put_out(self) -> Outcome:
-        """The master does not count on this worker any more: whatever ring it was in is over for it."""
+        """Leave the current ring, because the master does not count this worker as a member (any more)."""
         self.generation = 0
         self.load = self.go = self.planned = self.checkpoint = self.interval = self.check = None
         self._report = self._interval_report = self._check_report = None
@@ -191,7 +206,7 @@ class WorkerProtocol:
     # ------------------------------------------------------------------ the trainer's progress
 
     def entered(self, generation: int, step: int, ready_order: list[int]) -> None:
-        """The group of `generation` is formed and this worker holds the state at `step`."""
+        """Note that the group of `generation` is formed and this worker holds the state at `step`."""
         assert generation == self.fenced, (generation, self.fenced)
         self.generation = generation
         self.applied_step = step
@@ -204,14 +219,14 @@ class WorkerProtocol:
         self._loaded = self._broken = self._ended = None
 
     def begin_replace(self, generation: int) -> bool:
-        """Other weights are about to be put in place; False if `generation` is over."""
+        """Claim the right to replace the weights; False if `generation` has been superseded."""
         if generation != self.fenced:
             return False
         self.applying = True
         return True
 
     def end_replace(self, generation: int, step: int) -> Outcome:
-        """The state at `step` is in place, whole, even if `generation` is over by now."""
+        """Note that the state at `step` is completely in place, even if `generation` has been superseded."""
         self.applying = False
         self.applied_step = step
         self.holds_state = True
@@ -219,17 +234,24 @@ class WorkerProtocol:
         return Outcome() if generation == self.fenced else Outcome(send=[self._ready()])
 
     def report(self, message: ring_pb2.StepReport, *, in_backward: bool = False) -> Outcome:
-        """All ESTs of this worker have done the step; in_backward: but for the rest of the last backward."""
+        """Send the report of a step that all ESTs of this worker have run, and keep it for repetition.
+
+        in_backward: the last EST's backward is still running.
+        """
         self.in_reported_backward = in_backward and not self.changing
         self._report = ring_pb2.AttendRequest(step_report=message)
         self._kept.append(self._report)
         self._kept_bytes += message.ByteSize()
+        # The newest report is always kept: it may be the one in flight.
         while self._kept_bytes > KEPT_BYTES_MAX and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popleft().step_report.ByteSize()
         return Outcome(send=[self._report])
 
     def report_interval(self, message: ring_pb2.IntervalReport) -> Outcome:
-        """The code before the next step, an epoch's first, is over; repeated until it is answered."""
+        """Report the code before the first step of an epoch.
+
+        Repeated after a reconnect until it is answered.
+        """
         if self.changing or self.generation == 0:
             return Outcome()
         self.interval = None
@@ -237,12 +259,12 @@ class WorkerProtocol:
         return Outcome(send=[self._interval_report])
 
     def check_report(self, message: ring_pb2.CheckReport) -> Outcome:
-        """An EST that the sentinel checks has had its last backward of the step here."""
+        """Report the digest of a checked EST's gradients, after its last backward of the step."""
         self._check_report = ring_pb2.AttendRequest(check_report=message)
         return Outcome(send=[self._check_report])
 
     def end_backward(self) -> Outcome:
-        """The last backward is over, or left. A change that came in it is answered now."""
+        """End the last backward, or give it up. Answers a change that arrived during it."""
         waited, self.in_reported_backward = self.in_reported_backward, False
         return Outcome(send=[self._ready()]) if waited and self.fenced > self.generation else Outcome()
 
@@ -254,7 +276,7 @@ class WorkerProtocol:
         return True
 
     def end_apply(self, step: int) -> Outcome:
-        """The step is in the weights. A change that waited for it is answered now."""
+        """Note that the step is in the weights. Answers a change that was delayed by it."""
         self.applying = False
         self.applied_step = step + 1
         self._report = self._check_report = None
@@ -265,29 +287,31 @@ class WorkerProtocol:
         return Outcome()
 
     def end_early(self, message: ring_pb2.EndEarly) -> Outcome:
-        """The script left its loop over epochs; repeated after a reconnect, and by the trainer in a new
-        ring."""
+        """Report that the script left its loop over epochs.
+
+        Repeated after a reconnect, and by the trainer in a new ring.
+        """
         self._ended = ring_pb2.AttendRequest(comparison=ring_pb2.Comparison(end_early=message))
         return Outcome(send=[self._ended])
 
     def compared(self, message: ring_pb2.Compare) -> Outcome:
-        """What the master says of what it compares, but for what only the trainer can answer."""
+        """Take the master's comparison result, except requests that only the trainer can answer."""
         if message.HasField("all_end") and message.all_end.step == self.applied_step:
             self.all_ended = True
         return Outcome()
 
     def explained(self, message: ring_pb2.StateDetails) -> Outcome:
-        """What the state consists of: the master asked."""
+        """Answer the master's request for the parts of the state."""
         comparison = ring_pb2.Comparison(details=message)
         return Outcome(send=[ring_pb2.AttendRequest(comparison=comparison)])
 
     def loaded(self, message: ring_pb2.Loaded) -> Outcome:
-        """The leader holds state now."""
+        """Report that the leader holds state now."""
         self.applying = False
         self.applied_step = message.step
         self.holds_state = message.generation == self.fenced
         if not self.holds_state:
-            # Nobody has taken these weights for the job's; the Load of a newer generation may wait.
+            # These weights were not adopted by the job; the Load of a newer generation may already be stored.
             return Outcome(send=[self._ready()])
         self.load = None
         self._take_history(message.generation, message.step)
@@ -295,7 +319,7 @@ class WorkerProtocol:
         return Outcome(send=[self._loaded])
 
     def saved(self, message: ring_pb2.Saved) -> Outcome:
-        """A shard or a manifest is written; repeated after a reconnect until the next checkpoint."""
+        """Report a written shard or manifest; repeated after a reconnect until the next checkpoint."""
         request = ring_pb2.AttendRequest(saved=message)
         self._saved = [kept for kept in self._saved if kept.saved.checkpoint == message.checkpoint] + [
             request
@@ -303,7 +327,7 @@ class WorkerProtocol:
         return Outcome(send=[request])
 
     def broken(self, step: int, error: str) -> Outcome:
-        """The collective failed; tell the master unless a change is known already."""
+        """Report that the collective failed, unless a change is already known."""
         if self.changing or self.generation == 0:
             return Outcome()
         message = ring_pb2.RingBroken(generation=self.generation, step=step, error=error[:500])
@@ -311,16 +335,16 @@ class WorkerProtocol:
         return Outcome(send=[self._broken])
 
     def forming_failed(self, generation: int, error: str) -> Outcome:
-        """The group of `generation` could not be formed or filled."""
+        """Report that the group of `generation` could not be formed or filled with state."""
         if generation != self.fenced:
-            return Outcome()  # the Go of a newer generation may be waiting already
+            return Outcome()  # the Go of a newer generation may already be stored
         self.go = None
         message = ring_pb2.RingBroken(generation=generation, step=self.applied_step, error=error[:500])
         self._broken = ring_pb2.AttendRequest(ring_broken=message)
         return Outcome(send=[self._broken])
 
     def heartbeat(self) -> ring_pb2.AttendRequest:
-        """The heartbeat as of now."""
+        """Build a heartbeat from the current state."""
         phase = ring_pb2.TRAINER_PHASE_BETWEEN if self.between_steps else ring_pb2.TRAINER_PHASE_STEP
         return ring_pb2.AttendRequest(
             heartbeat=ring_pb2.Heartbeat(
@@ -328,10 +352,13 @@ class WorkerProtocol:
             )
         )
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ internals
 
     def _take_history(self, history_generation: int, step: int) -> None:
-        """The weights are of this history, at `step`: reports of another one, or of later steps, are void."""
+        """Adopt the history of the weights, which are at `step`.
+
+        Drop reports of other histories and later steps.
+        """
         kept = self._kept if history_generation == self.history_generation else ()
         self._kept = deque(request for request in kept if request.step_report.step < step)
         self._kept_bytes = sum(request.step_report.ByteSize() for request in self._kept)

@@ -1,23 +1,23 @@
-"""Rehearsed churn: stops and deaths at exact places of a run, for any script.
+"""Rehearsed churn: stop or kill a worker at an exact place of a run, for any script.
 
-`elastane verify` and the tests put a script through changes of the ring at planned steps. The script
-needs nothing for it: when ELASTANE_REHEARSAL is set, the worker takes part by itself (see `install`).
-Four things can be asked of a worker, all but the first at the points of `probes`:
+`elastane verify` and the tests put a script through ring changes at planned steps. The script needs no
+change: when ELASTANE_REHEARSAL is set, the worker takes part on its own (see `install`). A worker has four
+settings; all but the first act at the points of `probes`:
 
-    enter   a file. The worker waits as it starts (in `elastane.init`) while somebody holds a lock on it:
-            newcomers can be started ahead of the step in which they are to come.
+    enter   a file. At its start (in `elastane.init`) the worker waits while somebody holds a lock on it:
+            joining workers can be started ahead of the step in which they are to join.
     gates   a folder. In step s, once the step is reported, the worker waits while somebody holds a lock
             on the file gates/s, if there is one. So a change can be made while a known step runs,
             however fast the machine is.
-    orders  a file. At the start of each mini-batch the worker does what its text says, as long as it says so:
-            "slow SECONDS" waits so long, "hang" waits for another text, "eat" takes memory until the
-            kernel ends the process. Written by `elastane chaos` while the job runs (see `give_order`).
+    orders  a file. At the start of each mini-batch the worker executes its text for as long as it is there:
+            "slow SECONDS" sleeps, "hang" waits for another text, "eat" allocates memory until the kernel
+            ends the process. Written by `elastane chaos` while the job runs (see `give_order`).
     kill    "point:step". The process kills itself with SIGKILL at that point of that step, or at its
             first visit to the point after that step.
 
-The locks are flock(2)'s: they fall when their holder ends, so that nobody waits for ever.
+The locks are flock(2) locks: the kernel releases them when their holder ends, so that nobody waits for ever.
 
-In runs with no such variable nothing is installed and nothing is paid.
+Without the variable nothing is installed, at no cost.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from elastane.runtime import probes
 VARIABLE: Final = "ELASTANE_REHEARSAL"
 _HANG_LOOK_SECONDS: Final = 0.05
 _EAT_BYTES: Final = 16 << 20
-#: In the order of a step; the last two come with a change of the ring.
+#: In the order of a step; the last two belong to a ring change.
 POINTS: Final = ("forward", "all_reduce", "prepared", "applied", "hand_over", "formed")
 
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What is asked of one worker; empty: nothing.
+    """Settings of one worker's rehearsal; all empty: none.
 
     enter, orders: files; gates: a folder; kill: "point:step".
     """
@@ -59,13 +59,13 @@ class Rehearsal:
             raise ValueError(f"kill is {self.kill!r}, not like 'prepared:7'; points: {', '.join(POINTS)}")
 
     def environment(self) -> dict[str, str]:
-        """The variable for the worker's process; empty when nothing is asked of it."""
+        """Return the variable for the worker's process, as a dict; empty if there are no settings."""
         asked = {name: value for name, value in asdict(self).items() if value}
         return {VARIABLE: json.dumps(asked)} if asked else {}
 
     @classmethod
     def parse(cls, text: str) -> Rehearsal:
-        """Inverse of `environment`; raises RefusedError for anything else."""
+        """Inverse of `environment`. Raises RefusedError for any other text."""
         try:
             return cls(**json.loads(text))
         except (TypeError, ValueError) as error:
@@ -75,7 +75,7 @@ class Rehearsal:
             ) from error
 
     def reached(self, point: str, step: int) -> None:
-        """The probe: called by the runtime at every point (see `probes`)."""
+        """Execute the settings at a point; installed as the runtime's probe (see `probes`)."""
         where, _, at = self.kill.partition(":")
         if point == where and step >= int(at):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -86,7 +86,7 @@ class Rehearsal:
 
 
 class Gate:
-    """Holds the workers that come to the file `path` until it is opened, or this process ends."""
+    """Holds workers that wait for the file `path`, until it is opened or this process ends."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,19 +94,19 @@ class Gate:
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def open(self) -> None:
-        """Let the workers go on; a second call does nothing."""
+        """Release the workers; a second call does nothing."""
         self._file.close()
 
 
 def give_order(file: Path, text: str) -> None:
-    """Write a worker's `orders`: whole, so that it never reads half of them. Empty: as if there were none."""
+    """Write a worker's `orders` file atomically, so that it never reads half a text. Empty text: no order."""
     beside = file.with_name(f".{file.name}.new")
     beside.write_text(text)
     beside.replace(file)
 
 
 def install() -> None:
-    """Take part in the rehearsal the environment asks for, if any. Called by an elastic job as it starts."""
+    """Install the rehearsal that the environment defines, if any. Called by an elastic job at its start."""
     text = os.environ.get(VARIABLE)
     if text:
         rehearsal = Rehearsal.parse(text)
@@ -116,14 +116,14 @@ def install() -> None:
 
 
 def _wait_for(gate: Path) -> None:
-    """Until nobody holds the gate; at once if there is none."""
+    """Wait until nobody holds the gate; return at once if there is none."""
     if gate.exists():
         with gate.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 
 def _obey(orders: Path) -> None:
-    """Do what the file says now."""
+    """Execute the file's current text."""
     text = _read(orders)
     verb, _, argument = text.partition(" ")
     if verb == "slow":
@@ -134,7 +134,8 @@ def _obey(orders: Path) -> None:
     elif verb == "eat":
         hoard = []
         while True:
-            hoard.append(b"\xff" * _EAT_BYTES)  # written to, so that the kernel must give it
+            # nonzero bytes, so that the kernel must really provide the pages
+            hoard.append(b"\xff" * _EAT_BYTES)
 
 
 def _read(file: Path) -> str:

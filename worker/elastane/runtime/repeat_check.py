@@ -1,12 +1,12 @@
-"""Runs one turn of the script twice, now and then, and compares the gradients.
+"""Run one turn of the script twice, now and then, and compare the gradients.
 
-A turn may be run again: when the ring changes, in a worker that joins, for the sentinel. From the same
-context it must then give the same gradients. What the source shows to be carried from turn to turn is refused
-at its line (`loop_carried`); a counter in a hook, a wrapped function, a library or code without source is not
-seen there. So the worker's first EST has its turn twice in one step: first as a guest, of which nothing
-counts, then as itself, with the same mini-batches and the same generators. Without data workers its first
-mini-batch is made twice as well. So it is early in each of the worker's first two loops, and for what begins
-later after 64 steps, 128, 256 and so on: a worker that trains for weeks does it twenty times.
+A turn may be run again: after a ring change, in a joining worker, for the sentinel. From the same context it
+must then give the same gradients. Values that the source shows to be carried from turn to turn are refused at
+their line (`loop_carried`); a counter in a hook, a wrapped function, a library or code without source is not
+seen there. So the worker's first EST runs its turn twice in one step: first as a guest without any effect,
+then for real, with the same mini-batches and the same generators. Without data workers its first mini-batch
+is made twice as well. This is done early in each of the worker's first two loops, and, for effects that begin
+later, after 64, 128, 256 ... steps: a worker that trains for weeks does it about twenty times.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from elastane.runtime.turn import Turn
 from elastane.state.digests import same_bits
 
 LOOPS: Final = 2
-"""The code of the second epoch may be other code: `if epoch > 0`."""
+"""Two, because the second epoch may run other code: `if epoch > 0`."""
 STEPS_BEFORE: Final = 2
 LATER_STEPS: Final = 64
-"""Of the worker, after which a turn is run twice again, and after each doubling of them."""
+"""Number of the worker's steps after which a turn is repeated again, and after each doubling of it."""
 
 
 class TurnRepeatError(StepError):
@@ -44,7 +44,10 @@ class TurnRepeatError(StepError):
 
 @dataclass
 class _Batch:
-    """A mini-batch of the first run. states: after it was made; position: the loader's behind it."""
+    """A mini-batch of the first run.
+
+    states: RNG states after it was made; position: the loader's after it.
+    """
 
     batch: Any
     info: BatchInfo
@@ -53,7 +56,7 @@ class _Batch:
 
 
 class RepeatCheck:
-    """Stands between the trainer and its loader. enabled: False: it only hands on what the loader gives."""
+    """Wraps the trainer's calls of its loader. enabled=False: passes them through."""
 
     def __init__(
         self, source: BatchSource, generators: Generators, registry: Registry, *, enabled: bool
@@ -64,18 +67,18 @@ class RepeatCheck:
         self._due, self._steps = False, 0
         self._guest: Turn | None = None
         self._kept: list[_Batch] = []
-        #: The mini-batch that the second run is at; None: it is not running.
+        #: Index of the mini-batch that the second run is at; None: it has not begun.
         self._place: int | None = None
 
     def begin_loop(self) -> None:
-        """A loop over the loader begins."""
+        """Note that a loop over the loader begins."""
         self._due = self._loops > 0
 
     def turns(self, step: int, turns: list[Turn], contexts: Mapping[int, EstContext]) -> list[Turn]:
-        """The turns of `step`, before them the first one's as a guest where it is to be compared.
+        """Return the turns of `step`, with a guest turn of the first EST in front if a comparison is due.
 
-        Not in the first steps that run, which set up what has its value from then on, nor where the sentinel
-        has a use for the first turn: a guest, or a digest of it.
+        Not due in the first steps, which initialize values on first use, nor where the sentinel uses the
+        first turn: as a guest, or for a digest of it.
         """
         self._guest, self._kept, self._place = None, [], None
         self._steps += 1
@@ -89,13 +92,14 @@ class RepeatCheck:
         return [self._guest, *turns]
 
     def begin(self, turn: Turn) -> tuple[Any, BatchInfo]:
-        """The next mini-batch of the turn's EST, as `BatchSource.begin`."""
+        """Return the next mini-batch of the turn's EST, as `BatchSource.begin`."""
         if not turn.repeated:
             return self._source.begin(turn.rank)
         if turn is self._guest:
             before = self._states()
             batch, info = self._source.begin(turn.rank)
             states = self._states()
+            # Only the first mini-batch: making each one twice would double the cost of the data pipeline.
             if not self._kept and self._source.remakes(turn.rank):
                 self._put(before)
                 again = self._source.remake(turn.rank, info)
@@ -103,13 +107,14 @@ class RepeatCheck:
                 _compare_batches(turn, batch, again)
             self._kept.append(_Batch(batch, info, states, {}))
             return _copied(batch), info
+        # The second run gets the same batches, with the generators as they were after making each of them.
         self._place = 0 if self._place is None else self._place + 1
         kept = self._kept[self._place]
         self._put(kept.states)
         return kept.batch, kept.info
 
     def finish(self, turn: Turn) -> Parts:
-        """The loader's position behind the mini-batch, as `BatchSource.finish`."""
+        """Return the loader's position after the mini-batch, as `BatchSource.finish`."""
         if not turn.repeated:
             return self._source.finish(turn.rank)
         if turn is self._guest:
@@ -119,7 +124,7 @@ class RepeatCheck:
         return self._kept[self._place].position
 
     def compare(self, turn: Turn) -> None:
-        """A turn is over. Raises TurnRepeatError where it was run twice, and differs from the first run."""
+        """Compare a finished turn with its first run. Raises TurnRepeatError if the gradients differ."""
         if not turn.repeated or turn is self._guest or self._guest is None:
             return
         first, second = self._guest.digest, turn.digest
@@ -146,7 +151,7 @@ class RepeatCheck:
 
 
 def _compare_batches(turn: Turn, first: Any, second: Any) -> None:
-    """Raises TurnRepeatError where a mini-batch came out otherwise when it was made again."""
+    """Raise TurnRepeatError if a mini-batch that was made twice differs."""
     found, again = tree_flatten(first), tree_flatten(second)
     if found[1] == again[1] and all(map(_same, found[0], again[0])):
         return
@@ -160,20 +165,23 @@ def _compare_batches(turn: Turn, first: Any, second: Any) -> None:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Whether two leaves are equal in bits; of what is neither tensor nor number nothing is said."""
+    """True if two leaves have the same bits, or are neither tensors nor numbers and cannot be compared."""
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return first.layout != torch.strided or (first.dtype == second.dtype and same_bits(first, second))
     if isinstance(first, float) and isinstance(second, float):
         return first == second or (first != first and second != second)
     if isinstance(first, int | str | bytes):
         return type(first) is type(second) and bool(first == second)
-    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):  # arrays of NumPy, without a need for it
+    if hasattr(first, "tobytes") and hasattr(second, "tobytes"):  # NumPy arrays, without importing NumPy
         return bool(first.tobytes() == second.tobytes())
     return True
 
 
 def _copied(batch: Any) -> Any:
-    """A copy, as the body may write to its mini-batch; the same one where it cannot be copied."""
+    """Return a deep copy, because the body may write to its mini-batch.
+
+    Returns the original if it cannot be copied.
+    """
     try:
         return copy.deepcopy(batch)
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, copy.Error):

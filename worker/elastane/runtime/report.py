@@ -17,8 +17,8 @@ def write_elastic_report(
 ) -> None:
     """Write `<report_dir>/elastic-<worker>.json`: sha256 of weights, optimizer and buffers at `step`.
 
-    With ELASTANE_REPORT_STATE the leader's also holds them tensor by tensor, and other modules that the
-    script's variables hold: what `elastane verify --reference` compares.
+    With ELASTANE_REPORT_STATE the leader's report also lists the digests tensor by tensor, and those of other
+    modules that the script's variables hold: input of `elastane verify --reference`.
     """
     report = {
         "worker": environment.worker_id,

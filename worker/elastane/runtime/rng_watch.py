@@ -1,12 +1,12 @@
-"""What generator states do not show of the code between epochs: drawing by rejection, and reseeding.
+"""Watch the code between epochs for what generator states do not show: drawing by rejection, and reseeding.
 
 `random.shuffle` draws again until a number is small enough. How often depends on the state, so ESTs draw
 different numbers of values. And reseeding a generator with the seed it already had leaves its state
 unchanged, while the other ESTs' states would change. So such calls are watched while that code runs: methods
-of Python's generator in the object itself, whoever holds a reference to it; functions of NumPy and torch, and
-those that seed, as attributes of their modules and under the names by which the script's own modules imported
-them. What is missed is a function that an installed package imported by name, or that the script keeps
-elsewhere: in a list, as a default argument.
+of Python's generator in the object itself, whoever refers to it; functions of NumPy and torch, and seeding
+functions, as attributes of their modules and under the names by which the script's own modules imported them.
+Not covered is a function that an installed package imported by name, or that the script keeps elsewhere: in a
+list, as a default argument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if HAS_NUMPY:
 
 
 class RankSeedError(ElastaneError):
-    """A generator is seeded with the rank where one process stands for several ranks."""
+    """A generator is seeded with the rank in a process that runs several ranks."""
 
     code = "ELA332"
     exit_code = EXIT_REFUSED
@@ -53,7 +53,10 @@ class OutsideRank(int):
 
 
 def refuse_rank_seed(place: str) -> SystemExit:
-    """What to raise for a seed computed from the rank, possibly before any handler of errors is in place."""
+    """Return the exception for a seed computed from the rank.
+
+    The error is printed here, as no error handler may be installed yet.
+    """
     error = RankSeedError(
         f"a seed is made of job.rank in {place}, where one process stands for several ranks",
         hint="elastane.init(seed=S) gives EST r the seed S + r from prepare on; later write it under "
@@ -75,7 +78,9 @@ _TORCH: Final = (TORCH_CPU, TORCH_DEVICE)
 
 
 class RngWatch:
-    """uneven: called with the place of a call whose number of draws depends on the state. seeded: called with
+    """Watches calls that draw an uneven number of values or seed generators.
+
+    uneven: called with the place of a call whose number of draws depends on the state. seeded: called with
     the generators' names before and after they are seeded; setting a state does not count as seeding.
     """
 
@@ -85,16 +90,17 @@ class RngWatch:
         self._uneven = uneven
         self._seeded = seeded
         self._replaced: list[tuple[Any, str, Any]] = []
-        #: Where the script's modules hold functions: namespace and name, by the function's id.
+        #: Places where the script's modules hold functions: (module, name), by the function's id.
         self._names: dict[int, list[tuple[ModuleType, str]]] = {}
 
     def start(self) -> None:
-        """Starts watching. A second call does nothing."""
+        """Start watching. A second call does nothing."""
         if self._replaced:
             return
         self._names = _names_in_scripts()
         python: Any = random._inst
-        # The class's own, which `sample`, `shuffle` and `randint` look up in the object at each call.
+        # Private method of the class, which `sample`, `shuffle` and `randint` look up in the object at each
+        # call.
         self._in_instance(python, "_randbelow", self._uneven_below(python._randbelow))
         self._in_instance(python, "random", self._uneven_caller(python.random))
         self._watch_seed(random, "seed", (PYTHON,))
@@ -109,7 +115,7 @@ class RngWatch:
                 self._watch_uneven(np.random, name)
 
     def stop(self) -> None:
-        """Restores the original functions."""
+        """Restore the original functions."""
         while self._replaced:
             owner, name, original = self._replaced.pop()
             if original is _ABSENT:
@@ -177,7 +183,7 @@ _ABSENT: Final = object()
 
 
 def _names_in_scripts() -> dict[int, list[tuple[ModuleType, str]]]:
-    """Where functions of other modules stand in the namespaces of the script and of the modules beside it."""
+    """Return the names under which the script's modules hold functions, by the function's id."""
     found: dict[int, list[tuple[ModuleType, str]]] = {}
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
@@ -189,7 +195,7 @@ def _names_in_scripts() -> dict[int, list[tuple[ModuleType, str]]]:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The line of the script: the first outside the standard library's random."""
+    """Return the script's line: the first frame outside the standard library's random."""
     while frame is not None and frame.f_code.co_filename == random.__file__:
         frame = frame.f_back
     return "an unknown line" if frame is None else place_in_words(frame)

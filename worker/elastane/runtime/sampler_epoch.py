@@ -1,9 +1,9 @@
-"""The epoch number that the script passes to its sampler.
+"""Check the epoch number that the script passes to its sampler.
 
 A stock sampler derives an epoch's order from the number last passed to `set_epoch`. Here the order of an
-epoch must be the same in a worker that joins in the middle of it, so it is derived from the epoch's own
-number, and `set_epoch` is called for the script. A script that passes another number expects another order,
-and is refused.
+epoch must be the same in a worker that joins in the middle of it, so it is derived from the epoch's number,
+and `set_epoch` is called for the script. A script that passes another number expects another order, and is
+refused.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _log = structlog.get_logger(__name__)
 
 
 class SamplerEpochError(ElastaneError):
-    """The script passed its sampler another epoch than the one being trained."""
+    """The script passed its sampler an epoch number other than that of the epoch being trained."""
 
     code = "ELA333"
     exit_code = EXIT_REFUSED
 
 
 class SamplerEpoch:
-    """told: what `set_epoch` of the script's sampler was last given; None: never."""
+    """Records the script's calls of `set_epoch`. told: last number passed to it; None: never called."""
 
     def __init__(self, sampler: Any) -> None:
         self.told: int | None = None
@@ -42,7 +42,7 @@ class SamplerEpoch:
         sampler.set_epoch = set_epoch
 
     def check(self, epoch: int) -> None:
-        """Called as the loop of `epoch` begins. Raises SamplerEpochError."""
+        """Compare at the beginning of the loop of `epoch`. Raises SamplerEpochError."""
         if not self._shuffles:
             return
         if self.told is not None and self.told != epoch:
@@ -62,7 +62,7 @@ class SamplerEpoch:
 
 
 def watch_set_epoch(loader: DataLoader[Any]) -> SamplerEpoch | None:
-    """Watches the script's sampler or batch sampler; None if it has no `set_epoch`."""
+    """Watch the script's sampler or batch sampler; None if it has no `set_epoch`."""
     for sampler in (loader.batch_sampler, loader.sampler):
         if callable(getattr(sampler, "set_epoch", None)):
             return SamplerEpoch(sampler)

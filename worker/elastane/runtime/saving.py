@@ -1,4 +1,4 @@
-"""Where a job's state starts from and goes to: initial contexts, loading, checkpoints behind the training."""
+"""Initial contexts of ESTs, loading of checkpoints, and saving of checkpoints in the background."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _log = structlog.get_logger(__name__)
 def initial_contexts(
     generators: Generators, registry: Registry, num_ests: int, seed: int | None
 ) -> dict[int, EstContext]:
-    """Contexts at the start of step 0: seeded seed + r, or all from the RNG state of now; items as they are.
+    """Return contexts at the start of step 0: seeded with seed + r, or all from the current RNG state.
 
-    The process's own RNG state is as before afterwards.
+    Registered items are taken as they are. The process's RNG state is restored.
     """
     before, items = generators.capture(), registry.capture()
     contexts = {}
@@ -48,8 +48,8 @@ def load_state(
 ) -> ring_pb2.Loaded:
     """Load the newest usable checkpoint into `state`, or keep the script's initial state.
 
-    Called by the leader of a ring nobody holds state for. Ends the process (EXIT_START_ANEW, so that
-    the agent starts a fresh one) when there is no checkpoint and the weights are not initial any more.
+    Called by the leader of a ring where nobody holds state. If there is no checkpoint and the weights are no
+    longer initial, ends the process with EXIT_START_ANEW, so that the agent starts a fresh one.
     """
     url = message.checkpoint_url
     step_max = message.step_max if message.HasField("step_max") else None
@@ -77,7 +77,10 @@ def load_state(
 
 
 class CheckpointSaver:
-    """Writes shards and manifests on a thread of its own. report: gets a Saved for each, errors included."""
+    """Writes shards and manifests in a background thread.
+
+    report: receives a Saved for each, errors included.
+    """
 
     def __init__(self, report: Callable[[ring_pb2.Saved], None]) -> None:
         self._report = report
@@ -93,7 +96,7 @@ class CheckpointSaver:
         contexts: dict[int, Parts],
         ready_order: list[int],
     ) -> None:
-        """Copy this worker's stripe now, write it behind the training."""
+        """Copy this worker's stripe now, and write it in the background."""
         snapshot = take_snapshot(
             exported,
             shard=message.shard,
@@ -110,7 +113,7 @@ class CheckpointSaver:
         self._jobs.put(self._guard(message, job))
 
     def write_manifest(self, message: ring_pb2.Checkpoint, *, num_ests: int) -> None:
-        """As the leader: every shard is written, make the checkpoint exist."""
+        """Complete the checkpoint as the leader, once every shard is written."""
 
         def job() -> ring_pb2.Saved:
             write_manifest(
@@ -126,7 +129,7 @@ class CheckpointSaver:
         self._jobs.put(self._guard(message, job))
 
     def close(self, wait_seconds: float | None = None) -> None:
-        """Finish what is queued, then end; after `wait_seconds` it is left unfinished (None: never)."""
+        """Finish what is queued, then end the thread; give up after `wait_seconds` (None: never)."""
         self._jobs.put(None)
         self._thread.join(wait_seconds)
 
@@ -137,7 +140,7 @@ class CheckpointSaver:
             try:
                 saved = job()
             except (OSError, ElastaneError) as error:
-                # A checkpoint that cannot be written must not end the training; the master says so.
+                # A failed checkpoint must not end training; the master reports it.
                 _log.warning("checkpoint failed", checkpoint=message.checkpoint, error=str(error))
                 saved = ring_pb2.Saved(error=str(error) or type(error).__name__)
             saved.checkpoint, saved.step, saved.shard = message.checkpoint, message.step, message.shard

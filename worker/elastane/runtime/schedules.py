@@ -1,9 +1,9 @@
-"""Warns of schedules computed from the length of a loader that was not yet prepared.
+"""Warn of schedules computed from the length of a loader before it was prepared.
 
 `CosineAnnealingLR(optimizer, T_max=epochs * len(loader))` before `prepare` counts the batches of one process.
-With N ESTs an epoch has 1/N of the steps, as under stock DDP: the schedule would cover 1/N of its course in
-both. The bits are the same, but it is seldom what was meant. All that is known of a schedule are its numbers
-of steps; whether they were counted this way is inferred from what they are multiples of.
+With N ESTs an epoch has 1/N of the steps, and the schedule covers 1/N of its course, as under stock DDP. The
+bits are the same, but it is seldom intended. A scheduler only holds numbers of steps; whether they were
+computed this way is inferred from what they are multiples of.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FIGURES: Final = ("T_max", "total_steps", "total_iters", "T_0", "step_size")
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number of steps that a scheduler holds. scheduler, name: whose, and what it is called there."""
+    """A number of steps that a scheduler holds. scheduler: its class; name: of its attribute."""
 
     scheduler: str
     name: str
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Steps of an epoch: before `prepare`, len(loader) of one process; after it, global steps."""
+    """Steps of an epoch. before: len(loader) of one process before `prepare`; after: global steps."""
 
     before: int
     after: int
@@ -38,7 +38,7 @@ class Lengths:
 
 
 def schedule_warnings(schedulers: Iterable[Any], lengths: Lengths) -> list[str]:
-    """One warning for each scheduler that seems to be counted with the unprepared loader."""
+    """Return a warning for each scheduler that seems to be computed from the unprepared loader."""
     if lengths.before <= lengths.after:
         return []
     texts = []
@@ -50,10 +50,10 @@ def schedule_warnings(schedulers: Iterable[Any], lengths: Lengths) -> list[str]:
 
 
 def _counted_before(steps: list[int], lengths: Lengths) -> bool:
-    """Whether all are multiples of the length before, and none is what it would be if counted after.
+    """True if all are multiples of the length before, and none equals the job's steps.
 
-    A figure up to the number of epochs counts epochs. One beyond the job's steps may be off by less than
-    an epoch: schedules are often given a step more or less.
+    A number up to the number of epochs counts epochs. One beyond the job's steps may be off by less than an
+    epoch: schedules often have one step more or less.
     """
     if min(steps) <= lengths.epochs or lengths.total in steps:
         return False

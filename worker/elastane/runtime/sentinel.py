@@ -1,8 +1,8 @@
 """A worker's part in the sentinel: reports the gradient digest of the EST that the master checks.
 
 The EST's host computes the digest of its contribution to the sums. Another worker runs the EST's turn before
-its own: the loader gives the loop body one extra mini-batch (or several that accumulate), from the EST's
-context, and nothing in that turn takes effect. Its gradients use the slot of the worker's first own EST.
+its own turns: the loader gives the loop body one extra mini-batch (or several that accumulate) from the EST's
+context, and nothing in that turn takes effect. Its gradients use the slot of the worker's first EST.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from elastane_proto.v1 import ring_pb2
 
 
 class Sentinel:
-    """Used by the trainer, in the script's thread."""
+    """The worker's part of the check. Used by the trainer, in the script's thread."""
 
     def __init__(self, attendance: Attendance, source: BatchSource) -> None:
         self._attendance = attendance
         self._source = source
 
     def turns(self, step: int, own: list[Turn]) -> list[Turn]:
-        """The turns of `step`: this worker's own, and before them that of an EST to be checked."""
+        """Return this worker's turns of `step`, after that of another worker's EST to be checked."""
         check = self._attendance.take_check(step)
         if check is None:
             return own
@@ -39,7 +39,7 @@ class Sentinel:
         return [turn, *own]
 
     def ended(self, turn: Turn) -> None:
-        """A turn has had its last backward: reports its digest to the master if it is checked."""
+        """Report the turn's digest after its last backward, if the turn is checked."""
         if turn.digest is None or turn.repeated:
             return
         protocol = self._attendance.protocol

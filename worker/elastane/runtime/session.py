@@ -1,15 +1,15 @@
-"""The worker's bidirectional session with the master: one stream, kept alive, reconnected.
+"""Bidirectional session of a worker with the master: one stream, kept alive and reconnected.
 
-A thread of its own reads the stream and hands every message to the trainer; another sends
-heartbeats. When the stream breaks, the session reconnects with backoff to the next of the
-masters' addresses and says Hello again; what the old stream may have lost is repeated by the
-protocol (`WorkerProtocol.welcome`). A refusal that cannot change, or a master that stays away
-longer than `timeout_seconds`, ends the session with a typed error the trainer raises. That there is no such
-job is believed when it is said a second time, by a master that leads: weights are at stake.
+A thread reads the stream and passes every message to the handler; another sends heartbeats. When the stream
+breaks, the session reconnects with backoff to the next of the masters' addresses and sends Hello again;
+messages that the old stream may have lost are repeated by the protocol (`WorkerProtocol.welcome`). A
+permanent refusal, or a master unreachable for longer than `timeout_seconds`, ends the session with a typed
+error that the trainer raises. NOT_FOUND of the job is final only when it is repeated by a master that leads:
+weights are at stake.
 
-Where there are several addresses, a third thread looks at the others while this one's master is silent:
-a master that is stopped, or cut off from the store, keeps its streams, and would be waited for although
-another leads.
+If there are several addresses, a third thread probes the others while the current master is silent: a master
+that is stopped, or cut off from the store, keeps its streams open, and the worker would wait for it although
+another one leads.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
 _log = structlog.get_logger(__name__)
 
 _CHANNEL_OPTIONS = [
-    # A silent master is noticed although nothing is sent: transport pings, answered by its C core.
+    # Detect a silent master although nothing is sent: transport pings, answered by its C core.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    # This one is the time a connection may take to be made, whatever its name says.
+    # Despite its name this option is the time allowed for establishing a connection.
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-#: A master that stands by answers at once; another one leads, or will in a moment.
+#: Upper limit of the backoff after a standby master's answer: another one leads, or soon will.
 _STANDBY_SECONDS_MAX = 0.5
-#: After so long without a message the other addresses are looked at, and again as often.
+#: After this time without a message the other addresses are probed, and again at this interval.
 _SILENT_SECONDS = 2.0
 _LOOK_TIMEOUT_SECONDS = 1.0
-#: A job that is not found is asked for again after so long: a leader's lease, unless it is set otherwise.
+#: Delay before asking again for a job that was not found: the default duration of a leader's lease.
 _NOT_FOUND_SECONDS = 3.0
 _PERMANENT = {
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -67,11 +67,11 @@ Handler = Callable[[ring_pb2.AttendResponse], None]
 class MasterSession:
     """One worker's session. Thread-safe: `send` may be called from any thread.
 
-    addresses: of the masters, as `elastane.addresses` reads them; RefusedError says what is wrong with
-    them. hello: makes the Hello of the moment (it says where the worker stands). heartbeat: makes a
-    Heartbeat. handler: called on the reader thread with every message, in order. failed: called
-    once, on the reader thread, with the error that ended the session for good. evicted: called on
-    the reader thread when the master has put this worker out; Hello is said again when it returns.
+    addresses: of the masters, in the form of `elastane.addresses`; RefusedError if they are invalid. hello:
+    builds the current Hello, with the worker's position. heartbeat: builds a Heartbeat. handler: called on
+    the reader thread with every message, in order. failed: called once, on the reader thread, with the error
+    that ended the session for good. evicted: called on the reader thread when the master has evicted this
+    worker; Hello is sent again once it returns.
     """
 
     def __init__(
@@ -114,17 +114,17 @@ class MasterSession:
         self._looker.start()
 
     def send(self, *messages: ring_pb2.AttendRequest) -> None:
-        """Queue messages in order; dropped while disconnected (the protocol repeats what counts)."""
+        """Queue messages in order. Dropped while disconnected: the protocol repeats those that matter."""
         with self._lock:
             if self._outgoing is not None:
                 for message in messages:
                     self._outgoing.put(message)
 
     def close(self, bye: ring_pb2.Bye | None = None, *, timeout_seconds: float = 20.0) -> None:
-        """Say Bye and end the session.
+        """Send Bye and end the session.
 
-        The master ends the stream once the Bye is durable, and that is waited for: a Bye that is lost
-        would make a death of a good end. A master that is away is given `timeout_seconds` to come back.
+        Waits until the master has made the Bye durable and ended the stream, because a lost Bye would turn a
+        proper end into a death. timeout_seconds: time for an unreachable master to come back.
         """
         if bye is not None and self._reader.is_alive():
             with self._lock:
@@ -165,7 +165,7 @@ class MasterSession:
                 self._evicted()
                 self._last_contact = time.monotonic()
             if self._last_contact > contact_before:
-                # It was there until now, though it may have had nothing to say for long.
+                # The master was reachable until now, though it may have sent nothing for long.
                 self._last_contact = time.monotonic()
             away_seconds = time.monotonic() - self._last_contact
             if away_seconds > self._timeout_seconds:
@@ -176,6 +176,7 @@ class MasterSession:
                     f"ELASTANE_MASTER_TIMEOUT_SECONDS bounds the wait; {TLS_HINT}",
                     last_error=why,
                 )
+            # A master that evicts this worker leads: stay with it.
             if detail.reason != errors_pb2.ERROR_REASON_EVICTED:
                 self._book.failed(address, detail.facts.get("leader", ""))
             seconds = backoff_seconds(away_seconds)
@@ -184,7 +185,10 @@ class MasterSession:
             self._closing.wait(seconds)
 
     def _is_gone(self, address: str) -> bool:
-        """Whether the job is gone for good, now that the master at `address` does not know it."""
+        """True if the job is gone for good, now that the master at `address` does not know it.
+
+        Accepted only when it is repeated, and only from a master that leads; or after `timeout_seconds`.
+        """
         again, self._not_found = self._not_found, True
         if time.monotonic() - self._last_contact > self._timeout_seconds:
             return True
@@ -194,24 +198,25 @@ class MasterSession:
         return open_channel(address, _CHANNEL_OPTIONS + size_options(), name=self._book.name_of(address))
 
     def _serves(self, address: str) -> bool:
-        """Whether a master at `address` says that it leads."""
+        """True if a master at `address` reports that it leads."""
         try:
             with self._open_channel(address) as channel:
                 reply = health_pb2_grpc.HealthStub(channel).Check(
                     health_pb2.HealthCheckRequest(), timeout=_LOOK_TIMEOUT_SECONDS
                 )
-        except (grpc.RpcError, ElastaneError):  # the file of the token may be missing for a moment
+        except (grpc.RpcError, ElastaneError):  # e.g. the token file is missing for a moment
             return False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
     def _attend(self, address: str) -> grpc.RpcError | None:
-        """One stream, from Hello until it ends; returns the error that ended it."""
+        """Run one stream, from Hello until it ends; return the error that ended it."""
         outgoing: queue.SimpleQueue[ring_pb2.AttendRequest | None] = queue.SimpleQueue()
 
         def requests() -> Iterator[ring_pb2.AttendRequest]:
             while (message := outgoing.get()) is not None:
                 yield message
 
+        # Built per stream: Hello must carry the worker's position at the moment of connecting.
         outgoing.put(ring_pb2.AttendRequest(hello=self._hello()))
         with self._open_channel(address) as channel:
             stream = ring_pb2_grpc.RingServiceStub(channel).Attend(requests())
@@ -256,12 +261,13 @@ class MasterSession:
         while not self._closing.wait(self._heartbeat_interval_seconds):
             self.send(self._heartbeat())
 
-    # ------------------------------------------------------------------ the third thread
+    # ------------------------------------------------------------------ probe thread
 
     def _look(self) -> None:
-        """While the master is silent, asks the others whether one of them leads, and goes there."""
+        """Probe the other addresses while the master is silent, and move to one that leads."""
         seen = self._last_contact
         while not self._closing.wait(_SILENT_SECONDS):
+            # Silent means no message since the last look, so a switch comes after one to two intervals.
             silent, seen = seen == self._last_contact, self._last_contact
             stream = self._stream
             current, *others = self._book.all()
@@ -276,14 +282,14 @@ class MasterSession:
 
 
 def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:
-    """Whether the same Hello, or the same message, would be refused again."""
+    """True if the same Hello, or the same message, would be refused again."""
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
         return not detail.retryable  # a message too large, or beyond another limit
     return error.code() in _PERMANENT
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError:
-    """The typed error of a refused session, with the master's facts and hint."""
+    """Return the typed error of a refused session, with the master's facts and hint."""
     detail = _detail(error)
     return RefusedError(
         f"the master refused this worker: {error.details()}", hint=detail.hint, **dict(detail.facts)
@@ -291,7 +297,7 @@ def _refusal(error: grpc.RpcError) -> RefusedError:
 
 
 def _detail(error: grpc.RpcError) -> errors_pb2.ErrorDetail:
-    """What the master says of an error for machines; empty if it says nothing."""
+    """Return the machine-readable details of an error; empty if there are none."""
     found = errors_pb2.ErrorDetail()
     status = rpc_status.from_call(error)  # type: ignore[arg-type]  # a call that failed is its own error
     for packed in status.details if status is not None else ():

@@ -1,4 +1,4 @@
-"""What must be equal in all workers of a job; the master compares it at joining."""
+"""Properties that must be equal in all workers of a job; the master compares them when a worker joins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def script_signature(
     max_steps: int = 0,
     carried: Iterable[str] = (),
 ) -> ring_pb2.ScriptSignature:
-    """Names, shapes and dtypes of parameters and buffers, the data's size, and what decides the bits.
+    """Return names, shapes and dtypes of tensors, the data's size, and the settings that decide the bits.
 
     max_steps: of `job.epochs`; 0: none. carried: names of `job.carry`.
     """

@@ -1,4 +1,4 @@
-"""What the calls of an elastic loop body do: each counts once a global step, on the worker's last turn.
+"""Calls in an elastic loop body that take effect once a global step, on the worker's last turn.
 
 On all other turns, and on one whose step is lost, they do nothing; the script does not notice.
 """
@@ -43,7 +43,7 @@ class ElasticCalls:
     def once(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         turn = self._trainer.turn
         if turn is None:
-            # Between epochs. The state may have come from a worker that has passed here already.
+            # Between epochs. The received state may already contain this call's effect.
             return None if self._trainer.epoch_is_closed else original(*args, **kwargs)
         if not turn.applied:
             return None
@@ -69,7 +69,7 @@ class ElasticCalls:
 
 
 def _optimizer_of(original: Callable[..., Any], arguments: tuple[Any, ...]) -> torch.optim.Optimizer | None:
-    """Whose step it is: that of the method's owner, or of the optimizer given to `scaler.step`."""
+    """Return the optimizer that steps: the method's owner, or the argument of `scaler.step`."""
     owner = getattr(original, "__self__", None)
     if isinstance(owner, torch.optim.Optimizer):
         return owner

@@ -1,7 +1,7 @@
-"""The same script without a master: a plain single process, or stock DistributedDataParallel.
+"""Run the same script without a master: as a plain single process, or under stock DistributedDataParallel.
 
-The DDP mode is the reference everything is compared with; it therefore uses torch's own classes
-and adds nothing to a step but counting it.
+The DDP mode is the reference for all comparisons; it therefore uses torch's own classes and adds nothing to a
+step but counting it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalTask:
 
 
 class LocalLoader:
-    """An epoch's mini-batches of one process, counted; all other attributes are the DataLoader's."""
+    """Counts an epoch's mini-batches in one process; all other attributes are the DataLoader's."""
 
     def __init__(self, loader: DataLoader[Any], job: LocalJob, options: TrainOptions) -> None:
         self._loader = loader
@@ -65,7 +65,7 @@ class LocalLoader:
 
 
 class LocalJob(Job):
-    """What the two modes without a master share: one process is one rank from beginning to end."""
+    """Common base of the two modes without a master: one process is one rank throughout."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
@@ -82,7 +82,7 @@ class LocalJob(Job):
 
     @property
     def stepped(self) -> bool:  # type: ignore[override]
-        """Whether the optimizer has stepped in this mini-batch."""
+        """True if the optimizer has stepped in this mini-batch."""
         return self._calls is not None and self._calls.stepped
 
     @property
@@ -90,17 +90,17 @@ class LocalJob(Job):
         return 0 < self._steps_max <= self.step
 
     def log(self, **values: Any) -> None:
-        """Kept for the report of the run, by step."""
+        """Keep the values for the report of the run, by step."""
         self._pending.update(values)
 
     def turns(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The epoch's mini-batches; what comes after each is done when the loop asks for the next."""
+        """Yield the epoch's mini-batches; work after each is done when the loop requests the next."""
         calls, model, trace = self._calls, self._model, self._trace
         assert calls is not None and model is not None
         generators = Generators(next(model.parameters()).device)
         for micro, batch in calls.mini_batches(batches):
             if isinstance(model, DistributedDataParallel):
-                model.require_backward_grad_sync = calls.sync  # what no_sync() sets
+                model.require_backward_grad_sync = calls.sync  # same effect as no_sync()
             if trace is not None:
                 parts = generators.capture() | self._registry.capture()
                 trace.turn_began(self.step, self.rank, micro, batch, parts)
@@ -129,7 +129,10 @@ class LocalJob(Job):
         return self._logged[-1] if self._logged else {}
 
     def epochs(self, count: int, *, max_steps: int | None = None, progress: bool = True) -> Iterator[int]:
-        """The epochs, told of on stderr and to the trackers by the leader. Its values are its own rank's."""
+        """Yield the epochs.
+
+        The leader shows progress and writes to trackers; the values are its own rank's.
+        """
         if limit := checked_max_steps(max_steps):
             self._steps_max = min(limit, self._steps_max or limit)
         if self._shows_progress(progress) and self.is_leader:
@@ -159,10 +162,10 @@ class LocalJob(Job):
         self._end()
 
     def _begin_epoch(self, epoch: int) -> None:
-        """What a mode does before an epoch."""
+        """Hook for the mode, before each epoch."""
 
     def _end(self) -> None:
-        """Training is over, or the script left its loop over epochs."""
+        """End training: all epochs are done, or the script left its loop over them."""
         if self._writers is not None:
             self._writers.finish(self.step)
         self._close_writers()
@@ -174,7 +177,7 @@ class LocalJob(Job):
     def _control(
         self, prepared: Prepared, model: torch.nn.Module, loader: DataLoader[Any], options: TrainOptions
     ) -> LocalLoader:
-        """Put the prepared objects under control of the mini-batches' numbers."""
+        """Intercept the prepared objects' methods, so that they take effect once a step."""
         try:
             batches = options.steps_per_epoch or len(loader)
         except TypeError as error:  # an IterableDataset without a length
@@ -194,7 +197,7 @@ class LocalJob(Job):
 
 
 class PlainJob(LocalJob):
-    """One process, N = 1: `prepare` gives everything back as it is, but for a loader that counts steps."""
+    """A single process, N = 1: `prepare` only replaces the loader, by one that counts steps."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
@@ -219,13 +222,13 @@ class PlainJob(LocalJob):
 
 
 class DdpJob(LocalJob):
-    """Stock DDP under torchrun: what the elastic result must equal."""
+    """Stock DDP under torchrun: the reference that the elastic result must equal."""
 
     def __init__(self, environment: WorkerEnvironment, seed: int | None) -> None:
         super().__init__(environment, seed)
         dist.init_process_group(environment.ddp_backend or _backend())
-        # When DDP's reducer goes, torch joins gloo's thread with the interpreter's lock in hand, and that
-        # thread may be waiting for it. The group therefore outlives everything.
+        # When DDP's reducer is destroyed, torch joins gloo's thread while holding the GIL, and that thread
+        # may be waiting for the GIL. The extra reference makes the group outlive everything.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(dist.group.WORLD))
         self.num_ests = dist.get_world_size()
         self.rank = dist.get_rank()
@@ -274,7 +277,7 @@ class DdpJob(LocalJob):
 
 
 def _backend() -> str:
-    """NCCL where every rank of this host has a GPU of its own: it refuses two ranks on one."""
+    """Return "nccl" if every rank of this host has a separate GPU, which NCCL requires, else "gloo"."""
     ranks_here = os.environ.get("LOCAL_WORLD_SIZE") or os.environ["WORLD_SIZE"]
     has_gpus = torch.cuda.is_available() and int(ranks_here) <= torch.cuda.device_count()
     return "nccl" if has_gpus else "gloo"

@@ -1,8 +1,8 @@
-"""Dynamic mode in a worker: lease tasks, do them, report them with the next lease.
+"""Dynamic mode in a worker: lease tasks, run them, report them with the next lease.
 
 Each worker goes at its own pace. Requests go over one stream (`task_stream`); with `prefetch` tasks are
-leased ahead of their turn. A session of role TASKS stands beside the calls, so that the tasks
-of a worker that dies are leased to others at once and not only when their lease ends.
+leased in advance. A session of role TASKS runs alongside the calls, so that the tasks of a dead worker are
+leased to others at once and not only when their lease ends.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from elastane_proto.contexts import rng_from_proto, rng_to_proto
 from elastane_proto.v1 import ring_pb2, shard_pb2
 
 PREFETCH_MAX = 60
-"""As many requests are on their way at most; the master remembers the answers to so many."""
+"""Limit of pending requests; the master remembers its answers to this many."""
 
 
 @dataclass(frozen=True)
 class LeasedTask:
-    """Positions `indices` of epoch `epoch`. attempt: 1, or more when a worker before has failed at it."""
+    """Positions `indices` of epoch `epoch`. attempt: 1, or more if the task failed before."""
 
     epoch: int
     index: int
@@ -55,11 +55,11 @@ def lease_tasks(
     prefetch: int = 0,
     seed: int = 0,
 ) -> Iterator[LeasedTask]:
-    """All tasks this worker gets of `dataset`, until every one is done (see `Job.tasks`).
+    """Yield the tasks this worker gets of `dataset`, until every one is done (see `Job.tasks`).
 
-    The dataset is created by the first worker; one with other settings is refused. Random numbers
-    drawn for a task that is done again are those of its first attempt. seed: of the random numbers where
-    tasks are leased ahead. Raises StepError when tasks were parked as FAILED.
+    The first worker creates the dataset; a worker with other settings is refused. A repeated task draws the
+    random numbers of its first attempt. seed: base of the tasks' seeds when they are leased in advance.
+    Raises StepError if tasks were parked as FAILED.
     """
     if not 0 <= prefetch <= PREFETCH_MAX:
         raise StepError(f"prefetch={prefetch}", hint=f"0 to {PREFETCH_MAX} tasks can be leased ahead")
@@ -97,7 +97,7 @@ def lease_tasks(
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the tasks of one dataset come from."""
+    """Connection that leases the tasks of one dataset."""
 
     environment: WorkerEnvironment
     dataset: str
@@ -119,7 +119,7 @@ class _Source:
 
 
 def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
-    """Each task is leased when the one before it is done, with the random numbers' states of that moment."""
+    """Lease each task when the previous one is done, with the RNG states of that moment."""
     generators = Generators(torch.device("cuda") if torch.cuda.is_available() else None)
     attendance = source.attendance
     finished: list[shard_pb2.TaskReport] = []
@@ -134,6 +134,7 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
             return
         for task in response.tasks:
             states = rng_from_proto(task.rng)
+            # The states of the first lease, so that a repeated task draws the same augmentation.
             if task.attempt > 1 and states:
                 generators.restore(states)
             yield LeasedTask(task.epoch, task.index, range(task.range.start, task.range.end), task.attempt)
@@ -141,10 +142,10 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
 
 
 def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[LeasedTask]:
-    """Tasks are leased while others are done.
+    """Lease tasks while others are running.
 
-    What the script will have drawn when it begins one is not known when it is leased, so each task starts
-    from a seed of its own: again the same numbers, whoever does it and however often.
+    The states in which the script will begin a task are not known when it is leased, so each task has its own
+    seed: the same numbers whoever runs it, however often.
     """
     stream, attendance = source.stream, source.attendance
     while not attendance.leaving:
@@ -171,12 +172,12 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
 
 
 def _tell_rest(source: _Source, tasks: LeasedAhead) -> None:
-    """The loop ends before the dataset does: what was done is told, once more where it is not known."""
+    """Report finished tasks when the loop ends before the dataset does, including unacknowledged reports."""
     reports = [report for request in source.stream.unanswered for report in request.completed]
     reports += tasks.take_finished()
     source.stream.close()
     if reports:
-        with contextlib.suppress(ElastaneError):  # the tasks come back then, and are done again
+        with contextlib.suppress(ElastaneError):  # on failure the tasks are leased again, and repeated
             source.client.lease_tasks(source.request(reports, 0))
 
 
@@ -186,9 +187,9 @@ def _seed_of(seed: int, dataset: str, epoch: int, index: int) -> int:
 
 
 class TaskAttendance:
-    """The session beside the calls: says that this worker lives, and hears when it must leave.
+    """The session alongside the calls: shows that this worker is alive, and receives Drain and Done.
 
-    One for the process, for all its datasets: a second session would take the first one's tasks away.
+    One per process, for all its datasets: a second session would take away the first one's tasks.
     """
 
     def __init__(self, environment: WorkerEnvironment) -> None:
@@ -209,14 +210,14 @@ class TaskAttendance:
 
     @property
     def leaving(self) -> bool:
-        """Whether the task at hand is the last one."""
+        """True if the current task is the last one."""
         return self.drain is not None or self.done is not None
 
     def _leave(self, reason: str, notice_seconds: float) -> None:
         self.drain = ring_pb2.Drain(reason=reason)
 
     def _failed(self, error: ElastaneError) -> None:
-        """Reader thread: the next lease meets the same refusal and raises it in the script's thread."""
+        """Ignore the error here: the next lease raises the same refusal in the script's thread."""
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         if message.HasField("drain"):

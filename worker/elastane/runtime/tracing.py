@@ -1,4 +1,4 @@
-"""Whether this process traces its steps (see `elastane.verify.trace`): when ELASTANE_TRACE_DIR is set."""
+"""Step trace of this process (see `elastane.verify.trace`), enabled by ELASTANE_TRACE_DIR."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ VARIABLE = "ELASTANE_TRACE_DIR"
 
 
 def open_trace(name: str, prepared: Prepared, registry: Registry) -> StepTrace | None:
-    """The trace of this process, "ddp-RANK" or "elastic-WORKER"; before anything else hooks gradients."""
+    """Open the trace of this process, "ddp-RANK" or "elastic-WORKER".
+
+    Call it before other gradient hooks exist.
+    """
     directory = os.environ.get(VARIABLE)
     if not directory:
         return None

@@ -1,15 +1,15 @@
-"""One worker's part in elastic training: takes part in rings, runs its ESTs, replays steps.
+"""One worker's part in elastic training: joins rings, runs its ESTs, replays steps.
 
-The script's loop body is the stock one. All that is elastic happens where the body asks the loader
-for the next batch: EST contexts are swapped, a change of the ring is carried out, a lost step is
-started again from its contexts. The body only sees further mini-batches.
+The script's loop body is the stock one. Everything elastic happens where the body requests the next batch
+from the loader: EST contexts are swapped, ring changes are carried out, a lost step is started again from its
+contexts. The body only sees more mini-batches.
 
     turns():  settle (ring change, hand-over, checkpoint) ─▶ for each of my ESTs: context in, batch
                     ▲                                              │ body: forward, backward
                     │                                              ▼
               complete or drop ◀── optimizer.step (waits for Prepared) ◀── report, all-reduce
 
-Everything here runs in the script's thread; what comes from the master waits in `Attendance`.
+Everything here runs in the script's thread; the master's messages wait in `Attendance`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _log = structlog.get_logger(__name__)
 _DRAWN_IN_BACKWARD = "random numbers were drawn in backward(): from now on steps are reported at its end"
 _LOOK = "to look at a batch, take it from a DataLoader of its own: next(iter(DataLoader(dataset, ...)))"
 SENT_AWAY_SECONDS = 0.5
-"""A worker that is sent away lets a file that it writes come to its end for so long."""
+"""How long a drained worker waits for a file that is being written."""
 
 
 class Trainer:
-    """Built by `Job.prepare`; `join`, `turns` and `finish` are driven by the job and the loader."""
+    """The training loop behind `Job.prepare`; the job and the loader call `join`, `turns` and `finish`."""
 
     def __init__(
         self,
@@ -94,9 +94,9 @@ class Trainer:
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self.watch = TurnWatch(prepared, source.registry.objects, environment.ests)
         self._module_buffers = list(model.buffers())
-        #: EST 0's buffers at the start of the current step: what every EST's forward starts from.
+        #: EST 0's buffers at the start of the current step, from which every EST's forward starts.
         self._rank0_buffers: list[torch.Tensor] = []
-        #: The module's buffers are these, and no code of the script has run since.
+        #: The module holds these buffers, and no code of the script has run since they were copied there.
         self._buffers_shown = False
         self._take_buffers()
         self._trace = open_trace(f"elastic-{environment.worker_id}", prepared, source.registry)
@@ -110,7 +110,8 @@ class Trainer:
             **options.ddp_arguments(),
         )
         self._forwards = ForwardWatch(self._module_buffers, self._before_backward)
-        if not is_compiled(model):  # a hook would cut its graph; and it has no reentrant checkpoints
+        # a hook would split its graph, and compiled models have no reentrant checkpointing
+        if not is_compiled(model):
             model.register_forward_hook(OutputWatch(self._reducer))
             if self._num_ests > 1 and self._module_buffers:
                 model.register_forward_pre_hook(self._forwards)
@@ -127,7 +128,7 @@ class Trainer:
         self._fingerprints = Fingerprints(
             self._state, lambda: self._rank0_buffers, environment.fingerprint_steps
         )
-        self._state.export()  # says now, and not at the first hand-over, what cannot be carried
+        self._state.export()  # fail now, and not at the first hand-over, for state that cannot be carried
         self._saver = CheckpointSaver(
             lambda message: self._attendance.tell(lambda: self._protocol.saved(message))
         )
@@ -143,7 +144,7 @@ class Trainer:
         )
         self._protocol = self._attendance.protocol
         initial = initial_contexts(self._generators, self._registry, self._num_ests, seed)
-        #: The script's code between two epochs, whenever no loader loop runs.
+        #: Tracks the script's code between two epochs, i.e. whenever no loader loop runs.
         self.interval = Interval(self._generators, self._registry)
         self._sentinel = Sentinel(self._attendance, source)
         self._repeats = RepeatCheck(
@@ -164,39 +165,40 @@ class Trainer:
             begins_epoch=self._begins_epoch,
             figures=self._figures,
         )
-        #: Whether steps are reported at the end of their last backward. Where backward passes leave
-        #: generators as they find them, which None asks the next one, the contexts after the step are known
-        #: when it begins. On a GPU the host is ahead of the device anyway.
+        #: True if steps are reported at the end of their last backward. If backward draws no random numbers
+        #: (None: not known yet, the next backward shows it), the contexts after the step are known when
+        #: backward begins. On a GPU the host runs ahead of the device anyway.
         self._reports_late: bool | None = None if device.type == "cpu" else True
         self._contexts: dict[int, EstContext] = {}
-        #: What reports of the present step are deltas to: the same as the master has them.
+        #: Bases of the deltas in reports of the current step, as the master has them.
         self._known: dict[int, EstContext] = {}
         self._after: dict[int, EstContext] = {}
         self._tasks: list[ring_pb2.StepTask] = []
         self.turn: Turn | None = None
         self.epoch = 0
         self.epochs = 0
-        #: The epoch at whose beginning the script's variables are what they would be in it.
+        #: The epoch that the script's variables belong to, as of its beginning.
         self.values_epoch = 0
         self._max_steps = 0
-        #: The epoch whose loader loop this worker was in last.
+        #: The epoch whose loader loop this worker ran last.
         self._looped_epoch = -1
-        #: The step at which the present ring began.
+        #: The step at which the current ring began.
         self._resume_step = 0
-        #: Received in an epoch's loader loop from workers that were through with its closing code.
+        #: State received in the middle of an epoch's loader loop from workers that had already run its
+        #: closing code.
         self._closed_elsewhere: Exported | None = None
-        #: Told at each ring that is entered whether this worker leads it.
+        #: Called for each ring entered with whether this worker leads it.
         self.on_ring: Callable[[bool], None] = lambda leads: None
         self.on_close: Callable[[], None] = lambda: None
         self.shows_progress = False
         self._progress: ProgressLine | None = None
-        #: The loader gives an epoch's mini-batches, or was left before their end.
+        #: The loader is being iterated, or its loop was left early.
         self._iterating = False
-        #: What the script tells its own sampler, if it gave one that can be told.
+        #: Records the epochs that the script passes to its own sampler, if that has `set_epoch`.
         self.sampler_epoch: SamplerEpoch | None = None
         self.interval.begin(0, initial, leads=True)
 
-    # ------------------------------------------------------------------ what the job asks
+    # ------------------------------------------------------------------ the job's interface
 
     @property
     def applied_step(self) -> int:
@@ -213,7 +215,7 @@ class Trainer:
 
     @property
     def joined(self) -> bool:
-        """Whether this worker attends: from `join` on."""
+        """True once `join` has connected this worker."""
         return self._attendance.started
 
     @property
@@ -226,18 +228,18 @@ class Trainer:
 
     @property
     def values_lost(self) -> bool:
-        """Whether no worker has the values that the script's variables had."""
+        """True if no worker has the values that the script's variables had."""
         return self._closed_epochs.lost
 
     @property
     def ended_early(self) -> bool:
-        """Whether the script left its loop over epochs, here or in the worker the state came from."""
+        """True if the script left its loop over epochs, here or in the worker that the state came from."""
         return self._closed_epochs.ended
 
     def join(self, epochs: int, max_steps: int) -> None:
-        """Attend at the master and wait until this worker has its place and the job's state.
+        """Connect to the master and wait until this worker has a place in the ring and the job's state.
 
-        max_steps: of the whole training; 0: all steps of its epochs.
+        max_steps: limit for the whole training; 0: all steps of its epochs.
         """
         if self._attendance.started:
             raise StepError("job.epochs was called twice", hint="train all epochs in one loop")
@@ -254,7 +256,7 @@ class Trainer:
         self.interval.entered(leads=self.is_leader)
 
     def turns(self) -> Iterator[Any]:
-        """The epoch's mini-batches of whatever ESTs this worker hosts, replays included."""
+        """Yield the epoch's mini-batches of the ESTs this worker hosts, replays included."""
         if not self._attendance.started:
             raise StepError(
                 "the loader was used before job.epochs",
@@ -301,13 +303,15 @@ class Trainer:
             raise
         finally:
             self.turn = None
+            # Also after an exception: the script may handle it and continue with code between epochs.
             through = self.applied_step == (self.epoch + 1) * self._source.steps_per_epoch
-            step = self.applied_step if through else -1  # behind history that was rewound nothing is known
+            # after a rewind nothing is known about the code between epochs
+            step = self.applied_step if through else -1
             self.interval.begin(step, self._contexts, leads=self.is_leader)
             self._attendance.set_between(True)
 
     def close_epoch(self, epoch: int) -> None:
-        """The script's code after the loader loop of `epoch` has run."""
+        """Note that the script's code after the loader loop of `epoch` has run."""
         if self._in_epoch():
             raise StepError(
                 f"the loader loop of epoch {epoch} was left at step {self.applied_step}, before its end",
@@ -315,15 +319,16 @@ class Trainer:
             )
         self._closed_epochs.count = max(self._closed_epochs.count, epoch + 1)
         if self._closed_elsewhere is not None:
-            # What the code just did to the state had been done already where it came from.
+            # The received state already contains the effect of that code; do not apply it twice.
             self._state.load(self._closed_elsewhere)
             self._closed_elsewhere = None
 
     def end_early(self, place: str) -> None:
-        """The script left its loop over epochs at `place`. Returns when all other workers' did so too.
+        """Report that the script left its loop over epochs at `place`, and wait until all other workers' did
+        so too.
 
-        Takes part in changes of the ring meanwhile, so that nobody is left behind. Ends the script with the
-        master's words where another worker goes on.
+        Takes part in ring changes meanwhile, so that no other worker waits for this one. Ends the script with
+        the master's message if another worker continues.
         """
         if self.applied_step >= self.total_steps:
             self.finish()
@@ -338,7 +343,7 @@ class Trainer:
                 generation=self._protocol.generation, step=self.applied_step, epoch=self.epoch, place=place
             )
             if not self._alone:
-                # Not which modules evaluate: the leader's may, from its code between epochs.
+                # Without eval() modes: the leader's code between epochs may have set them.
                 digest = self._attendance.final_digest = self._fingerprints.whole(modes=False)
                 if digest is not None:
                     message.state_digest = digest
@@ -356,15 +361,15 @@ class Trainer:
         )
 
     def finish(self) -> None:
-        """All epochs are done; takes part in a change that is under way, so that nobody is left behind."""
+        """End training after all epochs; first takes part in a pending ring change, so that nobody waits."""
         if self._protocol.changing:
             self._boundary.settle(self._contexts, in_loop=False)
         self._attendance.exits.finished = True
 
     def close(self, bye: ring_pb2.Bye | None) -> None:
-        """End the session and everything this worker holds. Idempotent."""
-        # What a worker that is sent away still writes is of a checkpoint that the master has given up:
-        # waiting for it would outlast the notice of its node.
+        """End the session and release everything this worker holds. Idempotent."""
+        # A drained worker's unfinished shard belongs to a checkpoint that the master has given up; waiting
+        # for it could outlast the notice of the node.
         sent_away = bye is not None and bye.reason == ring_pb2.BYE_REASON_DRAINED
         self._fingerprints.close()
         self._saver.close(SENT_AWAY_SECONDS if sent_away else None)
@@ -377,10 +382,10 @@ class Trainer:
         self.on_close()
 
     def log(self, values: dict[str, Any]) -> None:
-        """Values of the EST and step now running; they become part of the committed history.
+        """Record values of the EST and step now running, as part of the committed history.
 
-        Raises StepError outside the loop and once the step is reported, which may be with the first gradient
-        of the worker's last backward: hooks that run in backward cannot log.
+        Raises StepError outside the loop and once the step is reported, which may be at the first gradient of
+        the worker's last backward: hooks that run in backward cannot log.
         """
         turn = self.turn
         if turn is None:
@@ -394,7 +399,7 @@ class Trainer:
                 hint="call job.log before loss.backward(), so that the values are stored with the step",
             )
         for name, value in values.items():
-            # A tensor is kept as it is until the step is reported: asking for its number would wait for it.
+            # Keep tensors until the step is reported: .item() would wait for the GPU.
             turn.metrics[name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
 
     def _begin_progress(self) -> None:
@@ -402,7 +407,7 @@ class Trainer:
             self._progress.begin(self.epoch, self.applied_step)
 
     def _last_values(self) -> dict[str, float]:
-        """What was logged in the step before: means over this worker's own ESTs."""
+        """Return the means of the last step's logged values over this worker's ESTs."""
         values: dict[str, list[float]] = {}
         for task in self._tasks:
             for name, value in task.metrics.items():
@@ -412,7 +417,7 @@ class Trainer:
     # ------------------------------------------------------------------ the step
 
     def _run_step(self, step: int) -> Iterator[Any]:
-        """One global step; returns with the step applied, or lost and to be run again."""
+        """Run one global step; returns with the step applied, or lost and to be run again."""
         began, replayed = perf_counter(), step < self._begun_until
         self._begun_until = max(self._begun_until, step + 1)
         self._after, self._tasks = {}, []
@@ -453,6 +458,7 @@ class Trainer:
         if failure is not None:
             why = str(failure)
             self._attendance.tell(lambda: self._protocol.broken(step, why))
+            # No further step can run in a broken ring: wait for the change, or for an eviction.
             self._attendance.wait_for(lambda: self._protocol.changing or not self._protocol.generation)
         elif not turn.lost:
             raise StepError(
@@ -461,7 +467,7 @@ class Trainer:
             )
 
     def _check_sums(self, turn: Turn) -> None:
-        """In a mini-batch that is not the last of its step the script leaves gradients alone."""
+        """Raise PartialGradientError if the script changed gradients that are still being accumulated."""
         name = self._reducer.written_between()
         if name is not None:
             raise PartialGradientError(
@@ -474,7 +480,7 @@ class Trainer:
             )
 
     def _refuse_next(self, turn: Turn) -> NoReturn:
-        """The next mini-batch was asked for too soon. The frames above are ours, then who asks."""
+        """Raise LoaderUseError for a mini-batch requested before backward(); names the caller's line."""
         asks = sys._getframe(3)
         raise LoaderUseError(
             f"{asks.f_code.co_filename}:{asks.f_lineno} asks the loader for the next mini-batch before "
@@ -491,8 +497,10 @@ class Trainer:
             if not self._buffers_shown:
                 self._restore_buffers()
             self._buffers_shown = False
-            # Behind another EST's turn the generators are as they have just been taken down.
+            # After another EST's turn the generators' states have just been captured, so `switch` need not
+            # read them.
             switch = self._generators.switch if turn.slot else self._generators.exchange
+            # A guest runs from the context that came with it, because its EST may be another worker's.
             parts = (turn.guest or self._contexts[turn.rank]).parts
             switch(parts)
             self._registry.exchange(parts)
@@ -501,6 +509,7 @@ class Trainer:
         batch, info = self._repeats.begin(turn)
         self._figures.data_wait_seconds += perf_counter() - asked
         turn.taken.append(info)
+        # Only EST 0's order decides the bucket layout, as rank 0's does under DDP.
         record = turn.rank == 0 and turn.step == self._reducer.order_step and not guest
         self._reducer.begin_turn(
             turn.slot, turn.ends, record, first=first, sync=turn.sync, guest=guest, digest=turn.digest
@@ -511,11 +520,11 @@ class Trainer:
         return batch
 
     def _states(self) -> Parts:
-        """Generators and registered items as they are now."""
+        """Capture the current states of generators and registered items."""
         return self._generators.capture() | self._registry.capture()
 
     def _end_batch(self, turn: Turn) -> None:
-        """The EST's mini-batch is done; after its last one keep its context, and EST 0's buffers."""
+        """End an EST's mini-batch; after its last one keep its context and EST 0's buffers."""
         turn.loader_parts |= self._repeats.finish(turn)
         if turn.guest is not None:
             if turn.sync:
@@ -531,7 +540,7 @@ class Trainer:
             self._keep(turn)
 
     def _note(self, turn: Turn, states: Parts) -> None:
-        """The EST's context after the step, and what it has done."""
+        """Record the EST's context after the step and its StepTask."""
         self._after[turn.rank] = self._contexts[turn.rank].next(states, turn.loader_parts)
         task = ring_pb2.StepTask(virtual_rank=turn.rank)
         task.range.start, task.range.end = turn.taken[0].start, turn.taken[-1].end
@@ -549,9 +558,9 @@ class Trainer:
             turn.buffer_versions = [buffer._version for buffer in self._module_buffers]
 
     def _first_gradient(self) -> bool:
-        """Early in the last EST's backward: report the step, where what is reported can be known.
+        """Report the step early in the last EST's backward, if its outcome is already known.
 
-        True: it is reported, and nobody may apply it before `_last_backward` has confirmed it.
+        Returns True if it was reported; the step may not be applied before `_last_backward` has confirmed it.
         """
         turn = self.turn
         assert turn is not None and turn.last
@@ -566,7 +575,10 @@ class Trainer:
         return True
 
     def _last_backward(self) -> None:
-        """At the end of the last EST's backward: report the step or confirm it; its gradients travel."""
+        """Report the step at the end of the last EST's backward, or confirm the early report.
+
+        Then the step's all-reduce can start.
+        """
         turn = self.turn
         assert turn is not None and turn.last
         if turn.reported:
@@ -583,7 +595,8 @@ class Trainer:
                 self._trace.turn_ended(turn.step, turn.rank, turn.micro, states, turn.metrics)
             self._keep(turn)
             if self._reports_late:
-                # What was reported is wrong, and may be durable. Nobody has applied it: a bucket is here.
+                # The report is wrong and may be durable. Nobody has applied the step: this worker still
+                # withholds a bucket.
                 self._reducer.give_up(_DRAWN_IN_BACKWARD)
         if self._module_buffers:
             self._reducer.broadcast_buffers()
@@ -607,10 +620,10 @@ class Trainer:
         self._attendance.tell(lambda: self._protocol.report(report, in_backward=in_backward))
 
     def claim(self) -> bool:
-        """Whether the global step is applied in the present turn: waits until all is durable.
+        """True if the global step is applied in this turn; waits until all contexts are durable.
 
-        False on turns that are not the worker's last and when the ring has changed; once True it stays so
-        for the turn. Raises StepError outside the loop and before backward().
+        False on turns other than the worker's last and after a ring change; once True, it stays True for the
+        turn. Raises StepError outside the loop and before backward().
         """
         turn = self.turn
         if turn is None:
@@ -631,37 +644,41 @@ class Trainer:
             turn.applied = self._attendance.begin_apply(turn.step)
             turn.lost = not turn.applied
             if turn.applied and turn.rank != 0:
-                # What the body does with the model from here on is done once a step, as rank 0 does it.
+                # From here on the body acts on the model once a step, so it must see rank 0's buffers.
                 self._show_buffers(self._reducer.next_buffers)
         return turn.applied
 
     @property
     def failed(self) -> bool:
-        """Whether the present step's all-reduce was given up."""
+        """True if the current step's all-reduce has failed."""
         return self._reducer.failure is not None
 
     def _before_backward(self) -> Turn | None:
-        """The turn that runs, until its backward() is done."""
+        """Return the running turn until its backward() is done, then None."""
         return None if self._reducer.backward_done else self.turn
 
     def gradients_used(self) -> None:
-        """An optimizer, or a scaler for it, has had its part of the turn."""
+        """Note that an optimizer, or a GradScaler, has used the turn's gradients."""
         if self.turn is not None and self.turn.sync:
             self._reducer.gradients_used()
 
     @property
     def backward_done(self) -> bool:
-        """Whether the present mini-batch has had its backward()."""
+        """True if backward() of the current mini-batch is done."""
         return self._reducer.backward_done
 
     @property
     def epoch_is_closed(self) -> bool:
-        """Between epochs: whether the code here has run already, in the worker the state came from."""
+        """True between epochs if the code here has already run in the worker that the state came from."""
         closed = self._closed_epochs
         return (closed.count if self._looped_epoch == self.epoch else closed.begun) > self.epoch
 
     def _writes_carried(self, name: str) -> bool:
-        """Whether a carried value takes what it is set to: not where the state has it already."""
+        """True if a carried value may be assigned; False if the received state already contains the
+        assignment.
+
+        Raises StepError in a turn that has not applied its step.
+        """
         if self.turn is None:
             return not self.epoch_is_closed
         if not self.turn.applied:
@@ -682,7 +699,10 @@ class Trainer:
         return self.epoch * self._source.steps_per_epoch
 
     def _complete_step(self, turn: Turn) -> None:
-        """The body is over and the step is in the weights."""
+        """Complete an applied step after the loop body: adopt the new contexts and buffers.
+
+        Raises StepError if random numbers were drawn after backward().
+        """
         reported = self._after[turn.rank].parts
         if any(reported.get(key) != value for key, value in self._states().items()):
             raise StepError(
@@ -696,6 +716,7 @@ class Trainer:
             self._rank0_buffers = self._reducer.next_buffers
             self._restore_buffers()
             self._buffers_shown = True
+        # From here on a leader that finds no checkpoint cannot fall back to the initial state.
         self._boundary.pristine = False
         if self._trace is not None:
             self._trace.step_applied(turn.step)
@@ -707,7 +728,7 @@ class Trainer:
         probes.reached("applied", turn.step)
 
     def _check_buffers(self, turn: Turn) -> None:
-        """What the body did to the buffers must be in what was taken down of them."""
+        """Raise StepError if the body replaced a buffer, or wrote to one after its snapshot."""
         if turn.step == 0:
             for (name, buffer), known in zip(self._model.named_buffers(), self._module_buffers, strict=True):
                 if buffer is not known:
@@ -725,7 +746,7 @@ class Trainer:
                 )
 
     def _check_buffers_between(self) -> None:
-        """What stands in the module's buffers is what the next step starts from."""
+        """Raise BuffersChangedError if the module's buffers are not those the next step starts from."""
         for (name, _), buffer, kept in zip(
             self._model.named_buffers(), self._module_buffers, self._rank0_buffers, strict=False
         ):
@@ -737,7 +758,7 @@ class Trainer:
                 )
 
     def _drop_step(self) -> None:
-        """Forget the step in flight: gradients, buffers, contexts after it."""
+        """Discard the step in flight: gradients, buffers, contexts after it."""
         self._reducer.drop()
         self._restore_buffers()
         self.turn = None
@@ -746,17 +767,21 @@ class Trainer:
         return step % self._source.steps_per_epoch == 0 and step < self.total_steps
 
     def _replaced(self, loaded_step: int | None) -> None:
-        """Other weights, buffers and hyperparameters are in place of those this worker had.
+        """Adapt to weights, buffers and hyperparameters that were replaced.
 
-        loaded_step: of the checkpoint they come from; None: from other members.
+        loaded_step: the checkpoint's; None: they came from other members.
         """
+        # State from members brings `lost` along; after a checkpoint of another epoch nobody has the values.
         if loaded_step is not None and loaded_step // self._source.steps_per_epoch != self.values_epoch:
             self._closed_epochs.lost = True
         self._take_buffers()
         self.watch.replaced()
 
     def _entered(self, known: dict[int, EstContext], contexts: dict[int, EstContext], step: int) -> None:
-        """A ring is formed and holds the state at `step`: take up these ESTs."""
+        """Start these ESTs at `step` in a newly formed ring.
+
+        known: contexts as the master has them; contexts: those after the code before the step.
+        """
         self._known, self._contexts = reported_against(known, step), contexts
         self.watch.look_closely()
         self._source.position(contexts, step)
@@ -768,7 +793,7 @@ class Trainer:
         self.on_ring(self.is_leader)
 
     def _take_buffers(self) -> None:
-        """The module's buffers are EST 0's at the start of a step: as built, or as received."""
+        """Copy the module's buffers as EST 0's at the start of a step: as built, or as received."""
         self._rank0_buffers = [buffer.detach().clone() for buffer in self._module_buffers]
 
     def _restore_buffers(self) -> None:
@@ -783,7 +808,7 @@ class Trainer:
         return self.current_epoch == self.epoch and self.applied_step < self.total_steps
 
     def _check_frozen(self) -> None:
-        """A parameter that was frozen at prepare is summed by nobody."""
+        """Raise UnsupportedError for a parameter unfrozen after prepare: it is in no bucket."""
         for name, param in self._frozen:
             if param.requires_grad:
                 raise UnsupportedError(

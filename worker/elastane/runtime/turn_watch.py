@@ -1,8 +1,8 @@
-"""Compares, turn by turn, what the script may change but must be the same in all turns of a step.
+"""Compare, turn by turn, state that the script may change but that must be equal in all turns of a step.
 
-The loop body runs once for each EST of the worker, and again when a step is replayed. So in every turn of a
-step it must find the same hyperparameters and the same weights, and must itself change them only once: where
-the step has been applied.
+The loop body runs once for each EST of the worker, and again when a step is replayed. So every turn of a step
+must find the same hyperparameters and the same weights, and may change them only once: where the step has
+been applied.
 
     hyperparameters   taken at each `optimizer.step()`, where they matter; kept for the step in flight, so
                       that a replay is checked against them too
@@ -12,8 +12,8 @@ the step has been applied.
     what is carried   by the loop, the model, an optimizer (`loop_carried`), and copies of the weights that
                       were not prepared (`copies`)
 
-If every EST has a worker of its own, a step comes out right even without `job.stepped`, until the first
-worker dies: it is refused all the same, in the first step that does it.
+If every EST has a separate worker, a step comes out right even without `job.stepped`, until the first worker
+dies: it is refused all the same, in the first step that does it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from elastane.runtime.loop_carried import AttributeWatch, check_loop
 from elastane.runtime.prepared import Prepared
 from elastane.runtime.turn import Turn, TurnError
 
-#: Steps after the start, a change of the ring and the beginning of an epoch in which norms are compared.
+#: Norms are compared in this many steps after the start, a ring change and the beginning of an epoch.
 CLOSE_STEPS: Final = 2
 
 
 class TurnWatch:
-    """Of one worker; its methods are called by the script's thread, in the order of a step.
+    """Checks of one worker; the script's thread calls the methods in the order of a step.
 
-    registered: objects that are each EST's own. num_ests: N. With one EST a step has a single turn, so what
-    it does after the step is done once.
+    registered: objects that each EST has separately. num_ests: N. With one EST a step has a single turn, so
+    its effects after the step happen once.
     """
 
     def __init__(self, prepared: Prepared, registered: Iterable[object], num_ests: int) -> None:
@@ -54,27 +54,28 @@ class TurnWatch:
         self._versions: list[int] = []
         self._norms: list[float] = []
         self._shown: list[Hyperparameters] = []
-        #: Norms are compared in steps below it; None: from the next one on.
+        #: Norms are compared in steps below this one; None: from the next step on.
         self._close_until: int | None = None
 
     def begin_loop(self, frame: types.FrameType | None) -> None:
-        """A loop over the loader begins; frame: of the caller that asks for its first mini-batch.
+        """Check a loop over the loader when it begins. frame: of the code that requests its first mini-batch.
 
-        Raises CarriedValueError for what its source shows to be carried into the result.
+        Raises CarriedValueError for values that its source shows to be carried into the result.
         """
         check_loop(frame, self._prepared, self._registered)
         self.look_closely()
 
     def look_closely(self) -> None:
-        """The ring or the epoch has changed: the body may run different code."""
+        """Compare norms for some steps, because the ring or the epoch has changed and other code may run."""
         self._close_until = None
 
     def replaced(self) -> None:
-        """Weights and hyperparameters were replaced by those of a step that other workers have run."""
+        """Forget the step's hyperparameters after weights and settings were replaced by those of other
+        workers."""
         self._step = -1
 
     def begin_step(self, step: int) -> None:
-        """A step begins, or begins again."""
+        """Begin a step, or begin it again."""
         if step != self._step:
             self._step, self._first = step, {}
         if self._close_until is None:
@@ -84,9 +85,9 @@ class TurnWatch:
             self._copies.begin()
 
     def used(self, turn: Turn, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step, or would be if the turn were the worker's last.
+        """Note that an optimizer steps, or would if the turn were the worker's last.
 
-        Raises TurnError where its hyperparameters are not those of the step's turns before.
+        Raises TurnError if its hyperparameters differ from those in the step's earlier turns.
         """
         turn.optimizer_called = True
         place = next((i for i, one in enumerate(self._optimizers) if one is optimizer), None)
@@ -107,19 +108,19 @@ class TurnWatch:
         )
 
     def before_step(self, turn: Turn) -> None:
-        """The step is about to be applied. Raises TurnError if the body has written to the weights."""
+        """Raise TurnError if the body has written to the weights before the step is applied."""
         self._check(turn, "before the step was applied")
 
     def after_step(self) -> None:
-        """The prepared objects have made their changes: takes them as the new baseline."""
+        """Take the current state as the new baseline after the prepared objects have made their changes."""
         self._take()
         self._shown = [hyperparameters(optimizer) for optimizer in self._optimizers]
 
     def end_turn(self, turn: Turn) -> None:
-        """The body has finished a mini-batch.
+        """Check a finished mini-batch.
 
-        Raises TurnError if it did what can only be right once a step, StepError without optimizer.step(),
-        CarriedValueError and CopyNotPreparedError for what is not part of the job's state.
+        Raises TurnError for changes that are correct only once a step, StepError without optimizer.step(),
+        CarriedValueError and CopyNotPreparedError for values outside the job's state.
         """
         self._attributes.end_turn(turn)
         if self._is_close:
@@ -163,6 +164,8 @@ class TurnWatch:
         versions = [tensor._version for tensor in self._tensors]
         written = versions != self._versions
         found: Iterable[tuple[Any, Any]] = zip(self._versions, versions, strict=True)
+        # Writes through .data leave the version counter unchanged, so compare norms too while it is
+        # affordable.
         if not written and self._is_close:
             now = norms(self._tensors)
             written = any(_unequal(before, after) for before, after in zip(self._norms, now, strict=True))
@@ -184,11 +187,11 @@ class TurnWatch:
 # ---------------------------------------------------------------------- pure parts
 
 Hyperparameters = dict[str, Any]
-"""Of an optimizer: "lr of param_group 0" and so on -> a plain value."""
+"""Hyperparameters of an optimizer: names like "lr of param_group 0" -> plain values."""
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> Hyperparameters:
-    """Numbers, strings and tuples of them; the value of a one-element tensor, which waits for a GPU."""
+    """Return numbers, strings and tuples of them; one-element tensors by value, which waits for a GPU."""
     return {
         f"{key} of param_group {place}": value.item() if isinstance(value, Tensor) else value
         for place, group in enumerate(optimizer.param_groups)
@@ -206,7 +209,7 @@ def _is_plain(value: object) -> bool:
 
 
 def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
-    """The first name whose value is not the same; None if all are."""
+    """Return the first name whose values differ, or None."""
     if before == after:
         return None
     names = dict.fromkeys([*before, *after])
@@ -214,12 +217,12 @@ def differing(before: Hyperparameters, after: Hyperparameters) -> str | None:
 
 
 def _unequal(before: Any, after: Any) -> bool:
-    """Unequal; two NaNs count as equal."""
+    """True if the values differ; two NaNs count as equal."""
     return bool(before != after and (before == before or after == after))
 
 
 def _watched(prepared: Prepared) -> tuple[list[str], list[Tensor]]:
-    """Names and tensors that only the optimizers and the prepared averages may change."""
+    """Return names and tensors that only the optimizers and the prepared averages may change."""
     found = [(f"parameter {name}", parameter) for name, parameter in prepared.model.named_parameters()]
     for extra in prepared.extras.values():
         if isinstance(extra, torch.nn.Module):

@@ -1,10 +1,10 @@
-"""Names of DistributedDataParallel that scripts use, on a model that is not wrapped.
+"""Provide names of DistributedDataParallel that scripts use on a model that is not wrapped.
 
 `prepare` returns the script's own model. Scripts written for DDP unwrap it (`model.module`) and call the
-wrapper's methods. `module` returns the model in its original class, which has no `module`, so that
-`while hasattr(model, "module")` terminates. Whatever would change how gradients are summed is refused.
+wrapper's methods. `module` returns the model in its original class, which has no `module`, so that `while
+hasattr(model, "module")` terminates. Methods that would change how gradients are summed are refused.
 
-Like the wrapper, and unlike an attribute, this applies to the prepared model alone: copies and pickles are of
+Like the wrapper, and unlike an attribute, this applies to the prepared model alone: copies and pickles have
 the script's own class, and state_dict, named_modules and repr do not show it.
 """
 
@@ -33,12 +33,13 @@ class WrapperCallError(UnsupportedError):
 
 
 def give_wrapper_names(model: torch.nn.Module) -> None:
-    """Adds `model.module` and the refusals; names that the model defines itself are kept."""
+    """Add `model.module` and the refusals; names that the model defines itself are kept."""
     kind = type(model)
     if hasattr(model, "module") or isinstance(model, torch.jit.ScriptModule):
         return
+    # A second object of the original class: its `module` must not exist, but its state must be the model's.
     inner = object.__new__(kind)
-    inner.__dict__ = model.__dict__  # one and the same state: modes, hooks and parameters are shared
+    inner.__dict__ = model.__dict__  # shared, so that modes, hooks and parameters are the same
 
     def reduce(self: Any, protocol: Any) -> Any:
         plain = object.__new__(kind)

@@ -1,7 +1,7 @@
-"""The job's state in one worker: carried exactly, handed over, saved.
+"""State of the job in one worker: captured exactly, handed over, saved.
 
-`codec` turns nested state into JSON and tensors, `train_state` collects it from the script's
-objects and puts it back, `handover` moves it between workers, `checkpoint` keeps it in files.
+`codec` turns nested state into JSON and tensors, `train_state` collects it from the script's objects and
+restores it, `handover` moves it between workers, `checkpoint` stores it in files.
 """
 
 from elastane.state.checkpoint import (

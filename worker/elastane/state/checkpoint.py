@@ -1,15 +1,15 @@
 """Checkpoints: the state and all EST contexts of one step boundary, in files that are complete or ignored.
 
-    URL/step-000000001234-g000007/shard-00000-of-00003.bin     one per worker, written side by side
+    URL/step-000000001234-g000007/shard-00000-of-00003.bin      one per worker, written in parallel
                                   shard-00001-of-00003.bin
                                   shard-00002-of-00003.bin
-                                  manifest.json                last: the checkpoint exists if this does
+                                  manifest.json                 last: the checkpoint exists if this does
 
-1. Each worker takes a snapshot of its stripe at the boundary and goes on training.
+1. Each worker takes a snapshot of its stripe at the boundary and continues training.
 2. Each writes its shard in the background and reports its sha256.
-3. When all have, the first worker writes the manifest, then removes what is too old.
-4. After a loss of all workers, `load_newest` takes the newest whose every byte is right; a
-   damaged one is passed over, and the reason is told.
+3. When all have, the leader writes the manifest, then removes old checkpoints.
+4. After a loss of all workers, `load_newest` takes the newest of which every byte is correct; a
+   damaged one is skipped and reported with the reason.
 
 Nothing is ever unpickled.
 """
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 MANIFEST: Final = "manifest.json"
-#: What the manifest of a checkpoint is called that must not be loaded any more.
+#: Name of the manifest of a checkpoint that must not be loaded any more.
 DOUBTFUL: Final = "manifest.doubtful.json"
 VERSION: Final = 1
 _NAME: Final = re.compile(r"step-(\d{1,18})-g(?:eneration-)?(\d{1,18})(-[A-Za-z0-9._-]+)?")
@@ -71,25 +71,28 @@ _log = structlog.get_logger(__name__)
 
 
 class NoUsableCheckpointError(CheckpointError):
-    """There are checkpoints, and none can be used; `facts["rejected"]` says why, one by one.
+    """There are checkpoints, and none is usable; `facts["rejected"]` has the reason for each.
 
-    Training from the initial state would in time remove them, so that is left to the user to decide.
-    The exit code says "do not retry" when all are damaged, and not when some could not be read.
+    Training from the initial state would in time remove them, so that decision is left to the user. The exit
+    code says "do not retry" if all are damaged, and allows a retry if some could not be read.
     """
 
     code = "ELA313"
 
 
 class CheckpointTooNewError(CheckpointError):
-    """The newest checkpoint was written by a newer release. An older one in its place would give up what
-    was trained since, so nothing is loaded and nothing removed."""
+    """The newest checkpoint was written by a newer release.
+
+    Using an older one instead would discard the training since then, so nothing is loaded and nothing
+    removed.
+    """
 
     code = "ELA314"
     exit_code = EXIT_REFUSED
 
 
 class ShardInfo(msgspec.Struct, frozen=True):
-    """A shard as the manifest lists it. file: within the checkpoint's folder. sha256: of the file, hex."""
+    """A shard as listed in the manifest. file: name in the checkpoint's folder. sha256: of the file, hex."""
 
     shard: int
     file: str
@@ -98,7 +101,10 @@ class ShardInfo(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """manifest.json. step: the first that is not in it. sha256: of the same JSON with this field empty."""
+    """Contents of manifest.json. step: first step not included.
+
+    sha256: of the same JSON with this field empty.
+    """
 
     version: int
     checkpoint: str
@@ -109,13 +115,13 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class _Versioned(msgspec.Struct, frozen=True):
-    """What every manifest says, whatever its version."""
+    """Fields of every manifest, whatever its version."""
 
     version: int
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """A checkpoint as it lies in its folder; not verified. Without a manifest it is not complete."""
+    """A checkpoint found in its folder; not verified. Without a manifest it is incomplete."""
 
     name: str
     step: int
@@ -127,7 +133,7 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
     """A verified checkpoint in memory.
 
     exported: for `TrainState.load`, on the CPU. contexts: of all ESTs at the start of `step`, by virtual
-    rank. rejected: newer ones that could not be used, each with its reason.
+    rank. rejected: newer checkpoints that could not be used, each with its reason.
     """
 
     name: str
@@ -140,14 +146,17 @@ class LoadedCheckpoint(msgspec.Struct, frozen=True):
 
 
 def checkpoint_name(step: int, generation: int) -> str:
-    """Name of the checkpoint at the boundary before `step`; names sort by step, then generation."""
+    """Return the name of the checkpoint at the boundary before `step`.
+
+    Names sort by step, then generation.
+    """
     return f"step-{step:012d}-g{generation:06d}"
 
 
 def write_shard(url: str, name: str, shard: int, shards: int, snapshot: Snapshot) -> ShardInfo:
-    """Writes a snapshot as shard `shard` of checkpoint `name`; called by each worker, in the background.
+    """Write a snapshot as shard `shard` of checkpoint `name`; called by each worker, in the background.
 
-    Whole or not at all. Raises CheckpointError, for a full disk with a hint.
+    The write is atomic. Raises CheckpointError, with a hint if the disk is full.
     """
     _order(name)
     if (snapshot.shard, snapshot.shards) != (shard, shards):
@@ -169,12 +178,11 @@ def write_shard(url: str, name: str, shard: int, shards: int, snapshot: Snapshot
 def write_manifest(
     url: str, name: str, step: int, num_ests: int, entries: Sequence[ShardInfo], keep: int
 ) -> None:
-    """Makes the checkpoint exist; called by the leader when every shard is written.
+    """Complete the checkpoint; called by the leader when every shard is written.
 
-    Then removes complete checkpoints beyond the newest `keep` (at least 1) and the remains of incomplete
-    ones, only such as are older than this one. Failing to remove is logged, not raised.
-    Raises CheckpointError (also for shards that are not there, as on a storage that is not shared);
-    then the checkpoint does not exist.
+    Then removes complete checkpoints beyond the newest `keep` (at least 1) and incomplete ones, all older
+    than this one. Failing to remove is logged, not raised. Raises CheckpointError (also for missing shards,
+    as on a storage that is not shared); then the checkpoint does not exist.
     """
     if _order(name)[0] != step:
         raise CheckpointError(f"checkpoint {name} cannot be of step {step}")
@@ -183,7 +191,7 @@ def write_manifest(
     if not shards or [entry.shard for entry in shards] != list(range(len(shards))):
         raise CheckpointError(f"checkpoint {name} has shards {[entry.shard for entry in shards]}, not 0..P-1")
     manifest = Manifest(VERSION, name, step, num_ests, shards)
-    # Older checkpoints are removed for this one: it must be one that `load_newest` takes.
+    # Older checkpoints are removed in favour of this one, so it must be one that `load_newest` accepts.
     _check_headers(manifest, [_read_header(folder, manifest, entry) for entry in shards])
     manifest = msgspec.structs.replace(manifest, sha256=_manifest_sha256(manifest))
     chunks: list[Chunk] = [msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"]
@@ -195,7 +203,10 @@ def write_manifest(
 
 
 def list_checkpoints(url: str) -> list[Checkpoint]:
-    """The checkpoints under the URL, oldest first, incomplete ones included. Raises CheckpointError."""
+    """Return the checkpoints under the URL, oldest first, incomplete ones included.
+
+    Raises CheckpointError.
+    """
     return _list(Folder(url))
 
 
@@ -206,13 +217,13 @@ def load_newest(
     step_max: int | None = None,
     doubts: Sequence[tuple[int, int]] = (),
 ) -> LoadedCheckpoint | None:
-    """The newest usable checkpoint, verified to the last byte; None when there is none at all.
+    """Load the newest usable checkpoint, verified to the last byte; None if there are no checkpoints.
 
-    num_ests: the job's N; a checkpoint of another N is unusable. step_max: one of a later step is unusable,
-    for the job's history does not lead up to it. doubts: pairs of a step and a generation: checkpoints of
-    later steps and of generations up to it are set aside, for good. Raises CheckpointTooNewError when one was
-    written by a newer release, NoUsableCheckpointError when complete checkpoints exist and all are
-    unusable, CheckpointError when the URL cannot be listed.
+    num_ests: the job's N; a checkpoint of another N is unusable. step_max: a checkpoint of a later step is
+    unusable, because the job's history does not lead up to it. doubts: pairs (step, generation): checkpoints
+    of later steps and of generations up to that one are set aside permanently. Raises CheckpointTooNewError
+    if one was written by a newer release, NoUsableCheckpointError if complete checkpoints exist and all are
+    unusable, CheckpointError if the URL cannot be listed.
     """
     folder = Folder(url)
     rejected: list[str] = []
@@ -246,11 +257,13 @@ def load_newest(
 
 
 def _set_aside(folder: Folder, name: str) -> None:
-    """A checkpoint in doubt is no checkpoint any more, for nobody: its manifest gets another name."""
+    """Exclude a doubtful checkpoint permanently, for all readers, by renaming its manifest."""
     _log.warning("checkpoint is in doubt and set aside", checkpoint=name)
     try:
         with folder.reading(f"{name}/{MANIFEST}") as file:
             manifest = file.read()
+        # Copied before it is removed: a kill in between leaves both names, and the next load sets it aside
+        # again.
         folder.write(f"{name}/{DOUBTFUL}", [manifest])
         folder.remove_file(f"{name}/{MANIFEST}")
     except (OSError, CheckpointError) as error:
@@ -258,7 +271,7 @@ def _set_aside(folder: Folder, name: str) -> None:
 
 
 def _order(name: str) -> tuple[int, int, str]:
-    """What names sort by. Raises CheckpointError for a name that is none."""
+    """Return the sort key of a name. Raises CheckpointError for an invalid name."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise CheckpointError(
@@ -276,12 +289,13 @@ def _list(folder: Folder) -> list[Checkpoint]:
 
 
 def _remove_old(folder: Folder, name: str, keep: int) -> None:
-    """Newer ones are left alone: they are of a history that was given up because they are damaged."""
+    """Remove old checkpoints. Newer ones stay: their history was given up because they are damaged."""
     older = [checkpoint for checkpoint in _list(folder) if _order(checkpoint.name) < _order(name)]
     complete = [checkpoint.name for checkpoint in older if checkpoint.complete]
     kept = set(complete[len(complete) - (keep - 1) :]) if keep > 1 else set()
     for checkpoint in older:
         if checkpoint.name not in kept:
+            # The manifest first: a kill during the removal leaves an incomplete checkpoint, which is ignored.
             folder.remove_file(f"{checkpoint.name}/{MANIFEST}")
             folder.remove_subfolder(checkpoint.name)
 
@@ -294,6 +308,7 @@ def _load(
         raise CheckpointDamagedError(f"it is of a job of {manifest.num_ests} ESTs, this one has {num_ests}")
     headers = [_read_header(folder, manifest, entry) for entry in manifest.shards]
     _check_headers(manifest, headers)
+    # Sizes were checked against the files, so a damaged header cannot make this allocation huge.
     stream = torch.empty(headers[0].total_bytes, dtype=torch.uint8)
 
     def read(entry: ShardInfo) -> ShardContents:
@@ -360,7 +375,7 @@ def _read_header(folder: Folder, manifest: Manifest, entry: ShardInfo) -> ShardH
 
 
 def _check_headers(manifest: Manifest, headers: Sequence[ShardHeader]) -> None:
-    """The shards make one whole: each stripe where the one before ends, each EST once."""
+    """Check that the shards make one whole: stripes are contiguous, and each EST occurs once."""
     position = 0
     for entry, header in zip(manifest.shards, headers, strict=True):
         mine = (header.checkpoint, header.step, header.shard, header.shards, header.total_bytes, header.start)

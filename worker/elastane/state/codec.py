@@ -1,19 +1,19 @@
 """Nested Python state as JSON and a list of tensors, and back, without pickle.
 
-State that crosses a process or a file boundary must come back with the same bits and must not be
-able to run code. So it is written as a tree of a closed set of types; whatever is not in the set is
-refused with the path to it, on the side that still has the object, before anything is sent.
+State that crosses a process or file boundary must be restored with the same bits and must not be able to
+run code. So it is written as a tree of a closed set of types; any other type is refused with the path to
+it, on the side that still has the object, before anything is sent.
 
 The structure is one JSON object `{"version", "tensors": [spec...], "paths": [...], "tree": node}`. A node is
-    null, true, "text", 17, 0.25          themselves (Python's JSON gives finite floats back exactly)
-    [node...]                             a list
-    {"KIND": ...}                         everything else, see `_Encoder`
+    null, true, "text", 17, 0.25    themselves (Python's JSON restores finite floats exactly)
+    [node...]                       a list
+    {"KIND": ...}                   everything else, see `_Encoder`
 A tensor in the tree is an index into the list of tensors; one that occurs twice (tied weights) is
 listed once. A spec keeps dtype, shape, stride (channels_last!) and the kind of device.
 
-The list is in the order of the tensors' paths, whatever order the dicts on the way to them have: workers
-whose dicts were filled in another order (an optimizer's state, by which parameter was used first) must
-agree on it, since each sends or writes a part of the list only.
+The list is ordered by the tensors' paths, whatever the order of the dicts that contain them: workers whose
+dicts were filled in another order (an optimizer's state, by which parameter was used first) must agree on
+it, since each sends or writes only a part of the list.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StateFormatError(ElastaneError):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a tensor is beside its bytes. `device` is a kind ("cpu", "cuda"), never an index."""
+    """Metadata of a tensor. `device` is a kind ("cpu", "cuda"), never an index."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -73,13 +73,12 @@ class TensorSpec:
 
 @dataclass
 class Exported:
-    """State on its way: `structure` (JSON, see the module) and the tensors it names by index.
+    """Exported state: `structure` (JSON, see the module) and the tensors it refers to by index.
 
-    The tensors are references to the live ones, or views into one buffer after a hand-over or a
-    load. Each is dense: its elements fill `numel` places of memory in some order of dimensions.
-    `specs` are those of the structure: `tensors[i]` has dtype, shape and stride of `specs[i]`, but
-    may lie on another device (staging memory). `paths` say where in the state each tensor is; empty in a
-    structure that was written before they were.
+    The tensors are references to the live ones, or views into one buffer after a hand-over or a load. Each is
+    dense: its elements fill `numel` places of memory in some order of dimensions. `specs` are those of the
+    structure: `tensors[i]` has dtype, shape and stride of `specs[i]`, but may be on another device (staging
+    memory). `paths` give the place of each tensor in the state; empty in structures of older versions.
     """
 
     structure: bytes
@@ -95,10 +94,10 @@ class Exported:
 
 
 def encode(state: object, *, path: str = "") -> Exported:
-    """The state as structure and tensors; tensors are referenced, not copied.
+    """Encode the state as structure and tensors; tensors are referenced, not copied.
 
     Only a tensor that is not dense (expanded, strided by slicing) or is a lazy conjugate is copied, to a
-    contiguous one. `path` is what messages call the root. Raises StateNotCarriedError.
+    contiguous one. path: name of the root in messages. Raises StateNotCarriedError.
     """
     encoder = _Encoder()
     tree = encoder.node(state, path)
@@ -115,7 +114,7 @@ def encode(state: object, *, path: str = "") -> Exported:
 
 
 def decode(exported: Exported) -> Any:
-    """The state that was encoded; its tensors are those of `exported` themselves.
+    """Decode the state; its tensors are those of `exported` themselves.
 
     Raises StateFormatError.
     """
@@ -131,7 +130,7 @@ def decode(exported: Exported) -> Any:
 
 
 def specs_of(structure: bytes) -> list[TensorSpec]:
-    """The specs of a structure's tensors, in order: all that is needed to make room for them."""
+    """Return the specs of a structure's tensors, in order, sufficient to allocate memory for them."""
     try:
         return [
             _checked(TensorSpec(_DTYPES[dtype], tuple(shape), tuple(stride), device))
@@ -146,7 +145,7 @@ def spec_of(tensor: torch.Tensor) -> TensorSpec:
 
 
 def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
-    """Whether the elements fill `numel` places of memory, each once (in any order of dimensions)."""
+    """True if the elements fill `numel` places of memory, each once (in any order of dimensions)."""
     if 0 in shape:
         return True
     expected = 1
@@ -158,14 +157,15 @@ def is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a dense tensor as a 1-D uint8 view of `nbytes`, without a copy."""
+    """Return the memory of a dense tensor as a 1-D uint8 view of `nbytes`, without a copy."""
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def from_flat_bytes(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor of `spec` as a view of `flat` (1-D uint8, `nbytes` long, aligned to the item size)."""
+    """Return the tensor of `spec` as a view of `flat` (1-D uint8, `nbytes` long, aligned to the item
+    size)."""
     if spec.nbytes == 0:
         return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=flat.device)
     typed = flat.view(spec.dtype)
@@ -173,16 +173,16 @@ def from_flat_bytes(flat: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 class _Encoder:
-    """Walks the state once, gathers tensors. One method per family of types."""
+    """Walks the state once and collects its tensors. One method per family of types."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        #: Of each tensor, the least of the paths that lead to it.
+        #: For each tensor, the smallest of the paths that lead to it.
         self.paths: list[str] = []
         #: Places in the tree that hold a tensor's index.
         self._references: list[tuple[Any, Any]] = []
         self._index: dict[object, int] = {}
-        self._alive: list[torch.Tensor] = []  # keys hold addresses: what they name must not be freed
+        self._alive: list[torch.Tensor] = []  # keys are addresses, so their tensors must not be freed
         self._open: set[int] = set()
 
     def put_in_order(self) -> None:
@@ -214,6 +214,7 @@ class _Encoder:
         return self._container(value, path)
 
     def _container(self, value: object, path: str) -> object:
+        # Only containers on the current path: the same list may occur twice without being a cycle.
         if id(value) in self._open:
             raise StateNotCarriedError(f"{path or 'the state'}: contains itself", path=path)
         self._open.add(id(value))
@@ -254,6 +255,7 @@ class _Encoder:
             )
         shape, stride = tuple(tensor.shape), tuple(tensor.stride())
         place: object = tensor.data_ptr() if tensor.numel() else id(tensor)
+        # Equal memory and view mean tied tensors; empty ones share a null pointer, so identity counts.
         key = (place, tensor.device, tensor.dtype, shape, stride, tensor.is_conj(), tensor.is_neg())
         if key not in self._index:
             self._index[key] = len(self.tensors)
@@ -278,7 +280,7 @@ class _Encoder:
         if isinstance(value, np.generic):
             return {"scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode("ascii")]}
         order: Literal["C", "F"] = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-        # A copy: numpy and torch do not agree on read-only memory, and arrays in training state are small.
+        # A copy: NumPy and torch disagree on read-only memory, and arrays in training state are small.
         memory = torch.frombuffer(bytearray(value.tobytes(order=order)) or bytearray(1), dtype=torch.uint8)
         index = self._tensor(memory[: value.nbytes], path)
         return {"array": self._reference([value.dtype.str, list(value.shape), order, index], 3)}
@@ -291,7 +293,7 @@ def _decode(node: Any, tensors: list[torch.Tensor]) -> Any:
         return node
     ((kind, content),) = node.items()
     if kind in _DICTS:
-        # Built empty and filled: Counter(pairs) would count the pairs.
+        # Filled after construction: Counter(pairs) would count the pairs.
         mapping = _DICTS[kind]()
         for key, value in content:
             mapping[_decode(key, tensors)] = _decode(value, tensors)

@@ -1,16 +1,16 @@
 """Digests of training state: cheap, and equal for equal bits.
 
-They are compared between workers of one job while it runs, so cost matters: one pass over the memory, at its
-speed. They are not cryptographic (`fingerprint` is; it compares runs).
+They are compared between workers of one job while it runs, so cost matters: one pass over the memory, at
+memory speed. They are not cryptographic (`fingerprint` is; it compares runs).
 
-The rule. The elements' bytes, row-major, are 64-bit words, filled up with zeros. Word i is added to sum
-i mod WIDTH, modulo 2^64; the digest is the sum of all WIDTH sums, each times an odd number of its own. A
-single bit that differs changes one sum by a power of two, and an odd multiple of that is never 0: it is
-always found. WIDTH is a prime, so that rows of a table do not fall onto each other. NaNs are bits like
-all others; strides and devices do not enter.
+The rule. The elements' bytes, row-major, are 64-bit words, padded with zeros. Word i is added to sum i mod
+WIDTH, modulo 2^64; the digest is the sum of all WIDTH sums, each multiplied by a different odd number. A
+single different bit changes one sum by a power of two, and an odd multiple of that is never 0 modulo 2^64, so
+it is always detected. WIDTH is a prime, so that rows of a table do not coincide. NaNs are compared as bits;
+strides and devices have no influence.
 
-Zeros add nothing, and a digest of several tensors does not know where one ends: that a tensor is there, its
-dtype and its shape are compared as text (`form`).
+Zeros add nothing, and a digest of several tensors does not contain their bounds: presence, dtype and shape of
+tensors are compared as text (`form`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import torch
 WIDTH: Final = 1021
 _MASK: Final = (1 << 64) - 1
 _WORD_BYTES: Final = 8
-#: Smaller tensors are concatenated first: many calls would cost more than the copy.
+#: Smaller tensors are concatenated first, because many calls would cost more than the copy.
 _SMALL_BYTES: Final = 1 << 16
-#: The odd factors: steps of a Weyl sequence (2^64 over the golden ratio), the last bit set.
+#: Odd factors: steps of a Weyl sequence (2^64 over the golden ratio) with the last bit set.
 _FACTORS: Final = (np.arange(1, WIDTH + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
 _COMBINE: Final = 0xD1342543DE82EF95
 
 
 def digest_of_tensors(tensors: Sequence[torch.Tensor]) -> int:
-    """One digest of all of them, in order; 64 bits."""
+    """Return one 64-bit digest of all tensors, in order."""
     small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     found = []
     with torch.no_grad():
@@ -48,9 +48,10 @@ def digest_of_tensors(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def digest_of_tensor(tensor: torch.Tensor) -> int:
-    """The digest of its elements' bits; 64 bits."""
+    """Return the 64-bit digest of a tensor's bits."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     size = plain.numel()
+    # A view as int64 must be aligned to its words.
     if plain.storage_offset() % _WORD_BYTES:
         plain = plain.clone()
     whole = size // _WORD_BYTES * _WORD_BYTES
@@ -59,7 +60,7 @@ def digest_of_tensor(tensor: torch.Tensor) -> int:
     last = int.from_bytes(rest, "little") if size > whole else 0
     rows = words.numel() // WIDTH * WIDTH
     if words.device.type == "cpu":
-        # NumPy adds rows into one that stays in the cache, three times as fast as torch does.
+        # NumPy accumulates into one row that stays in the cache, three times as fast as torch.
         known = words.numpy().view(np.uint64)
         sums = np.add.reduce(known[:rows].reshape(-1, WIDTH), axis=0)
         sums[: known.size - rows] += known[rows:]
@@ -72,23 +73,23 @@ def digest_of_tensor(tensor: torch.Tensor) -> int:
 
 
 def form(tensor: torch.Tensor) -> str:
-    """What its digest does not say: dtype and shape."""
+    """Return dtype and shape as text, which the digest does not contain."""
     return f"{tensor.dtype} {tuple(tensor.shape)}"
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype have the same bits: -0.0 is not 0.0, and a NaN is itself."""
+    """True if two tensors of one dtype have the same bits: -0.0 differs from 0.0, and a NaN equals itself."""
     bits = (tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
     return torch.equal(*bits)
 
 
 def digest_of_text(text: str) -> int:
-    """64 bits of a text."""
+    """Return a 64-bit digest of a text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def combined(digests: Iterable[int]) -> int:
-    """One digest of several, in order."""
+    """Return one digest of several, in order."""
     result = 0
     for digest in digests:
         result = ((result ^ digest) * _COMBINE + 1) & _MASK
@@ -96,9 +97,9 @@ def combined(digests: Iterable[int]) -> int:
 
 
 def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor | str]]:
-    """The leaves of nested state: path, and a tensor or a value as text. Dicts in sorted key order.
+    """Yield the leaves of nested state: path, and a tensor or a value as text. Dicts in sorted key order.
 
-    Of objects other than numbers, strings, tensors, arrays, and lists, tuples and dicts of them, only the
+    For objects other than numbers, strings, tensors, arrays, and lists, tuples and dicts of them, only the
     type counts: their contents cannot be read.
     """
     if isinstance(value, torch.Tensor):
@@ -117,7 +118,7 @@ def leaves(value: object, path: str) -> Iterator[tuple[str, torch.Tensor | str]]
 
 
 def in_words(value: Any) -> str:
-    """A value as text, exactly: equal for equal values of one type."""
+    """Return a value as exact text: equal for equal values of one type."""
     if isinstance(value, np.generic):
         return f"{value.dtype.str} {value!r}"
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):

@@ -40,7 +40,7 @@ class _HasStateDict(Protocol):
 def fingerprint(
     model: torch.nn.Module, optimizers: Iterable[_HasStateDict] = (), extras: Iterable[_HasStateDict] = ()
 ) -> dict[str, str]:
-    """sha256 in hex of "weights", "optimizer", "buffers" and "extras" (see the module for the rule).
+    """Return sha256 in hex of "weights", "optimizer", "buffers" and "extras" (see the module for the rule).
 
     For a model wrapped by DistributedDataParallel pass `model.module`, or the names differ.
     """

@@ -1,18 +1,18 @@
-"""Hand-over: workers that hold the state give it to those that do not, all donors at once.
+"""Hand-over: workers that hold the state send it to those that do not, all donors in parallel.
 
-    donors d = 0..D-1 hold identical state       receivers: each gets everything
-    1. every donor sends each receiver a header: which stripe, of how many bytes, cut how
+    donors d = 0..D-1 hold identical state              receivers: each gets everything
+    1. every donor sends each receiver a header: its stripe, the stripe's size and the piece size
     2. the first donor sends the structure (JSON, see `codec`)
     3. donor d sends stripe d of the byte stream (see `stream`) in pieces, a few in flight,
        then the crc32 of the stripe
     4. the receiver has the stream in staging memory, compares every crc32, and returns it
 
-The receiver's own state is not touched: only a state that came whole is loaded, so a donor that dies in
-the middle costs a repetition and nothing else. Identical donors are a consequence of bit-exact
-training; that they agree on layout is checked, their bytes are not compared with one another.
+The receiver's own state is not touched: only a complete state is loaded, so a donor that dies in the
+middle costs a repetition and nothing else. Identical donors are a consequence of bit-exact training; that
+they agree on the layout is checked, their bytes are not compared with one another.
 
-Between two members all messages are posted in one order on both sides, as NCCL demands. The crc32
-is not against the network, which has its own, but against a donor whose memory moves while it sends.
+Between two members all messages are posted in one order on both sides, as NCCL requires. The crc32 does
+not guard against the network, which has its own, but against a donor whose memory changes while it sends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from elastane.state.stream import ALIGNMENT_BYTES, StreamLayout, exported_from_s
 PIECE_BYTES: Final = 4 << 20
 PIECES_IN_FLIGHT: Final = 4
 TAGS: Final = 3 + PIECES_IN_FLIGHT
-"""Tags used from `tag_base` on."""
+"""Number of tags used, from `tag_base` on."""
 
 _MAGIC: Final = 0x454C4153_54414E45
 _HEADER_FIELDS: Final = 9
@@ -41,7 +41,7 @@ _CPU: Final = torch.device("cpu")
 
 
 class HandoverError(ElastaneError):
-    """What a donor sent is damaged, or donors do not agree; the receiver's state is as before."""
+    """A donor's data is damaged, or donors disagree; the receiver's state is unchanged."""
 
     code = "ELA315"
 
@@ -70,11 +70,11 @@ def send_state(
     device: torch.device = _CPU,
     piece_bytes: int = PIECE_BYTES,
 ) -> None:
-    """Sends this donor's stripe to every receiver; returns when all of it is on its way or there.
+    """Send this donor's stripe to every receiver; returns when all of it is delivered or in transit.
 
-    donors, receivers: places in the ring, the same lists in every member. donor_index: this worker's
-    index into donors. device: where the transport takes tensors (CPU for gloo). piece_bytes: a
-    multiple of 64. The exported tensors must not change meanwhile. Errors of the transport pass through.
+    donors, receivers: indices in the ring, the same lists in every member. donor_index: this worker's index
+    into donors. device: from which the transport sends (CPU for gloo). piece_bytes: a multiple of 64. The
+    exported tensors must not change meanwhile. Errors of the transport pass through.
     """
     if piece_bytes <= 0 or piece_bytes % ALIGNMENT_BYTES:
         raise ValueError(f"piece_bytes {piece_bytes} is no positive multiple of {ALIGNMENT_BYTES}")
@@ -118,11 +118,11 @@ def receive_state(
     device: torch.device = _CPU,
     staging_device: torch.device | None = None,
 ) -> Exported:
-    """The donors' state, whole and checked, in staging memory; give it to `TrainState.load`.
+    """Receive the donors' state, complete and checked, in staging memory, for `TrainState.load`.
 
-    device: where the transport delivers (CPU for gloo). staging_device: where the state is
-    gathered (default: device); the CPU when the device has no room for a second copy.
-    Raises HandoverError; errors of the transport pass through.
+    device: to which the transport delivers (CPU for gloo). staging_device: where the state is gathered
+    (default: device); use the CPU if the device has no room for a second copy. Raises HandoverError; errors
+    of the transport pass through.
     """
     headers = [_Header(transport, src, tag_base, device) for src in donors]
     for index, header in enumerate(headers):
@@ -131,6 +131,7 @@ def receive_state(
     transport.recv(structure, donors[0], tag_base + _STRUCTURE_TAG).wait()
     text = structure.cpu().numpy().tobytes()
 
+    # Not the live state: an incomplete hand-over must leave the receiver unchanged.
     staging = torch.empty(headers[0].total_bytes, dtype=torch.uint8, device=staging_device or device)
     exported = exported_from_stream(text, staging)
     layout = StreamLayout(exported.specs)
@@ -138,6 +139,7 @@ def receive_state(
         header.compare(layout, layout.stripe(index, len(donors)), layout_checksum(exported))
 
     stripes = [_StripeReceiver(transport, header, staging, tag_base, device) for header in headers]
+    # Alternating between donors, so that all of them send at the same time.
     for _ in range(PIECES_IN_FLIGHT):
         for stripe in stripes:
             stripe.post()
@@ -151,7 +153,7 @@ def receive_state(
 
 
 def layout_checksum(exported: Exported) -> int:
-    """crc32 of paths, dtypes, shapes and strides; equal in donors that can send stripes of one stream."""
+    """Return the crc32 of paths, dtypes, shapes and strides; equal in donors whose stripes fit together."""
     facts = [[str(spec.dtype), spec.shape, spec.stride] for spec in exported.specs]
     return zlib.crc32(json.dumps([exported.paths, facts]).encode("ascii"))
 
@@ -166,7 +168,7 @@ def _send_pieces(
     device: torch.device,
     piece_bytes: int,
 ) -> int:
-    """Sends the bytes of a stripe, at most PIECES_IN_FLIGHT pieces at a time; returns their crc32."""
+    """Send the bytes of a stripe, at most PIECES_IN_FLIGHT pieces at a time; return their crc32."""
     buffers: list[torch.Tensor | None] = [None] * PIECES_IN_FLIGHT
     in_flight: deque[list[Work]] = deque()
     checksum = 0
@@ -191,7 +193,7 @@ def _send_pieces(
 
 
 class _Header:
-    """What a donor says of its stripe. Posted when made, valid after `read`."""
+    """A donor's description of its stripe. Receiving starts with the constructor; valid after `read`."""
 
     def __init__(self, transport: Transport, src: int, tag_base: int, device: torch.device) -> None:
         self.src = src
@@ -211,7 +213,7 @@ class _Header:
             raise HandoverError(f"member {self.src} sent an impossible header: {rest}", donor=self.src)
 
     def compare(self, layout: StreamLayout, stripe: tuple[int, int], checksum: int) -> None:
-        """Raises HandoverError unless this donor's stream is the one the structure describes."""
+        """Raise HandoverError unless this donor's stream is the one the structure describes."""
         mine = (self.total_bytes, self.start, self.end, self._layout)
         expected = (layout.total_bytes, *stripe, checksum)
         if mine != expected:
@@ -245,19 +247,21 @@ class _StripeReceiver:
         self.in_flight: deque[tuple[Work, torch.Tensor, torch.Tensor]] = deque()
 
     def post(self) -> None:
-        """Asks for the next piece, if there is one."""
+        """Start to receive the next piece, if there is one."""
         if self._position >= self._header.end:
             return
         end = min(self._position + self._header.piece_bytes, self._header.end)
         home = self._staging[self._position : end]
         same = home.device == self._device
         landing = home if same else torch.empty(home.numel(), dtype=torch.uint8, device=self._device)
+        # Sender and receiver derive the tag from the piece's number, so that pieces in flight cannot be
+        # confused.
         tag = self._tag_base + _PIECE_TAG + self._posted % PIECES_IN_FLIGHT
         self.in_flight.append((self._transport.recv(landing, self._header.src, tag), landing, home))
         self._position, self._posted = end, self._posted + 1
 
     def take(self) -> None:
-        """Waits for the oldest piece in flight."""
+        """Wait for the oldest piece in flight."""
         if not self.in_flight:
             return
         work, landing, home = self.in_flight.popleft()

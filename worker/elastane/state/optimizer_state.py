@@ -1,9 +1,9 @@
-"""Optimizer state taken out and put back with the same bits.
+"""Restore optimizer state with the same bits.
 
-`torch.optim.Optimizer.load_state_dict` casts state to the dtype of its parameter (float32 moments of
-a bfloat16 parameter lose half their bits), copies everything aside and replaces `param_groups`.
-Here the state goes back as it was: dtype, stride, aliasing, Python floats as they are; and in place
-where that is possible, so that references which the script or a CUDA graph holds stay good.
+`torch.optim.Optimizer.load_state_dict` casts state to the dtype of its parameter (float32 moments of a
+bfloat16 parameter lose half their bits), copies everything and replaces `param_groups`. Here the state is
+restored unchanged: dtype, stride, aliasing, Python floats; and in place where possible, so that references
+held by the script or a CUDA graph stay valid.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class StateError(ElastaneError):
 
 
 class Placer:
-    """Gives loaded tensors a home of their own: a copy, or an existing tensor filled in place.
+    """Moves loaded tensors to their final memory: a copy, or an existing tensor filled in place.
 
-    The loaded ones lie in staging memory that goes away. One Placer serves one load: two places that
+    The loaded ones are in staging memory that will be freed. One Placer serves one load: two places that
     shared a tensor share one again, and an existing tensor is filled for one place only.
 
-    kinds: kind of device that a loaded tensor (by id) came from. model_kind: that of the parameters.
-    device: where the parameters are here.
+    kinds: kind of device that a loaded tensor (by id) came from. model_kind: that of the parameters. device:
+    of the parameters in this process.
     """
 
     def __init__(self, kinds: Mapping[int, str], model_kind: str, device: torch.device) -> None:
@@ -47,13 +47,14 @@ class Placer:
     def tensor(
         self, source: torch.Tensor, existing: object = None, device: torch.device | None = None
     ) -> torch.Tensor:
-        """The home of `source`.
+        """Return the final tensor for `source`.
 
-        device: where its owner is; a tensor kept on the CPU beside a model that is not stays on the
-        CPU. None: there is no such owner; what came from the CPU goes to the CPU, the rest to the model.
+        device: its owner's; a tensor kept on the CPU by a model on another device stays on the CPU. None:
+        there is no such owner; tensors from the CPU go to the CPU, the rest to the model's device.
         """
         if id(source) in self._placed:
             return self._placed[id(source)]
+        # If the donor's model was on the CPU too, the kind of device says nothing about the tensor.
         apart = self.came_from_cpu(source) and (device is None or self._model_kind != "cpu")
         target = torch.device("cpu") if apart else device or self._device
         if isinstance(existing, torch.Tensor) and self._fits(existing, source, target):
@@ -68,7 +69,7 @@ class Placer:
         return home
 
     def tree(self, value: Any, existing: Any = None, device: torch.device | None = None) -> Any:
-        """The same for every tensor of a nested value; containers are new."""
+        """Apply `tensor` to every tensor of a nested value; containers are new."""
         if isinstance(value, torch.Tensor):
             return self.tensor(value, existing, device)
         if isinstance(value, dict):
@@ -96,7 +97,7 @@ class Placer:
 
 
 def check_optimizer(optimizer: Optimizer, state: Any, name: str) -> None:
-    """Raises StateError unless `state` (a decoded state_dict) fits the optimizer's parameter groups."""
+    """Raise StateError unless `state` (a decoded state_dict) fits the optimizer's parameter groups."""
     groups, saved = optimizer.param_groups, state["param_groups"]
     sizes, saved_sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
     if sizes != saved_sizes:
@@ -109,10 +110,10 @@ def check_optimizer(optimizer: Optimizer, state: Any, name: str) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
-    """Puts a decoded state_dict back, exactly; what the optimizer held before is gone.
+    """Restore a decoded state_dict exactly, discarding the optimizer's previous state.
 
-    A class that brings its own `load_state_dict` is given the state by that. Hooks run as torch runs
-    them. Per-parameter state goes to the device of its parameter, "step" as torch places it.
+    A class with its own `load_state_dict` gets the state through that. Hooks run as torch runs them.
+    Per-parameter state goes to the device of its parameter, "step" as torch places it.
     """
     if type(optimizer).load_state_dict is not Optimizer.load_state_dict:
         optimizer.load_state_dict(placer.tree(state))
@@ -120,8 +121,9 @@ def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
     for hook in list(optimizer._optimizer_load_state_dict_pre_hooks.values()):
         replaced = hook(optimizer, state)
         state = state if replaced is None else replaced
+    # Previous tensors are reused where they fit, because CUDA graphs refer to their addresses.
     old = dict(optimizer.state)
-    loaded: dict[Any, Any] = {}  # in the order of the state: that in which parameters were first used
+    loaded: dict[Any, Any] = {}  # in the order of the state, i.e. of the parameters' first use
     owners = {index: (group, p) for group, index, p in _parameters(optimizer, state["param_groups"])}
     for key, value in state["state"].items():
         if key in owners:
@@ -140,7 +142,7 @@ def load_optimizer(optimizer: Optimizer, state: Any, placer: Placer) -> None:
 def _parameters(
     optimizer: Optimizer, saved_groups: list[dict[str, Any]]
 ) -> Iterator[tuple[dict[str, Any], int, torch.Tensor]]:
-    """(saved group, index in the state_dict, the optimizer's parameter) of every parameter."""
+    """Yield (saved group, index in the state_dict, the optimizer's parameter) for every parameter."""
     for group, saved in zip(optimizer.param_groups, saved_groups, strict=True):
         for parameter, index in zip(group["params"], saved["params"], strict=True):
             yield saved, index, parameter
@@ -160,7 +162,7 @@ def _place_entry(entry: Any, old: Any, parameter: torch.Tensor, group: dict[str,
 
 
 def _load_group(group: dict[str, Any], saved: dict[str, Any], placer: Placer) -> None:
-    """Options in place: the dict stays the same object, a tensor lr the same tensor."""
+    """Restore options in place: the dict stays the same object, a tensor lr the same tensor."""
     fresh = {}
     for key, value in saved.items():
         if key != "params":

@@ -1,14 +1,14 @@
 """One shard of a checkpoint: a worker's stripe of the state and the contexts of its ESTs, in one file.
 
-    offset 0   magic, 16 bytes
-          16   length of the header, 8 bytes little-endian
-          24   header: JSON, see ShardHeader
-               structure of the state (shard 0 only, see `codec`)
-               EST contexts: protobuf EstContext, one after the other
-               zeros up to a multiple of 64
-               the stripe: bytes [start, end) of the stream of tensors (see `stream`)
+    offset 0    magic, 16 bytes
+           16   length of the header, 8 bytes little-endian
+           24   header: JSON, see ShardHeader
+                structure of the state (shard 0 only, see `codec`)
+                EST contexts: protobuf EstContext, one after the other
+                zeros up to a multiple of 64
+                the stripe: bytes [start, end) of the stream of tensors (see `stream`)
 
-The sha256 of the whole file stands in the checkpoint's manifest, so nothing here repeats it.
+The sha256 of the whole file is in the checkpoint's manifest and not repeated here.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _HEADER_BYTES_MAX: Final = 64 << 20
 
 
 class CheckpointDamagedError(CheckpointError):
-    """A checkpoint, or a file of it, is not what was written."""
+    """A checkpoint, or a file of it, differs from what was written."""
 
     code = "ELA312"
 
 
 class ShardHeader(msgspec.Struct, frozen=True):
-    """What a shard says of itself.
+    """Header of a shard.
 
-    checkpoint: its name. step: the first step that is not in it. [start, end) of `total_bytes`: its stripe.
-    contexts: (virtual rank, bytes) of each EST context, in order. ready_order: shard 0 only.
+    checkpoint: its name. step: first step not included. [start, end) of `total_bytes`: its stripe. contexts:
+    (virtual rank, bytes) of each EST context, in order. ready_order: shard 0 only.
     """
 
     checkpoint: str
@@ -59,7 +59,7 @@ class ShardHeader(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A worker's part of the state at a step boundary, apart from the live state.
+    """A worker's part of the state at a step boundary, independent of the live state.
 
     stripe: 1-D uint8 on the CPU, bytes [start, end) of the stream. structure, ready_order: shard 0 only.
     """
@@ -77,7 +77,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 class ShardContents(msgspec.Struct, frozen=True):
-    """What a shard holds beside its stripe, and the sha256 of its file."""
+    """Contents of a shard besides its stripe, and the sha256 of its file."""
 
     sha256: str
     structure: bytes
@@ -93,10 +93,10 @@ def take_snapshot(
     contexts: Mapping[int, Parts],
     ready_order: Sequence[int] = (),
 ) -> Snapshot:
-    """Copies this worker's stripe out of the live state: training may go on when it returns.
+    """Copy this worker's stripe out of the live state; training may continue when it returns.
 
-    exported: `TrainState.export()` at the boundary. step: first step that is not in it. contexts: of
-    the ESTs this worker hosts, at the start of `step`. Takes the time of copying 1/shards of the state.
+    exported: `TrainState.export()` at the boundary. step: first step not included. contexts: of the ESTs this
+    worker hosts, at the start of `step`. Takes the time of copying 1/shards of the state.
     """
     layout = StreamLayout(exported.specs)
     start, end = layout.stripe(shard, shards)
@@ -118,7 +118,7 @@ def take_snapshot(
 
 
 def shard_chunks(name: str, snapshot: Snapshot) -> Iterator[Chunk]:
-    """The bytes of the shard's file, in pieces of at most CHUNK_BYTES (the front apart)."""
+    """Yield the bytes of the shard's file: the front in one piece, the stripe in pieces of CHUNK_BYTES."""
     contexts = [
         (rank, context_to_proto(rank, snapshot.step, parts).SerializeToString(deterministic=True))
         for rank, parts in sorted(snapshot.contexts.items())
@@ -153,9 +153,9 @@ def shard_chunks(name: str, snapshot: Snapshot) -> Iterator[Chunk]:
 
 
 def read_header(file: Any, file_bytes: int) -> ShardHeader:
-    """The header of an open shard of that size, checked against the size.
+    """Read the header of an open shard and check it against the file's size.
 
-    Nothing is believed before the sha256 was compared, but this is enough to make room safely.
+    Contents are not trusted before the sha256 was compared, but these checks make it safe to allocate memory.
     Raises CheckpointDamagedError.
     """
     prefix = file.read(_PREFIX_BYTES)
@@ -175,9 +175,9 @@ def read_header(file: Any, file_bytes: int) -> ShardHeader:
 
 
 def read_shard(file: Any, header: ShardHeader, stripe: torch.Tensor) -> ShardContents:
-    """Reads an open shard from its beginning; its stripe goes into `stripe` (1-D uint8, CPU).
+    """Read an open shard from its beginning; its stripe goes into `stripe` (1-D uint8, CPU).
 
-    Raises CheckpointDamagedError when it ends early or a context is no context.
+    Raises CheckpointDamagedError if it ends early or a context is invalid.
     """
     digest = hashlib.sha256()
     prefix = _read(file, digest, _PREFIX_BYTES)

@@ -1,8 +1,8 @@
-"""Folders on any fsspec URL, with writes that are whole or absent.
+"""Folders on any fsspec URL, with atomic writes.
 
-A checkpoint must survive a kill between any two instructions. On a local disk a file is therefore
-written beside its place, synced, and renamed; on an object store a put is whole by itself, and
-an upload that fails is abandoned. What the storage says in exceptions becomes CheckpointError here.
+A checkpoint must survive a kill between any two instructions. On a local disk a file is therefore written
+under a temporary name, synced, and renamed; on an object store a put is atomic, and an upload that fails is
+abandoned. OSErrors of the storage are translated to CheckpointError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Chunk = bytes | memoryview
 
 
 class CheckpointError(ElastaneError):
-    """A checkpoint could not be written, read or listed; training state is as before."""
+    """A checkpoint could not be written, read or listed; training state is unchanged."""
 
     code = "ELA311"
 
@@ -50,8 +50,9 @@ class Folder:
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def subfolders(self) -> list[str]:
-        """Names of the folders directly within; [] when this one does not exist."""
+        """Return the names of direct subfolders; [] if this folder does not exist."""
         with _translated(self.url, "list"):
+            # Other workers write to the same folder, and fsspec caches listings.
             self._fs.invalidate_cache()
             try:
                 entries = self._fs.ls(self._root, detail=True)
@@ -61,7 +62,7 @@ class Folder:
         return sorted(names)
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file, None when there is no such file. `name` may have folders in it."""
+        """Return the size of a file in bytes, None if it does not exist. `name` may contain folders."""
         with _translated(self.url, "look at", name):
             try:
                 return int(self._fs.size(self._path(name)))
@@ -70,12 +71,12 @@ class Folder:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
-        """The file, open for reading bytes. Raises CheckpointError, also for errors while it is read."""
+        """Open the file for reading bytes. Raises CheckpointError, also for errors while it is read."""
         with _translated(self.url, "read", name), self._fs.open(self._path(name), "rb") as file:
             yield file
 
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """Writes a file as a whole: it is durable when this returns, and not there when it raises."""
+        """Write a file atomically: durable when this returns, absent if it raises."""
         with _translated(self.url, "write", name):
             if self._local:
                 _write_local(Path(self._path(name)), chunks)
@@ -83,14 +84,14 @@ class Folder:
                 self._write_remote(self._path(name), chunks)
 
     def remove_file(self, name: str) -> None:
-        """Removes a file durably; nothing happens when it is not there."""
+        """Remove a file durably; no error if it does not exist."""
         with _translated(self.url, "remove", name), suppress(FileNotFoundError):
             self._fs.rm_file(self._path(name))
             if self._local:
                 _sync_folder(Path(self._path(name)).parent)
 
     def remove_subfolder(self, name: str) -> None:
-        """Removes a folder and all that is in it; nothing happens when it is not there."""
+        """Remove a folder with its contents; no error if it does not exist."""
         with _translated(self.url, "remove", name), suppress(FileNotFoundError):
             if self._local:
                 shutil.rmtree(self._path(name))
@@ -108,7 +109,7 @@ class Folder:
                 file.write(chunk)
             file.close()
         except BaseException:
-            # Closing would complete the upload, and so would the garbage collector.
+            # Closing the file would complete the upload, and so would the garbage collector.
             with suppress(Exception):
                 file.discard()
             if isinstance(file, AbstractBufferedFile):
@@ -130,6 +131,7 @@ def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
         _sync_folder(path.parent)
+        # The shard's folder may be new as well, and is durable only once its parent is synced.
         _sync_folder(path.parent.parent)
     except BaseException:
         beside.unlink(missing_ok=True)
@@ -137,7 +139,7 @@ def _write_local(path: Path, chunks: Iterable[Chunk]) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Makes renames and removals within durable."""
+    """Make renames and removals in the folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -159,5 +161,5 @@ def _translated(url: str, verb: str, name: str = "") -> Iterator[None]:
             errno=error.errno,
         )
         if isinstance(error, PermissionError | NotADirectoryError) or error.errno == errno.EROFS:
-            refused.exit_code = EXIT_REFUSED  # the next worker would meet the same
+            refused.exit_code = EXIT_REFUSED  # the next worker would meet the same error
         raise refused from error

@@ -1,9 +1,9 @@
 """The tensors of a state as one stream of bytes, and its stripes.
 
-Hand-over and checkpoints both cut the state among several workers. The cut goes through the bytes, not
-between tensors, so that one huge embedding does not burden one worker. In the stream the tensors
-stand in order, each from a multiple of `ALIGNMENT_BYTES` on and padded with zeros: a receiver may then
-take the whole stream into one buffer and use typed views of it, without another copy.
+Hand-over and checkpoints both divide the state among several workers. Cuts are made at bytes, not between
+tensors, so that one huge embedding does not burden a single worker. In the stream the tensors follow in
+order, each starting at a multiple of `ALIGNMENT_BYTES` and padded with zeros: a receiver can take the whole
+stream into one buffer and use typed views of it, without another copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ALIGNMENT_BYTES: Final = 64
 
 @dataclass(frozen=True)
 class Segment:
-    """Bytes [start, end) of tensor `tensor`, which stand at `position` of the stream."""
+    """Bytes [start, end) of tensor `tensor`, at `position` of the stream."""
 
     tensor: int
     start: int
@@ -31,7 +31,7 @@ class Segment:
 
 
 class StreamLayout:
-    """Where each tensor stands in the stream. `total_bytes` includes the padding."""
+    """Offsets of the tensors in the stream. `total_bytes` includes the padding."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self.specs = list(specs)
@@ -43,14 +43,17 @@ class StreamLayout:
         self.total_bytes = position
 
     def stripe(self, index: int, count: int) -> tuple[int, int]:
-        """The range [start, end) of stripe `index` of `count` equal ones; the last are shorter or empty."""
+        """Return the range [start, end) of stripe `index` of `count` equal ones.
+
+        The last are shorter or empty.
+        """
         if not 0 <= index < count:
             raise ValueError(f"stripe {index} of {count}")
         width = _round_up(-(-self.total_bytes // count))
         return min(index * width, self.total_bytes), min((index + 1) * width, self.total_bytes)
 
     def segments(self, start: int, end: int) -> Iterator[Segment]:
-        """The pieces of tensors within [start, end) of the stream, in order."""
+        """Yield the pieces of tensors within [start, end) of the stream, in order."""
         first = max(bisect_right(self.offsets, start) - 1, 0)
         for tensor in range(first, len(self.specs)):
             offset = self.offsets[tensor]
@@ -63,7 +66,7 @@ class StreamLayout:
     def view(
         self, tensors: Sequence[torch.Tensor], start: int, end: int, device: torch.device
     ) -> torch.Tensor | None:
-        """Bytes [start, end) as a view, when they all lie in one tensor on `device`; otherwise None."""
+        """Return bytes [start, end) as a view if they lie in one tensor on `device`, otherwise None."""
         for segment in self.segments(start, end):
             source = tensors[segment.tensor]
             if segment.end - segment.start != end - start or source.device != device:
@@ -74,7 +77,7 @@ class StreamLayout:
     def gather(
         self, tensors: Sequence[torch.Tensor], start: int, end: int, out: torch.Tensor
     ) -> torch.Tensor:
-        """Writes bytes [start, end) of the stream to the front of `out` (1-D uint8) and returns that part."""
+        """Write bytes [start, end) of the stream to the front of `out` (1-D uint8) and return that part."""
         piece = out[: end - start]
         position = start
         for segment in self.segments(start, end):
@@ -88,7 +91,7 @@ class StreamLayout:
         return piece
 
     def views(self, stream: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors as views of the whole stream (1-D uint8 of `total_bytes`)."""
+        """Return the tensors as views of the whole stream (1-D uint8 of `total_bytes`)."""
         return [
             from_flat_bytes(stream[offset : offset + spec.nbytes], spec)
             for offset, spec in zip(self.offsets, self.specs, strict=True)
@@ -96,7 +99,7 @@ class StreamLayout:
 
 
 def exported_from_stream(structure: bytes, stream: torch.Tensor) -> Exported:
-    """The state whose tensors are views of `stream` (1-D uint8, as `StreamLayout` orders it)."""
+    """Return the state whose tensors are views of `stream` (1-D uint8, as `StreamLayout` orders it)."""
     specs = specs_of(structure)
     return Exported(structure, StreamLayout(specs).views(stream), specs)
 

@@ -1,13 +1,13 @@
-"""All that a worker must hold, beside EST contexts, to go on training: out as values, in again in place.
+"""All state that a worker needs besides EST contexts to continue training: exported, and loaded in place.
 
-1. `export()` names every parameter, buffer, optimizer and scheduler state and extra object, by
-   reference: between two steps nothing changes them, so nothing needs to be copied.
-2. The export travels (hand-over) or is written (checkpoint).
+1. `export()` refers to every parameter, buffer, optimizer and scheduler state and extra object:
+   between two steps nothing changes them, so nothing needs to be copied.
+2. The export is sent (hand-over) or written (checkpoint).
 3. `load()` first compares it with the script's objects, then fills them in place: the script, the
-   reducer and the optimizer keep the very tensors they know.
+   reducer and the optimizer keep their tensors.
 
-Gradients are no part of it: at a step boundary there are none that count. What the script has frozen and
-which modules are in training mode (`requires_grad`, `training`) are: a script may set them once.
+Gradients are not included: at a step boundary none are pending. Frozen parameters and the modules' training
+mode (`requires_grad`, `training`) are included: a script may set them only once.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from elastane.state.optimizer_state import Placer, StateError, check_optimizer, 
 
 __all__ = ["StateError", "Stateful", "TrainState", "fingerprint"]
 
-#: Extras whose names begin so are the runtime's own; stock training has no such state.
+#: Name prefix of the runtime's own extras; stock training has no such state.
 RUNTIME_PREFIX: Final = "elastane."
 
 _SECTIONS = ("parameters", "buffers", "flags", "modules", "optimizers", "schedulers", "extras")
 
 
 class Stateful(Protocol):
-    """A scheduler, a GradScaler, an averaged model, a user's object."""
+    """A scheduler, a GradScaler, an averaged model, or a user's object."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any) -> Any: ...
@@ -41,8 +41,8 @@ class Stateful(Protocol):
 class TrainState:
     """The objects a script trains with, as one state.
 
-    model: the module itself, not a wrapper. optimizers: torch's, unwrapped. schedulers: in the order in
-    which every worker builds them. extras: by name, whatever has state_dict and load_state_dict.
+    model: the module itself, not a wrapper. optimizers: torch's, unwrapped. schedulers: in the order in which
+    every worker builds them. extras: by name, any object with state_dict and load_state_dict.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TrainState:
         self.extras = dict(extras or {})
 
     def export(self) -> Exported:
-        """The state by reference: good until the next step begins.
+        """Return the state by reference; valid until the next step begins.
 
         Raises StateNotCarriedError that names the item, e.g. "extras.tracker.file: object of type ...".
         """
@@ -77,10 +77,10 @@ class TrainState:
         return encode(state)
 
     def load(self, exported: Exported) -> None:
-        """Fills the objects in place with the exported state, bit for bit.
+        """Fill the objects in place with the exported state, bit for bit.
 
-        Parameters keep their identity and their memory (`data_ptr`). Raises StateError or
-        StateFormatError before anything is changed when the state is not of objects like these.
+        Parameters keep their identity and their memory (`data_ptr`). Raises StateError or StateFormatError
+        before anything is changed if the state does not fit the objects.
         """
         state = decode(exported)
         self._check(state)
@@ -101,11 +101,14 @@ class TrainState:
             self.extras[name].load_state_dict(placer.tree(value))
 
     def fingerprint(self) -> dict[str, str]:
-        """sha256 of "weights", "optimizer", "buffers" and "extras"; see `elastane.state.fingerprint`."""
+        """Return sha256 of "weights", "optimizer", "buffers" and "extras".
+
+        See `elastane.state.fingerprint`.
+        """
         own = [extra for name, extra in self.extras.items() if not name.startswith(RUNTIME_PREFIX)]
         return fingerprint(self.model, self.optimizers, [*self.schedulers, *own])
 
-    # ------------------------------------------------------------------ before anything changes
+    # ------------------------------------------------------------------ checks before any change
 
     def _check(self, state: Any) -> None:
         if not isinstance(state, dict) or sorted(state) != sorted(_SECTIONS):
@@ -141,6 +144,7 @@ class TrainState:
 
     def _placer(self, exported: Exported, state: Any) -> Placer:
         kinds = {id(t): spec.device for t, spec in zip(exported.tensors, exported.specs, strict=True)}
+        # The parameters' kind of device in the donor, which may differ from this worker's.
         model_kind = next((kinds[id(value)] for value in state["parameters"].values()), "cpu")
         return Placer(kinds, model_kind, self._device())
 
@@ -151,7 +155,7 @@ class TrainState:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             value, stride = saved[name], parameter.stride()
             if stride != value.stride() and is_dense(tuple(parameter.shape), tuple(stride)):
-                # The same memory, read in the order of dimensions (channels_last) that the ring trains with.
+                # The same memory, with the order of dimensions (channels_last) that the ring trains with.
                 parameter.data = parameter.data.as_strided(value.shape, value.stride())
             parameter.copy_(value)
 
@@ -166,6 +170,7 @@ class TrainState:
         for prefix, module in self._modules():
             for name, buffer in module._buffers.items():
                 value = saved.get(prefix + name)
+                # A module may set a buffer from None, or to None, while it trains.
                 if value is None or buffer is None:
                     module._buffers[name] = (
                         None if value is None else placer.tensor(value, None, self._device())

@@ -1,7 +1,7 @@
-"""A tracker's process, started by a worker (`process`): `python -m elastane.tracking '{"to": ..., ...}'`.
+"""Process of one tracker, started by a worker (`process`): `python -m elastane.tracking '{"to": ..., ...}'`.
 
-It ends with its worker: when the standard input ends, or says {"stop": true}, what was read is written and
-the process is over. A line {"finish": N} says that the job has N steps and ends when they are written.
+It ends with its worker: at the end of standard input, or at the line {"stop": true}, it writes what it has
+read and exits. A line {"finish": N} says that the job has N steps and ends when they are written.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from elastane.tracking.tracker import TrackerSpec
 
 
 def main() -> int:
-    """Exit code 0, also when another worker leads by now; 1 with a line on stderr when the tracker failed."""
+    """Return the exit code: 0, also if another worker leads by now, or 1 if the tracker failed.
+
+    A failure is reported in a line on stderr.
+    """
     asked = json.loads(sys.argv[1])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # for the worker, which may drain for a while yet
+        # signals are meant for the worker, which may still drain for a while
+        signal.signal(number, signal.SIG_IGN)
     spec = TrackerSpec(**asked["to"])
     try:
         if not asked["master"]:
             write_steps(sys.stdin, asked["job"], asked["created"], spec)
             return 0
         return _follow(asked, spec)
-    except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises: training goes on without it
+    except Exception as error:  # noqa: BLE001 - its library may raise anything; training continues
         said = str(error) if isinstance(error, ElastaneError) else f"{type(error).__name__}: {error}"
         sys.stderr.write(f"elastane: values do not go to {spec} any more: {said}\n")
         return 1

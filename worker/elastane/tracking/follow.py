@@ -1,4 +1,4 @@
-"""Reads steps from the master, or from the standard input, into one tracker."""
+"""Copies steps from the master, or from standard input, into one tracker."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from elastane.tracking.tracker import Cursor, Feed, TrackedRun, Tracker, Tracker
 if TYPE_CHECKING:
     from elastane.client import MasterClient
 
-#: What was written is made durable, and shows, after so long at the latest.
+#: Maximum delay until written values are durable and visible.
 FLUSH_SECONDS = 2.0
 
 
 class Following:
     """One tracker that follows a job at its master.
 
-    worker_id: of the leader whose tracker this is; empty: it follows whoever leads. `finish_at` and `stop`
+    worker_id: of the leader that started it; empty: it follows whichever worker leads. `finish_at` and `stop`
     may be called from any thread; both close the client.
     """
 
@@ -36,10 +36,10 @@ class Following:
         self._stopped = False
 
     def run(self, *, follow: bool) -> int:
-        """Write until the end: of what is there, without `follow`; else until `finish_at` or `stop`.
+        """Write steps until the end of the history, or with `follow` until `finish_at` or `stop`.
 
-        Returns the step after the last one written. Raises RequestRefusedError ("stale") when the worker does
-        not lead any more, MasterUnreachableError, and what the tracker's library raises.
+        Returns the step after the last one written. Raises RequestRefusedError ("stale") if the worker no
+        longer leads, MasterUnreachableError, and errors of the tracker's library.
         """
         from elastane.client import ClientClosedError
 
@@ -57,7 +57,7 @@ class Following:
         return pages.cursor.next_step
 
     def finish_at(self, step: int) -> None:
-        """End once the steps before this one are written: the job is over."""
+        """End once the steps before this one are written, because the job is over."""
         with self._lock:
             self._target = step
             there = self._there
@@ -65,7 +65,7 @@ class Following:
             self._client.close()
 
     def stop(self) -> None:
-        """End now; another one goes on."""
+        """End now; another leader's tracker continues."""
         self._stopped = True
         self._client.close()
 
@@ -86,9 +86,9 @@ class Following:
 
 
 class Pages:
-    """A tracker that is written to, and flushed by a thread of its own: the next step may be minutes away.
+    """A tracker flushed by a background thread, because the next step may be minutes away.
 
-    failed: called when a flush fails, on that thread. `close` raises what it was.
+    failed: called on that thread when a flush fails. `close` raises the error.
     """
 
     def __init__(self, tracker: Tracker, failed: Callable[[], None] = lambda: None) -> None:
@@ -104,7 +104,10 @@ class Pages:
         self._thread.start()
 
     def take(self, steps: Iterable[LoggedStep], token: str = "") -> int:
-        """Write steps; returns the next. token: of the history, behind them; kept once all are written."""
+        """Write steps and return the next step's number.
+
+        token: history position after them, stored once all are written.
+        """
         with self._lock:
             for step in steps:
                 self._feed.take(step)
@@ -113,7 +116,7 @@ class Pages:
         return self.cursor.next_step
 
     def close(self, *, finished: Callable[[], bool]) -> None:
-        """Flush and end. finished: whether the job is over."""
+        """Flush and end. finished: returns True if the job is over."""
         self._closing.set()
         self._thread.join()
         if self.failure is not None:
@@ -129,7 +132,7 @@ class Pages:
                     continue
                 try:
                     self._tracker.flush(self.cursor)
-                except Exception as error:  # noqa: BLE001 - whatever its library raises ends this tracker
+                except Exception as error:  # noqa: BLE001 - any error of its library ends this tracker
                     self.failure = error
                     break
                 self._is_new = False
@@ -138,7 +141,7 @@ class Pages:
 
 
 def write_steps(lines: Iterable[str], job: str, created: float, spec: TrackerSpec) -> int:
-    """Write what comes as JSON lines, one step each, until there is no more, or one says "stop" or "finish".
+    """Write steps from JSON lines, one each, until the input ends or a line says "stop" or "finish".
 
     Returns the step after the last one written.
     """

@@ -7,13 +7,16 @@ from typing import Any
 from elastane.logged import LoggedStep
 from elastane.tracking.tracker import Cursor, TrackedRun
 
-#: MLflow takes no more in one call.
+#: MLflow's limit of metrics in one call.
 BATCH_MAX = 1000
 _RUN, _STEP, _TOKEN = "elastane.run", "elastane.next_step", "elastane.token"
 
 
 class MlflowRun:
-    """One run of an experiment. What a leader wrote without noting it in the cursor is not written again."""
+    """One run of an experiment.
+
+    Values written by an earlier leader after its last cursor are not written again.
+    """
 
     replaces = False
 
@@ -27,7 +30,7 @@ class MlflowRun:
         self._run = run
         self._id = ""
         self._batch: list[Any] = []
-        #: Of names met so far: the steps from the cursor on that were there when it was taken up.
+        #: By name: steps from the cursor on that the run already had when it was opened.
         self._written: dict[str, set[int]] = {}
         self._opened_at = 0
 

@@ -1,4 +1,4 @@
-"""The trackers of a worker that leads: a process for each, started and ended with its lead."""
+"""Trackers of the leading worker: one process each, running while the worker leads."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from elastane.tracking.tracker import TrackerSpec
 
 _log = structlog.get_logger(__name__)
 
-#: How long the end of the training waits for the last values to be written.
+#: How long the end of training waits for the last values to be written.
 FINISH_SECONDS = 60.0
-#: And how long a tracker that is told to end may take to write what it has read.
+#: How long a stopped tracker may take to write what it has read.
 END_SECONDS = 20.0
 LOOK_SECONDS = 0.2
-#: What the values are kept from: torch, and the trackers' own, must not take the worker's cores.
+#: Keeps torch and the trackers' libraries from using the worker's cores and GPUs.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 class TrackerProcesses:
     """All trackers of one job in one worker. Used from the script's thread.
 
-    master: where the steps are read; empty: they come by `write`. worker_id: whose lead they follow.
-    created: seconds since the Unix epoch, where there is no master to ask.
+    master: from which steps are read; empty: they are passed to `write`. worker_id: of this worker. created:
+    seconds since the Unix epoch, if there is no master to ask.
     """
 
     def __init__(
@@ -55,13 +55,16 @@ class TrackerProcesses:
         self._ending: list[subprocess.Popen[str]] = []
 
     def lead(self, leads: bool) -> None:
-        """This worker leads, or does not: told at each ring it enters. Those of before end by themselves."""
+        """Start or stop the trackers; called at each ring entered with whether this worker leads.
+
+        Stopped processes end in the background.
+        """
         if leads and not self._processes:
             self._reap()
             self._processes = [self._start(spec) for spec in self.specs]
         elif leads:
-            # One that ended well gave way to another leader's, while this worker was out of the ring. One
-            # that failed said so, and is left alone.
+            # A process that ended without error gave way to another leader's while this worker was out of the
+            # ring. One that failed has reported it, and is not restarted.
             self._processes = [
                 self._start(spec) if process.poll() == 0 else process
                 for spec, process in zip(self.specs, self._processes, strict=True)
@@ -70,13 +73,13 @@ class TrackerProcesses:
             self._release()
 
     def write(self, step: Mapping[str, object]) -> None:
-        """A step of a job without a master, as the fields of LoggedStep."""
+        """Write a step of a job without a master, as the fields of LoggedStep."""
         self._tell(step)
 
     def finish(self, step: int, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """The job is over and has so many steps: returns when they are written, or after `FINISH_SECONDS`.
+        """Finish the job with `step` steps: return when they are written, or after `FINISH_SECONDS`.
 
-        meanwhile: called several times a second, for what must go on.
+        meanwhile: called several times a second, for work that must go on.
         """
         self._tell({"finish": step})
         deadline = time.monotonic() + FINISH_SECONDS
@@ -90,13 +93,13 @@ class TrackerProcesses:
         self.close()
 
     def close(self) -> None:
-        """End them; what they have read is written."""
+        """End all trackers; what they have read is written."""
         self._release()
         self._reap()
 
     def _release(self) -> None:
-        """They write what they have read, and end."""
-        # Said too: data workers that were forked meanwhile keep the other end of the pipe open.
+        """Stop the trackers without waiting; they write what they have read, and end."""
+        # Closing the pipe is not enough: data workers forked meanwhile keep its other end open.
         self._tell({"stop": True})
         for process in self._processes:
             with contextlib.suppress(OSError):
@@ -126,7 +129,7 @@ class TrackerProcesses:
     def _tell(self, said: Mapping[str, object]) -> None:
         line = json.dumps(said) + "\n"
         for process in self._processes:
-            with contextlib.suppress(OSError):  # it has ended, and said why
+            with contextlib.suppress(OSError):  # it has ended and reported why
                 assert process.stdin is not None
                 process.stdin.write(line)
                 process.stdin.flush()

@@ -1,8 +1,8 @@
-"""Values as scalars of TensorBoard, by tensorboardX or torch's writer, whichever is installed.
+"""Values as scalars of TensorBoard, written by tensorboardX or torch's writer, whichever is installed.
 
-Each process that writes makes an event file of its own, which begins with "steps from here on replace what
-earlier files have of them" (purge_step): so a step that was written, but not noted in the cursor before the
-leader died, shows once.
+Each writing process creates its own event file, which begins with "steps from here on replace those of
+earlier files" (purge_step): so a step that was written after the last cursor, before the leader died, is
+shown once.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ class TensorBoard:
         self._writer.close()
 
     def _begin(self, step: int) -> None:
-        # Files are read in the order of their names, which have seconds only, and must never be the same.
+        # Files are read in the order of their names, which contain only seconds and must never be equal.
         suffix = f".{time.time_ns()}"
         self._writer = _writer_class()(str(self.folder), purge_step=step, filename_suffix=suffix)
 
     def _read_cursor(self) -> Cursor:
-        """Where the last writer was; from the beginning if that is not known, which replaces all there is."""
+        """Return the last writer's cursor; if it is unknown, the beginning, which replaces all existing
+        values."""
         try:
             kept = json.loads((self.folder / CURSOR_FILE).read_text())
             return Cursor(int(kept["next_step"]), str(kept["token"]))
@@ -77,7 +78,7 @@ class TensorBoard:
 
 def _writer_class() -> Any:
     for name in ("tensorboardX", "torch.utils.tensorboard"):
-        # They warn of every value that is not finite, by a line that names neither value nor step.
+        # They warn of every non-finite value, in a line that names neither value nor step.
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         with _without_torch():
@@ -89,15 +90,15 @@ def _writer_class() -> Any:
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """torch cannot be imported in the block, unless it is loaded already.
+    """Make torch unimportable in the block, unless it is already loaded.
 
-    tensorboardX imports it for the types in its signatures if it is there: seconds of CPU and hundreds of MB
-    beside the training, for a process that writes numbers.
+    tensorboardX imports it, if installed, for the types in its signatures: seconds of CPU and hundreds of MB
+    alongside the training, for a process that writes numbers.
     """
     if "torch" in sys.modules:
         yield
         return
-    sys.modules["torch"] = None  # type: ignore[assignment]  # an ImportError, as where it is not installed
+    sys.modules["torch"] = None  # type: ignore[assignment]  # raises ImportError, as if not installed
     try:
         yield
     finally:

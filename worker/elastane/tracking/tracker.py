@@ -1,7 +1,7 @@
-"""What a tracker is, which there are, and what goes into one: each step that stands, once.
+"""Interface and kinds of trackers; each standing step is written to a tracker once.
 
-A tracker keeps a cursor beside its data: the first step that is not in it, and where in the history that is.
-Whoever takes it up, another leader or a resumed job, goes on from there.
+A tracker stores a cursor with its data: the first step it does not contain, and that step's place in the
+history. Another leader or a resumed job continues from there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from elastane.errors import RefusedError
 if TYPE_CHECKING:
     from elastane.logged import LoggedStep
 
-#: By kind: the modules of which one must be there, and what the text behind the colon is.
+#: By kind: modules of which one must be installed, and the meaning of the text after the colon.
 KINDS: Final = {
     "tensorboard": (("tensorboardX", "tensorboard"), "a folder; default: runs"),
     "mlflow": (("mlflow",), "the experiment; default: the job. MLFLOW_TRACKING_URI says where"),
@@ -27,7 +27,7 @@ KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TrackerSpec:
-    """A tracker as it is asked for: "tensorboard:runs/digits". where: empty for the kind's default."""
+    """A tracker as specified: "tensorboard:runs/digits". where: empty for the kind's default."""
 
     kind: str
     where: str = ""
@@ -38,58 +38,62 @@ class TrackerSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """The run that values are of. created: of the job, seconds since the Unix epoch; tells it from others."""
+    """The run that values belong to.
+
+    created: of the job, seconds since the Unix epoch; distinguishes it from others.
+    """
 
     job: str
     created: float
 
     @property
     def name(self) -> str:
-        """ "train-20260504T101112": the same for all leaders of a job, and another for a job made anew."""
+        """Name like "train-20260504T101112": the same for all leaders of a job, different for a recreated
+        job."""
         moment = datetime.datetime.fromtimestamp(self.created, datetime.UTC)
         return f"{self.job}-{moment:%Y%m%dT%H%M%S}"
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """next_step: the first that is not in the tracker. token: of the history; empty: not known."""
+    """Position in a tracker. next_step: first step not in it. token: of the history; empty: unknown."""
 
     next_step: int = 0
     token: str = ""
 
 
 class Tracker(Protocol):
-    """A place that values are written to. replaces: whether it can forget steps it has."""
+    """A destination of values. replaces: True if it can discard steps it has."""
 
     replaces: bool
 
     def open(self) -> Cursor:
-        """Take the run up, or begin it. Raises TrackerError."""
+        """Resume the run, or create it. Raises TrackerError."""
 
     def write(self, step: LoggedStep) -> None:
-        """A step that is not in it."""
+        """Write a step that is not in it."""
 
     def rewind(self, step: int) -> None:
-        """Forget `step` and all above it; only if it `replaces`."""
+        """Discard `step` and all above it; only called if it `replaces`."""
 
     def flush(self, cursor: Cursor) -> None:
-        """Make durable what was written, then the cursor."""
+        """Make everything written durable, then the cursor."""
 
     def close(self, *, finished: bool) -> None:
-        """finished: the job is over."""
+        """Close the run. finished: the job is over."""
 
 
 class Feed:
-    """Decides what becomes of the steps of a stream in one tracker."""
+    """Decides which steps of a stream are written to one tracker."""
 
     def __init__(self, tracker: Tracker, cursor: Cursor) -> None:
         self._tracker = tracker
         self.next_step = cursor.next_step
 
     def take(self, step: LoggedStep) -> None:
-        """The next step of the stream; one that is not above the last one supersedes what was above it.
+        """Process the next step of the stream; one not above the last supersedes all steps from it on.
 
-        A tracker that cannot forget keeps the first run of a replayed step: the values of both are the same.
+        A tracker that cannot discard steps keeps the first run of a replayed step: both have the same values.
         """
         if step.step < self.next_step:
             if not self._tracker.replaces:
@@ -101,7 +105,7 @@ class Feed:
 
 
 def parse_specs(text: str) -> list[TrackerSpec]:
-    """The trackers of "KIND[:WHERE],..."; raises RefusedError for what is none or not installed."""
+    """Parse "KIND[:WHERE],...". Raises RefusedError for an unknown or uninstalled tracker."""
     specs = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         kind, _, where = part.partition(":")
@@ -120,7 +124,7 @@ def parse_specs(text: str) -> list[TrackerSpec]:
 
 
 def tracker_of(spec: TrackerSpec, run: TrackedRun) -> Tracker:
-    """The tracker; imports its library."""
+    """Create the tracker; imports its library."""
     makers: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: _tensorboard(spec.where or "runs", run),
         "mlflow": lambda: _mlflow(spec.where or run.job, run),

@@ -39,8 +39,8 @@ class WandbRun:
         raise AssertionError("W&B keeps what it has")
 
     def flush(self, cursor: Cursor) -> None:
-        """W&B sends by itself."""
+        """Do nothing: W&B sends in the background."""
 
     def close(self, *, finished: bool) -> None:
-        # Without an end, W&B would call a run crashed that another leader goes on with.
+        # Without finish(), W&B would report a run as crashed that another leader continues.
         self._run.finish(exit_code=0 if finished else None)

@@ -1,10 +1,10 @@
-"""Proof on the user's own script: stock DDP and Elastane under churn, compared bit for bit.
+"""Proof with the user's own script: stock DDP and Elastane under churn, compared bit for bit.
 
-trace        what each process writes of every step when asked to: digests of all that decides the bits
+trace        records of every step of a process: digests of everything that decides the bits
 plan         pure: which worker joins, leaves or dies at which step, from a seed
 elastic_run  one run with such a plan
-results      what a run left behind, and whether two runs left the same
+results      the results of a run, and their comparison
 compare      pure: the first place where two sets of traces differ
-causes       pure: the likely cause in words
-run          all of it: `run_verify`, which `elastane verify` and tests call
+causes       pure: the likely cause as text
+run          the whole proof: `run_verify`, which `elastane verify` and tests call
 """

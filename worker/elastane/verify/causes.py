@@ -1,4 +1,4 @@
-"""Pure: the likely cause of a difference, in words, and what to do about it."""
+"""Pure: the likely cause of a difference, as text, and the remedy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _EXPLAINS: Final[dict[str, tuple[str, ...]]] = {
     "extras": ("after the step", "setup", "epoch variable"),
     "initial weights": ("seeds",),
 }
-#: Causes that stand for "something in the script": a line of it that is known to do so says more.
+#: Causes that only mean "something in the script": a known line of it is more informative.
 _GENERAL: Final = (
     "hidden state",
     "kernel",
@@ -59,15 +59,18 @@ _GENERAL: Final = (
     "after the last step",
     "seeds",
 )
-#: Where local gradients were equal: what decides the loss would have shown in them.
+#: Differences with equal local gradients: anything that influences the loss would have shown in those.
 _AFTER_GRADIENTS: Final = ("weights", "optimizer")
-#: Kinds whose notes are worth a word when something did differ.
+#: Kinds of notes that are worth reporting once there is a difference.
 _TELLING: Final = ("seeds", "between epochs", "loop body")
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """kind: for programs; text: what probably happened; hint: what to do; ours: probably Elastane's fault."""
+    """A cause.
+
+    kind: for programs; text: what probably happened; hint: the remedy; ours: probably Elastane's fault.
+    """
 
     kind: Kind
     text: str
@@ -78,11 +81,11 @@ class Cause:
 def likely_cause(
     difference: Difference | None, *, by_itself: bool = False, findings: Sequence[Finding] = ()
 ) -> Cause:
-    """What probably made the difference.
+    """Return the probable cause of the difference.
 
-    difference: None when nothing traced differs although the results do. by_itself: two runs of the
-    reference differ, so Elastane had no part in it. findings: of the script's source; one that can explain
-    the place goes before what can be said in general, and before Elastane's own fault.
+    difference: None if nothing traced differs although the results do. by_itself: two runs of the reference
+    differ, so Elastane is not involved. findings: of the script's source; one that can explain the place
+    takes precedence over general causes, and over Elastane's own fault.
     """
     cause = _of_difference(difference, by_itself)
     if by_itself or cause.kind not in _GENERAL:
@@ -92,7 +95,7 @@ def likely_cause(
 
 
 def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
-    """The finding that can explain a difference in `what`, the likeliest first; None if there is none."""
+    """Return the likeliest finding that can explain a difference in `what`, or None."""
     kinds = _EXPLAINS.get(what, tuple(kind for kinds in _EXPLAINS.values() for kind in kinds))
     decisive = [f for f in findings if f.severity in (Severity.REFUSED, Severity.DIFFERS)]
     if what in _AFTER_GRADIENTS:
@@ -106,7 +109,7 @@ def in_source(what: str, findings: Sequence[Finding]) -> Cause | None:
 
 
 def _decides_the_loss(finding: Finding) -> bool:
-    """And not a setting, which the other variables of the loop are said to set."""
+    """True for a loop variable or module state that decides the loss rather than a setting."""
     loop = finding.kind == "loop variable" and " is set from " not in finding.what
     return loop or finding.kind == "module state"
 
@@ -118,9 +121,9 @@ def _in_script(finding: Finding) -> Cause:
 def conversion_cause(
     difference: EventDifference | None, findings: Sequence[Finding] = (), unlike: Sequence[str] = ()
 ) -> Cause:
-    """The converted script is not the original: both were run under stock DDP, and part.
+    """Return why the converted script differs from the original, both under stock DDP.
 
-    difference: the first event in which they do; None when the events are equal and the ends are not.
+    difference: the first event in which they differ; None if the events are equal and the results are not.
     unlike: facts of the two environments that differ.
     """
     if unlike:
@@ -185,7 +188,7 @@ _CONVERSION: Final = {
 
 
 def held_cause(names: Sequence[str], findings: Sequence[Finding] = ()) -> Cause:
-    """What prepare was given is equal, other modules of the script are not."""
+    """Return the cause if everything passed to prepare is equal, but other modules of the script are not."""
     about = [f for f in findings if f.kind == "after the step" and f.variable in names]
     if about:
         return _in_script(about[0])
@@ -200,7 +203,7 @@ def held_cause(names: Sequence[str], findings: Sequence[Finding] = ()) -> Cause:
 
 
 def event_in_words(difference: EventDifference) -> str:
-    """ "step 3, rank 1: the mini-batch", with both values where they say something."""
+    """Format an event, "step 3, rank 1: the mini-batch", with both values if they are informative."""
     things = {
         "initial weights": f"the weight {difference.name} before the first step",
         "mini-batch": "the mini-batch",
@@ -221,10 +224,10 @@ _POINTER: Final = re.compile(r"^\s*\[(ELA\d{3})\] elastane errors")
 
 
 def refusal_in(text: str) -> tuple[str, str] | None:
-    """(code, reason) of the last error of Elastane's own in a failed run's lines; None if there is none.
+    """Return (code, reason) of the last error of Elastane's own in a failed run's lines, or None.
 
-    That is the cause: the run was stopped at the line that leaves the contract. Errors that only say that a
-    worker or the connection went away are passed over.
+    Such an error is the cause: the run was stopped at the line that leaves the contract. Errors that only
+    report the loss of a worker or a connection are skipped.
     """
     lines = text.splitlines()
     for place in range(len(lines) - 1, 0, -1):
@@ -251,7 +254,7 @@ def _of_difference(difference: Difference | None, by_itself: bool) -> Cause:
 
 
 def audit_cause(violations: Sequence[str]) -> Cause:
-    """All bits are equal, but by the committed history not every sample counted exactly once."""
+    """Return the cause if all bits are equal, but the audit of the committed history is not clean."""
     return Cause(
         "audit",
         f"the result is equal, the history of the run is not as it should be: {'; '.join(violations[:3])}",
@@ -261,7 +264,7 @@ def audit_cause(violations: Sequence[str]) -> Cause:
 
 
 def steps_cause(reference: str, found: str) -> Cause:
-    """The runs are equal as far as both go, and one goes further."""
+    """Return the cause if the runs are equal as far as both go, and one continues."""
     return Cause(
         "steps",
         f"the reference made {reference} steps, the elastic run {found}: the length of an epoch or the "
@@ -271,7 +274,7 @@ def steps_cause(reference: str, found: str) -> Cause:
 
 
 def place_in_words(difference: Difference) -> str:
-    """Where the difference is: "step 3, EST 1: the gradient of fc.weight (and 3 more of 10)"."""
+    """Format the place of the difference: "step 3, EST 1: the gradient of fc.weight (and 3 more of 10)"."""
     where = "before the first step" if difference.step < 0 else f"step {difference.step}"
     if difference.rank is not None:
         where += f", EST {difference.rank}"
@@ -294,7 +297,7 @@ def place_in_words(difference: Difference) -> str:
 
 
 def _generator(difference: Difference, by_itself: bool) -> Cause | None:
-    """A generator that nobody registered had gone another way by then."""
+    """Return the cause if an unregistered generator had a different state by then."""
     if not difference.generators or difference.what in ("initial weights",):
         return None
     name = difference.generators[0]
@@ -450,13 +453,13 @@ def _nothing_traced(by_itself: bool) -> Cause:
 
 
 def _together(difference: Difference) -> str:
-    """ " with EST 1, 2", or nothing when the EST had its worker for itself."""
+    """Format the ESTs that share the worker, " with EST 1, 2"; empty if there are none."""
     others = [str(rank) for rank in difference.together if rank != difference.rank]
     return f" with EST {', '.join(others)}" if others else ""
 
 
 def _expression(name: str) -> str:
-    """The variable at the end of a path like `train.py: main().noise`."""
+    """Return the variable at the end of a path like `train.py: main().noise`."""
     return name.rpartition(": ")[2].rpartition("().")[2]
 
 

@@ -1,12 +1,13 @@
-"""Pure: the first place where two runs differ, from what their processes traced.
+"""Pure: find the first place where two runs differ, from the traces of their processes.
 
-Steps are gone through in order, and within a step as a step is made: the batch, the generators as the
-body starts, what the script logged, each EST's own gradient in the order of backward, the generators
-after it; then weights, optimizer, buffers and extras (schedulers, averages). Weights that differ before
-a step were found at the step before. So the first difference found is the one that nothing traced explains.
+Steps are compared in order, and within a step in the order of execution: the batch, the generators at the
+start of the body, logged values, each EST's own gradient in the order of backward, the generators after it;
+then weights, optimizer, buffers and extras (schedulers, averages). Weights that differ before a step have
+been detected at the previous one. So the first difference found is one that no earlier traced difference
+explains.
 
-A run's processes may have done one turn several times (replays). All of them are held against the
-reference; turns that were cut off, and steps nobody traced to the end, say nothing and are passed over.
+A run's processes may have run one turn several times (replays). All of them are compared with the reference;
+turns that were cut off, and steps that no process traced to the end, are ignored.
 """
 
 from __future__ import annotations
@@ -30,26 +31,26 @@ What = Literal[
     "extras",
     "initial weights",
 ]
-Key = tuple[int, int, int]  # step, virtual rank, micro-batch
+Key = tuple[int, int, int]  # step, virtual rank, mini-batch
 
-#: How many further names a difference lists.
+#: Number of further names that a difference lists.
 NAMED_MAX: Final = 8
 
 
 @dataclass(slots=True)
 class TurnTrace:
-    """One EST's mini-batch as one process did it. began, ended: the records; empty when it was cut off."""
+    """One EST's mini-batch in one process. began, ended: the records; empty if it was cut off."""
 
     process: str
     began: Mapping[str, Any]
     ended: Mapping[str, Any] = field(default_factory=dict)
-    #: Virtual ranks whose turns the process did in this run of the step, itself included.
+    #: Virtual ranks whose turns the process ran in this run of the step, including this one.
     together: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class RunTrace:
-    """All that one run's processes wrote."""
+    """All records of one run's processes."""
 
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     turns: dict[Key, list[TurnTrace]] = field(default_factory=lambda: defaultdict(list))
@@ -64,11 +65,11 @@ class RunTrace:
 class Difference:
     """The first thing that differs. step -1: before the first step.
 
-    rank, micro: of the EST's turn; None where it concerns the step as a whole. name: the tensor, generator
-    or value; empty for a batch. more: further names of the same kind that differ there. process, with: who
-    did it in the run, and the ESTs it ran in that step. generators: unregistered ones that had gone another
-    way by then, or before; known_generators: all unregistered ones that were found; facts: what else
-    differs between the processes (threads ...).
+    rank, micro: of the EST's turn; None if it concerns the step as a whole. name: the tensor, generator or
+    value; empty for a batch. more: further names of the same kind that differ there. process, together: the
+    process that ran it, and the ESTs it ran in that step. generators: unregistered ones that had a different
+    state by then; known_generators: all unregistered ones that were found; facts: other differences between
+    the processes (threads ...).
     """
 
     step: int
@@ -92,7 +93,7 @@ class Difference:
 
 
 def read_traces(folder: Path) -> RunTrace:
-    """Everything in a trace folder. A line that a killed process left unfinished is passed over."""
+    """Read all records in a trace folder. A line that a killed process left unfinished is skipped."""
     run = RunTrace()
     for path in sorted(folder.glob("*.jsonl")):
         records = []
@@ -106,7 +107,7 @@ def read_traces(folder: Path) -> RunTrace:
 
 
 def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]]) -> None:
-    """Sort one process's records into the run."""
+    """Add one process's records to the run."""
     open_turns: dict[Key, TurnTrace] = {}
     step_turns: list[TurnTrace] = []
     last: tuple[int, int, int] | None = None
@@ -118,7 +119,8 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
             run.applied[record["step"]].append((process, record))
         elif kind == "turn":
             key = (record["step"], record["rank"], record["micro"])
-            if last is None or key[0] != last[0] or key <= last:  # another step, or the same one again
+            # another step, or a repetition of the same one
+            if last is None or key[0] != last[0] or key <= last:
                 step_turns = []
             last = key
             turn = TurnTrace(process, record)
@@ -135,7 +137,10 @@ def add_records(run: RunTrace, process: str, records: Iterable[Mapping[str, Any]
 
 
 def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
-    """The first place where `run` is not as `reference`; None when all that both traced is equal."""
+    """Return the first place where `run` differs from `reference`.
+
+    Returns None if everything traced by both is equal.
+    """
     moved = _moved_generators(reference, run)
     keys = sorted(set(reference.turns) & set(run.turns))
     by_step: dict[int, list[Key]] = defaultdict(list)
@@ -149,7 +154,8 @@ def first_difference(reference: RunTrace, run: RunTrace) -> Difference | None:
 
 
 def _in_turns(reference: RunTrace, run: RunTrace, keys: Sequence[Key]) -> Difference | None:
-    """The first difference in a step's turns: by stage before EST, as no EST's turn explains another's."""
+    """Return the first difference in a step's turns: by stage before EST, as no EST's turn explains
+    another's."""
     stages = (_batch, _states, _values, _gradients, _states_after)
     for micro in sorted({key[2] for key in keys}):
         for stage in stages:
@@ -196,7 +202,7 @@ def _states_after(key: Key, stock: TurnTrace, turn: TurnTrace) -> Difference | N
 
 
 def _sequence(gradients: Iterable[Sequence[str]]) -> dict[str, str]:
-    """By name in the order of backward; a parameter that is met again counts by its number."""
+    """Map names to digests in the order of backward; a repeated parameter gets a number."""
     found: dict[str, str] = {}
     for name, digest in gradients:
         unique, number = name, 2
@@ -233,7 +239,7 @@ def _named(
 
 
 def _pairs(stock: Mapping[str, str], found: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """What differs by name, in the reference's order, then what only the other has."""
+    """Return the differing values by name, in the reference's order, then names that only the other has."""
     names = [*stock, *(name for name in found if name not in stock)]
     return {
         name: (stock.get(name, ""), found.get(name, ""))
@@ -270,7 +276,7 @@ def _difference(
 
 
 def _moved_generators(reference: RunTrace, run: RunTrace) -> list[tuple[int, int, str]]:
-    """(step, rank, name) of unregistered generators that do not stand where the reference's stand."""
+    """Return (step, rank, name) of unregistered generators whose state differs from the reference's."""
     found = []
     for key in sorted(set(reference.turns) & set(run.turns)):
         stock = reference.turns[key][0].began.get("generators", {})
@@ -284,7 +290,7 @@ def _moved_generators(reference: RunTrace, run: RunTrace) -> list[tuple[int, int
 def _with_background(
     found: Difference, reference: RunTrace, run: RunTrace, moved: Sequence[tuple[int, int, str]]
 ) -> Difference:
-    """The difference with what may explain it: generators that went another way, unlike processes."""
+    """Add possible explanations to the difference: generators with other states, unequal processes."""
     guilty = [
         name
         for step, rank, name in moved

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-#: Hex digits kept of a sha256: 64 bits, enough to tell a few million values apart.
+#: Hex digits kept of a sha256: 64 bits, enough to distinguish a few million values.
 DIGITS: Final = 16
 _DEPTH_MAX: Final = 16
 
@@ -19,12 +19,15 @@ def digest_bytes(data: bytes) -> str:
 
 
 def digest_tensor(tensor: torch.Tensor) -> str:
-    """Of dtype, shape and elements in row-major order; strides and device do not enter."""
+    """Return the digest of dtype, shape and elements in row-major order.
+
+    Strides and device have no influence.
+    """
     return digest_any(tensor)
 
 
 def digest_any(value: object) -> str:
-    """Of a batch or any nested value. An object of unknown kind counts by its class and attributes."""
+    """Return the digest of a batch or any nested value; objects of unknown kind by class and attributes."""
     digest = hashlib.sha256()
     for piece in _pieces(value, 0):
         digest.update(piece)
@@ -60,11 +63,11 @@ def _pieces(value: Any, depth: int) -> Iterator[bytes | memoryview]:
         yield f"{kind};".encode()
         for field in dataclasses.fields(value):
             yield from _pieces(getattr(value, field.name, None), depth + 1)
-    elif hasattr(value, "tobytes"):  # a picture of PIL
+    elif hasattr(value, "tobytes"):  # a PIL image
         yield f"{kind};".encode()
         yield bytes(value.tobytes())
     else:
-        # An object's repr may hold its address, which differs in every process.
+        # An object's repr may contain its address, which differs in every process.
         yield f"{kind};".encode()
         attributes = getattr(value, "__dict__", None)
         if attributes:

@@ -1,8 +1,8 @@
 """One elastic run of a script with planned churn, on this machine.
 
-Workers stand at a gate while something is done to the ring from outside (`rehearsal.Gate`), and die by
-themselves where the plan says so. Nothing waits for a time, so the same plan is the same churn on a
-slow machine.
+Workers are held at a gate while the ring is changed from outside (`rehearsal.Gate`), and kill themselves
+where the plan says so. Nothing waits for a fixed time, so the same plan gives the same churn on a slow
+machine.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ANEW = "-anew"
 
 
 class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit code does
-    """A run of the script did not come to its end; the text holds its last lines.
+    """A run of the script did not reach its end; the text contains its last lines.
 
-    steps: those it made, of a run that ended well, but before its plan did; None otherwise.
+    steps: number of steps of a run that succeeded, but ended before its plan did; None otherwise.
     """
 
     code = "ELA411"
@@ -45,9 +45,9 @@ class RunFailed(ElastaneError):  # noqa: N818 - says what happened, as the exit 
 
 @dataclass(frozen=True)
 class ElasticRun:
-    """How a script is run elastically. environment: further variables of all workers; timeout in seconds.
+    """Parameters of an elastic run. environment: further variables of all workers; timeout in seconds.
 
-    directory: where the workers start; None: here. launch: how a worker's process is made, with the
+    directory: in which the workers start; None: the current one. launch: creates a worker's process, with the
     arguments of `ChildProcess`.
     """
 
@@ -60,10 +60,10 @@ class ElasticRun:
     directory: Path | None = None
 
     def run(self, folder: Path, plan: ChurnPlan, *, on_step: Callable[[int], None]) -> Outcome:
-        """Carry out the plan; returns the result, with everything of the run left in `folder`.
+        """Execute the plan and return the result; all files of the run are left in `folder`.
 
-        on_step: committed steps, as the run goes on. Raises RunFailed when a worker that should live
-        ends, or the job fails. No process is left running, whatever happens.
+        on_step: called with the committed step as the run proceeds. Raises RunFailed if a worker that should
+        live ends, or the job fails. No process is left running in any case.
         """
         folder.mkdir(parents=True, exist_ok=True)
         settings = job_pb2.JobSettings(
@@ -74,7 +74,7 @@ class ElasticRun:
             torch_threads=self.threads,
             determinism=self.determinism.to_proto(),
         )
-        # Newcomers wait at the master while the gate is held: the next boundary takes them in.
+        # A joining worker waits at the master while the gate is held: the next boundary admits it.
         settings.join_window.FromMilliseconds(20)
         environment = {**self.environment, "ELASTANE_MODE": "elastic"}
         with contextlib.ExitStack() as stack:
@@ -107,10 +107,10 @@ class ElasticRun:
 
 @dataclass
 class _Play:
-    """A plan being carried out. gates: by step; doors: held until their newcomer's act.
+    """Execution of a plan. gates: by step; doors: file locks holding each joining worker until its step.
 
-    A worker that must begin anew, as where a leader has died in code that EST 0 alone runs, is started again
-    as its agent would do it, under a name of its own.
+    A worker that must restart (when a leader has died in code that EST 0 alone runs) is started again as its
+    agent would do it, under a new name.
     """
 
     cluster: LocalCluster
@@ -123,11 +123,11 @@ class _Play:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _watcher: MasterClient | None = None
     _ended: int = 0
-    #: The present names of workers that were started again, by those of the plan.
+    #: Current names of restarted workers, by their names in the plan.
     _names: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
-        # Newcomers import all they need and wait at their doors while the others train.
+        # Joining workers import everything they need and wait at their doors while the others train.
         for name in [*self.plan.start, *self.doors]:
             self._start(name)
         self._wait(lambda job: job.generation > 0, "the first ring")
@@ -143,7 +143,7 @@ class _Play:
             raise RunFailed(f"the job is {phase}: {job.reason}\n{self.cluster.last_lines()}")
 
     def _act(self, act: Act) -> None:
-        """While the ring stands at the gate; then it goes on."""
+        """Execute an act while the ring is held at the gate, then open the gate."""
         cluster = self.cluster
         if act.verb == "add":
             names = set(act.workers)
@@ -169,7 +169,7 @@ class _Play:
         return self._names.get(name, name)
 
     def _start(self, name: str) -> None:
-        """name: of the plan."""
+        """Start a worker. name: as in the plan."""
         rehearsal = Rehearsal(
             enter=str(self.folder / "doors" / name) if name in self.doors else "",
             gates=str(self.folder / "gates"),
@@ -180,7 +180,7 @@ class _Play:
         threading.Thread(target=self._await_exit, args=(process,), daemon=True).start()
 
     def _wait(self, condition: Callable[[job_pb2.Job], bool], what: str) -> None:
-        """Until the job is so; raises RunFailed as soon as that can no longer happen."""
+        """Wait until the job meets the condition. Raises RunFailed as soon as that can no longer happen."""
         cluster = self.cluster
         deadline = time.monotonic() + self.timeout_seconds
         while True:
@@ -193,7 +193,7 @@ class _Play:
                 timer.daemon = True
                 timer.start()
                 try:
-                    # Whoever ended since the check above may have found no watcher to close.
+                    # A worker that ended after the check above may have found no watcher to close.
                     for job in watcher.watch_job(cluster.job) if ended == self._ended else ():
                         self.on_step(job.step)
                         if condition(job):
@@ -219,7 +219,10 @@ class _Play:
                 )
 
     def _await_exit(self, process: ChildProcess) -> None:
-        """A worker's end is news, also where the master has none: the watch is ended and begun again."""
+        """End the current watch when a worker ends, so that `_wait` checks again.
+
+        The master may send no news.
+        """
         process.wait()
         with self._lock:
             self._ended += 1
@@ -227,7 +230,10 @@ class _Play:
                 self._watcher.close()
 
     def _check(self) -> None:
-        """Whoever has ended must have been meant to, or begins anew."""
+        """Raise RunFailed for a worker that ended although the plan lets it live.
+
+        Restart one that asks for it.
+        """
         for name, status in self.cluster.statuses().items():
             if status is None or status == ExitStatus(0):
                 continue
@@ -249,7 +255,7 @@ class _Play:
             raise RunFailed("\n".join([f"worker {name}: {status}", *lines, *self._last_events()]))
 
     def _last_events(self) -> list[str]:
-        """What the master decided last, and why."""
+        """Return the master's last decisions with their reasons."""
         try:
             events = list(self.cluster.client.events(self.cluster.job))[-_EVENTS_SHOWN:]
         except ElastaneError as error:

@@ -1,8 +1,8 @@
 """Compares the results of an untouched script's run with those of an elastic run of the converted one. Pure.
 
-Both sides are taken down by the same function (`hook.elastane_reference.taken`). The converted script may
-hold in one module what the original trains as several, and may have given its optimizers to prepare in
-another order; names, shapes and dtypes tell what belongs together.
+Both sides are recorded by the same function (`hook.elastane_reference.taken`). The converted script may hold
+in one module what the original trains as several, and may have passed its optimizers to prepare in another
+order; names, shapes and dtypes show which tensors correspond.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastane.verify.results import NOTHING, Described, Row, Taken
 
 
 def unlike(reference: Taken, found: Taken) -> str:
-    """Why the two do not train the same architecture, as text; empty if they do."""
+    """Return why the two do not train the same architecture, as text; empty if they do."""
     places = _places(reference, found)
     theirs = {name: v for number, model in enumerate(reference.models) for name, v in _named(number, model)}
     if places is None:
@@ -35,9 +35,9 @@ def unlike(reference: Taken, found: Taken) -> str:
 
 
 def compare_taken(reference: Taken, found: Taken) -> tuple[Row, ...]:
-    """Steps, weights, buffers, optimizer, and each module that both scripts hold under one name.
+    """Compare steps, weights, buffers, optimizer, and each module that both scripts hold under one name.
 
-    A row's texts name the first differing entry. `unlike` must have found nothing.
+    A row's texts name the first differing entry. `unlike` must have returned "".
     """
     places = _places(reference, found)
     assert places is not None
@@ -53,7 +53,7 @@ def compare_taken(reference: Taken, found: Taken) -> tuple[Row, ...]:
     rows.append(_row("optimizer", _optimizers(reference, places), _optimizers(found, [""])))
     for name in sorted(set(reference.held) & set(found.held)):
         theirs, ours = dict(reference.held[name]), dict(found.held[name])
-        if _shapes(theirs) == _shapes(ours):  # else two different things of one name
+        if _shapes(theirs) == _shapes(ours):  # otherwise two unrelated modules with the same name
             rows.append(_row(name, theirs, ours))
     return tuple(rows)
 
@@ -61,7 +61,10 @@ def compare_taken(reference: Taken, found: Taken) -> tuple[Row, ...]:
 def first_event_difference(
     reference: Mapping[int, Sequence[Mapping[str, Any]]], found: Mapping[int, Sequence[Mapping[str, Any]]]
 ) -> EventDifference | None:
-    """The first event of any rank in which two traced runs part; by events in order, then by rank."""
+    """Return the first event of any rank in which two traced runs differ.
+
+    Events are compared in order, and for each event the ranks in order.
+    """
     ranks = sorted(set(reference) & set(found))
     for index in range(max((len(reference[rank]) for rank in ranks), default=0)):
         for rank in ranks:
@@ -92,7 +95,7 @@ class EventDifference:
 
 
 def read_events(lines: Sequence[str]) -> list[dict[str, Any]]:
-    """A rank's trace; a line that was cut off is passed over."""
+    """Parse a rank's trace; a line that was cut off is skipped."""
     found = []
     for line in lines:
         try:
@@ -130,10 +133,11 @@ def _between(
 def _named_difference(
     rank: int, step: int, what: str, stock: Mapping[str, str], other: Mapping[str, str]
 ) -> EventDifference | None:
-    """The first entry that differs, or that only one of them has.
+    """Return the first entry that differs, or that only one of them has.
 
-    Nothing is missing where no name is common: the converted script holds in one module what the original
-    has as several. A generator is, where the script has not imported its library.
+    Entries are not counted as missing if no name is common: the converted script then holds in one module
+    what the original has as several. A generator may also be absent, if the script has not imported its
+    library.
     """
     named_alike = what != "random numbers" and not stock.keys().isdisjoint(other)
     for name in [*stock, *(name for name in other if name not in stock)]:
@@ -145,12 +149,12 @@ def _named_difference(
 
 
 def _readable(settings: Mapping[str, str]) -> dict[str, str]:
-    """Numbers as people write them; two that differ in their last bit still differ."""
+    """Format numbers in decimal, exactly enough that a difference in the last bit shows."""
     return {name: str(float.fromhex(v)) if "0x" in v else v for name, v in settings.items()}
 
 
 def _step_of(events: Sequence[Mapping[str, Any]]) -> int:
-    """Steps made before: of the optimizer that stepped most often."""
+    """Return the number of steps made before, by the optimizer that stepped most often."""
     counts: dict[int, int] = {}
     for event in events:
         if event["kind"] == "step":
@@ -158,11 +162,14 @@ def _step_of(events: Sequence[Mapping[str, Any]]) -> int:
     return max(counts.values(), default=0)
 
 
-# ---------------------------------------------------------------------- what belongs together
+# ---------------------------------------------------------------------- correspondence of names
 
 
 def _places(reference: Taken, found: Taken) -> list[str] | None:
-    """For each model of the reference the prefix of its names in the converted script; None: no place."""
+    """Return for each model of the reference its name prefix in the converted script.
+
+    Returns None if one has no match.
+    """
     ours = {name: value for model in found.models for name, value in model["weights"].items()}
     inner = [".".join(name.split(".")[:depth]) for name in ours for depth in range(1, name.count(".") + 1)]
     prefixes = ["", *sorted(dict.fromkeys(inner), key=lambda prefix: prefix.count("."))]
@@ -210,7 +217,7 @@ def _form(value: Described) -> str:
 
 
 def _optimizers(run: Taken, places: Sequence[str]) -> dict[str, list[str]]:
-    """All entries by a path that is the same on both sides: optimizers ordered by what they train."""
+    """Return all entries by a path common to both sides: optimizers are ordered by what they train."""
 
     def name_of(number: int, name: str) -> str:
         return _join(places[number], name) if 0 <= number < len(places) else f"?{name}"

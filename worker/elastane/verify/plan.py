@@ -1,15 +1,15 @@
 """Pure: which worker joins, leaves or dies at which step, from a seed.
 
-A plan can always be carried out: somebody who holds the state is left alive at every moment, and a
-worker that a plan names is there when its time comes. Every change has a step of its own:
+A plan can always be executed: at every moment a worker that holds the state is alive, and a worker that a
+plan names exists when its time comes. Every change has a separate step:
 
-    add, drain, term   at a gate: all workers stand in the step, newcomers are waited for
-    death              a worker kills itself at a point inside a step (`rehearsal.POINTS`)
-    death in hand-over the giver or the receiver of the state dies while a newcomer is taken in
+    add, drain, term       at a gate: all workers are held in the step, and joining workers are awaited
+    death                  a worker kills itself at a point inside a step (`rehearsal.POINTS`)
+    death in hand-over     the donor or the receiver of the state dies while a worker joins
 
-A path is the number of workers as the run goes on, "4,1,3,2". Where it falls, workers are killed as long as
-there are kills to make, and drained or sent SIGTERM otherwise. Further kills leave the number as it is: the
-dead worker is replaced.
+A path is the number of workers over the run, "4,1,3,2". Where it falls, workers are killed as long as there
+are kills left, and drained or sent SIGTERM otherwise. Further kills leave the number unchanged: the dead
+worker is replaced.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import Final, Literal
 from elastane.errors import ElastaneError
 
 Verb = Literal["add", "drain", "term"]
-#: Where a worker can die by itself in any step.
+#: Points where a worker can die in any step.
 STEP_POINTS: Final = ("forward", "all_reduce", "prepared", "applied")
 HAND_OVER: Final = "hand_over"
 
 
 class PlanError(ElastaneError):
-    """No churn as asked for fits into the run."""
+    """The requested churn does not fit into the run."""
 
     code = "ELA409"
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """While all workers stand in `step`: these are added, drained, or sent SIGTERM."""
+    """An act while all workers are held in `step`: these are added, drained, or sent SIGTERM."""
 
     step: int
     verb: Verb
@@ -45,7 +45,7 @@ class Act:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker's SIGKILL of itself at `point` of `step`."""
+    """A worker that sends itself SIGKILL at `point` of `step`."""
 
     step: int
     point: str
@@ -68,7 +68,7 @@ class ChurnPlan:
     deaths: tuple[Death, ...]
 
     def kill_of(self, worker: str) -> str:
-        """ "point:step" for the worker's rehearsal; empty when it does not die."""
+        """Return "point:step" for the worker's rehearsal; empty if it does not die."""
         return next((f"{d.point}:{d.step}" for d in self.deaths if d.worker == worker), "")
 
     @property
@@ -77,7 +77,7 @@ class ChurnPlan:
         return frozenset(death.worker for death in self.deaths)
 
     def lines(self) -> list[str]:
-        """The plan in words, in order."""
+        """Return the plan as text, in order."""
         found = [(act.step, _said(act)) for act in self.acts]
         for death in self.deaths:
             where = "in the hand-over" if death.point == HAND_OVER else f"at {death.point}"
@@ -88,21 +88,21 @@ class ChurnPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One change, before it has a step. kind: an act's verb, "kill", or a newcomer whose hand-over kills."""
+    """A change without a step yet. kind: an act's verb, "kill", or a joining worker whose hand-over kills."""
 
     kind: Literal["add", "leave", "kill", "donor dies", "receiver dies"]
     count: int = 1
 
     @property
     def difference(self) -> int:
-        """What it adds to the number of workers."""
+        """Change of the number of workers."""
         if self.kind in ("leave", "kill"):
             return -self.count
         return self.count if self.kind == "add" else 0
 
 
 def parse_paths(text: str, ests: int) -> list[tuple[int, ...]]:
-    """ "4,1,3,2" or several, separated by semicolons or blanks. Raises PlanError in words."""
+    """Parse "4,1,3,2" or several paths, separated by semicolons or blanks. Raises PlanError."""
     paths = []
     for part in text.replace(";", " ").split():
         try:
@@ -120,13 +120,14 @@ def parse_paths(text: str, ests: int) -> list[tuple[int, ...]]:
 def make_plan(
     seed: str, *, ests: int, steps: int, kills: int = 1, path: Sequence[int] | None = None
 ) -> ChurnPlan:
-    """A plan for a run of `steps` global steps on `ests` logical workers.
+    """Make a plan for a run of `steps` global steps on `ests` logical workers.
 
-    Equal arguments give the same plan. path: the numbers of workers; None: drawn, with at least one
-    change. kills: how many workers die; exactly so many. Raises PlanError when they do not fit.
+    Equal arguments give the same plan. path: numbers of workers; None: drawn, with at least one change.
+    kills: exact number of workers that die. Raises PlanError if they do not fit.
     """
     rng = random.Random(f"{seed}/{ests}/{steps}/{kills}/{path}")
-    # A newcomer of the last step would have nothing to do; the first one is left in peace where it can be.
+    # A worker that joins in the last step would have nothing to do; the first step stays undisturbed if
+    # possible.
     free = range(1 if steps > 5 else 0, steps - 1)
     if ests < 2:
         raise PlanError(
@@ -154,7 +155,7 @@ def make_plan(
 
 
 def _checked(path: Sequence[int], ests: int) -> tuple[int, ...]:
-    """The path without repetitions; raises PlanError for numbers that cannot be."""
+    """Return the path without repetitions. Raises PlanError for impossible numbers."""
     wrong = [number for number in path if not 1 <= number <= ests]
     if wrong or not path:
         text = ",".join(map(str, path))
@@ -173,7 +174,7 @@ def _random_path(rng: random.Random, ests: int, length: int) -> tuple[int, ...]:
 
 
 def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> list[_Change]:
-    """The path as changes, with the kills in it."""
+    """Return the path as changes, with the kills inserted."""
     falls = [max(0, a - b) for a, b in itertools.pairwise(path)]
     units = [index for index, fall in enumerate(falls) for _ in range(fall)]
     killed = rng.sample(units, min(kills, len(units)))
@@ -203,30 +204,30 @@ def _changes(rng: random.Random, path: Sequence[int], ests: int, kills: int) -> 
 
 
 def _shortest(kills: int) -> tuple[tuple[int, ...], list[_Change]]:
-    """A path and its changes that take up as few steps as any: `kills` + 1, or one for no kill or one."""
+    """Return a path and changes that need the fewest steps: `kills` + 1, or one for at most one kill."""
     first = _Change("kill" if kills else "leave")
     return (2, 1), [first, *[_Change("receiver dies")] * (kills - 1)]
 
 
 def _distances(changes: Sequence[_Change]) -> list[int]:
-    """Least number of steps from each change but the last to the next one.
+    """Return the minimum number of steps from each change but the last to the next one.
 
-    Whoever is asked to leave at the gate of a step does so after the step that follows it, or where an epoch
-    ends with that one after the first step of the next, so there must be no gate in those two. Neither in
-    the step after a death: who has applied the step may stand at the gate of the next one before the death is
-    known, while the ring waits for it to be formed anew.
+    A worker that is asked to leave at the gate of a step leaves after the following step, or, if an epoch
+    ends with that one, after the first step of the next epoch, so there must be no gate in those two. Nor in
+    the step after a death: a worker that has applied the step may be held at the gate of the next one before
+    the death is known, and the new ring would wait for it.
     """
     least = {"leave": 3, "kill": 2}
     return [least.get(change.kind, 1) for change in changes[:-1]]
 
 
 def _room(changes: Sequence[_Change]) -> int:
-    """How many steps the changes take up at least."""
+    """Return the minimum number of steps that the changes need."""
     return sum(_distances(changes)) + 1 if changes else 0
 
 
 def _spread(rng: random.Random, free: range, changes: Sequence[_Change]) -> list[int]:
-    """A step for each change, in order; no two beside each other where there is room."""
+    """Draw a step for each change, in order; not adjacent if there is room."""
     distances = _distances(changes)
     if sum(max(2, distance) for distance in distances) < len(free):
         distances = [max(2, distance) for distance in distances]
@@ -238,7 +239,7 @@ def _spread(rng: random.Random, free: range, changes: Sequence[_Change]) -> list
 
 @dataclass(slots=True)
 class _Crew:
-    """Who is there, as the plan goes on; names are never used twice."""
+    """The workers alive during the plan; names are never reused."""
 
     alive: list[str] = field(default_factory=list)
     made: int = 0
@@ -277,7 +278,8 @@ def _with_steps(
         elif change.kind == "kill":
             deaths.append(Death(step, rng.choice(STEP_POINTS), *crew.take(rng, 1)))
         elif change.kind == "donor dies":
-            # Taken in at the boundary after the gate: the state handed over is that of step + 1.
+            # The joining worker is admitted at the boundary after the gate: the state handed over is that of
+            # step + 1.
             deaths.append(Death(step + 1, HAND_OVER, *crew.take(rng, 1)))
             acts.append(Act(step, "add", crew.add(1)))
         else:

@@ -1,7 +1,7 @@
-"""Runs the user's own DDP command, unmodified, and reads what the hook recorded.
+"""Runs the user's own DDP command, unmodified, and reads the hook's records.
 
-The command is run as it stands, except for the environment: PYTHONPATH begins with `verify/hook`, threads and
-libraries are pinned as in our own runs, and torchrun gets a free port where the command names none.
+The command is run unchanged, except for the environment: PYTHONPATH begins with `verify/hook`, threads and
+libraries are pinned as in our own runs, and torchrun gets a free port if the command names none.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from elastane.verify.results import Taken
 HOOK: Final = Path(hook.__file__).parent
 _LINES_SHOWN: Final = 20
 _EXIT_SECONDS: Final = 10.0
-"""What a reference may take to end after all of its ranks have reported.
+"""Time limit for the reference to exit after all of its ranks have reported.
 
-PyTorch's gloo group can hang for good where DDP is freed after destroy_process_group: its destructor waits,
+PyTorch's gloo group can hang for good if DDP is freed after destroy_process_group: its destructor waits,
 holding the GIL, for a thread that waits for the GIL.
 """
 _LOOK_SECONDS: Final = 0.5
@@ -60,21 +60,21 @@ class OriginalEmptyError(OriginalError):
 
 
 class OriginalRanksError(OriginalError):
-    """It ran with another number of ranks than --ests says."""
+    """It ran with a number of ranks other than --ests."""
 
     code = "ELA373"
     exit_code = 8
 
 
 class OtherArchitectureError(OriginalError):
-    """The converted script trains other parameters."""
+    """The converted script trains different parameters."""
 
     code = "ELA374"
     exit_code = 9
 
 
 class OtherStepsError(OriginalError):
-    """The converted script makes another number of steps."""
+    """The converted script makes a different number of steps."""
 
     code = "ELA375"
     exit_code = 10
@@ -82,9 +82,9 @@ class OtherStepsError(OriginalError):
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """What a run of the reference left behind. ranks: N; events: of each rank, where it was traced.
+    """Result of a run of the reference. ranks: N; events: of each rank, if traced.
 
-    facts: what decides the bits beside the script, in rank 0.
+    facts: properties of rank 0's process that decide the bits.
     """
 
     ranks: int
@@ -94,12 +94,12 @@ class Original:
 
     @staticmethod
     def of(reports: Mapping[int, Mapping[str, Any]]) -> Original:
-        """From the ranks' files; there must be one of rank 0."""
+        """Build it from the ranks' reports; one of rank 0 is required."""
         events = {rank: report["events"] for rank, report in reports.items()}
         return Original(len(reports), Taken.of(reports[0]), events, reports[0].get("facts") or {})
 
     def unlike(self, other: Original) -> list[str]:
-        """Facts in which two runs differ, in words."""
+        """Return the facts in which two runs differ, as text."""
         return [
             f"{name} {self.facts[name]} in the reference, {value} here"
             for name, value in other.facts.items()
@@ -108,7 +108,7 @@ class Original:
 
 
 def parse_reference(text: str) -> list[str]:
-    """The words of --reference, its program found. Raises OriginalError when it cannot be started."""
+    """Split --reference into words and locate its program. Raises OriginalError if it cannot be started."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -137,9 +137,9 @@ def run_original(
     traced: bool,
     timeout_seconds: float,
 ) -> Original:
-    """Run the reference in `directory`, its reports and log in `folder`. Raises an OriginalError.
+    """Run the reference in `directory`, with reports and log in `folder`. Raises an OriginalError.
 
-    environment: further variables. No process of it is left running, whatever happens.
+    environment: further variables. None of its processes is left running in any case.
     """
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def run_original(
         status = _ended(process, reports, timeout_seconds)
     finally:
         process.kill_group()
-        _kill_bearers(reports)  # torchrun's ranks lead sessions of their own
+        _kill_bearers(reports)  # torchrun's ranks are leaders of their own sessions
         process.wait()
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     return judge(
@@ -162,7 +162,7 @@ def run_original(
 
 
 def _ended(process: ChildProcess, reports: Path, timeout_seconds: float) -> ExitStatus | None:
-    """Wait for the reference; None when it has not ended in time, or hangs after its ranks' last word."""
+    """Wait for the reference; None if it has not ended in time, or hangs after all ranks have reported."""
     deadline = time.monotonic() + timeout_seconds
     complete_since: float | None = None
     while True:
@@ -178,7 +178,7 @@ def _ended(process: ChildProcess, reports: Path, timeout_seconds: float) -> Exit
 
 
 def _all_reported(folder: Path) -> bool:
-    """Whether there is a file of every rank; one that goes on training withdraws its own."""
+    """True if there is a report of every rank; a rank that continues training deletes its report."""
     paths = list(folder.glob("rank-*.json"))
     with contextlib.suppress(FileNotFoundError):
         return bool(paths) and len(paths) == json.loads(paths[0].read_text())["world"]
@@ -188,7 +188,8 @@ def _all_reported(folder: Path) -> bool:
 def reference_environment(
     inherited: Mapping[str, str], reports: Path, *, determinism: Level, threads: int, traced: bool
 ) -> dict[str, str]:
-    """Variables of the reference: the hook before all else, and what decides the bits as in our runs."""
+    """Return the variables of the reference: the hook first, and settings that decide the bits as in our
+    runs."""
     kept = {name: value for name, value in inherited.items() if not name.startswith("ELASTANE_")}
     pinned = process_environment(determinism, threads)
     pinned.pop("ELASTANE_DETERMINISM")
@@ -198,14 +199,14 @@ def reference_environment(
         "PATH": _search_path(inherited),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(HOOK), inherited.get("PYTHONPATH", "")])),
         "PYTHONUNBUFFERED": "1",
-        # Where the command names none: two proofs on one machine would both use torchrun's 29500.
+        # If the command names none: two proofs on one machine would both use torchrun's 29500.
         "PET_MASTER_PORT": inherited.get("PET_MASTER_PORT", str(unused_port())),
         **hook_variables(reports, determinism=determinism, threads=threads, traced=traced),
     }
 
 
 def hook_variables(reports: Path, *, determinism: Level, threads: int, traced: bool) -> dict[str, str]:
-    """What tells the hook where to write, and what to set that `elastane.init` sets in our own runs."""
+    """Return the hook's variables: its folder, and settings that `elastane.init` makes in our own runs."""
     settings = {"threads": threads, "deterministic": True, "precise": determinism is Level.D2}
     return {
         hook.DIRECTORY: str(reports.absolute()),
@@ -215,7 +216,7 @@ def hook_variables(reports: Path, *, determinism: Level, threads: int, traced: b
 
 
 def read_reports(folder: Path) -> dict[int, dict[str, Any]]:
-    """The ranks' files, by rank; "events" of a traced run among them."""
+    """Read the ranks' reports, by rank, with "events" if the run was traced."""
     found = {}
     for path in sorted(folder.glob("rank-*.json")):
         report = json.loads(path.read_text())
@@ -233,10 +234,10 @@ def judge(
     seen: bool,
     seconds: float,
 ) -> Original:
-    """What the run was. Pure.
+    """Turn the outcome of the run into a result. Pure. Raises an OriginalError.
 
-    status: None when it did not end, which is no fault once every rank has reported. seen: whether the hook
-    was ever begun.
+    status: None if it did not end, which is accepted once every rank has reported. seen: True if the hook was
+    ever loaded.
     """
     said = "\n".join(lines[-_LINES_SHOWN:])
     complete = bool(reports) and len(reports) == reports[min(reports)]["world"]
@@ -289,17 +290,17 @@ def _missing(reports: Mapping[int, Mapping[str, Any]]) -> str:
 
 
 def _aborted_at_exit(lines: Sequence[str]) -> bool:
-    """torch's threads can abort the interpreter's exit; the results were written before."""
+    """True if torch's threads aborted the interpreter's exit; the results were written before."""
     return any("Signal 6 (SIGABRT)" in line for line in lines)
 
 
 def _search_path(environment: Mapping[str, str]) -> str:
-    """PATH with this Python's own folder first, where its torchrun is."""
+    """Return PATH with this Python's folder first, which contains its torchrun."""
     return os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
 
 
 def _kill_bearers(reports: Path) -> None:
-    """SIGKILL whatever still bears this run's folder in its environment."""
+    """Send SIGKILL to every process that still has this run's folder in its environment."""
     mark = f"{hook.DIRECTORY}={reports.absolute()}".encode()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -307,7 +308,7 @@ def _kill_bearers(reports: Path) -> None:
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(int(entry.name))
             try:
-                # Read after the pidfd was opened: the number cannot have gone to another process.
+                # Read after the pidfd was opened, so that the pid cannot have been reused by another process.
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             finally:

@@ -1,4 +1,4 @@
-"""What a run left behind, and whether two runs left the same: fingerprints, logged values, the audit.
+"""Results of a run, and their comparison: fingerprints, logged values, the audit.
 
 The stock side is read from the reports of its ranks, the elastic side from the leader's report and the
 committed history, which is also audited.
@@ -17,25 +17,25 @@ from elastane.audit import AuditResult, audit
 from elastane.errors import ElastaneError
 from elastane_proto.v1 import shard_pb2
 
-#: (step, virtual rank, name of the value) -> float.hex() of it.
+#: (step, virtual rank, name of the value) -> its float.hex().
 Values = dict[tuple[int, int, str], str]
 Described = Sequence[Any]  # [digest, dtype, shape] of a tensor
-#: In the place of the digest of a part that has nothing in it.
+#: Shown instead of the digest of an empty part.
 NOTHING: Final = "(none)"
 
 
 class ResultError(ElastaneError):
-    """A run ended well but left no report, or one that contradicts itself."""
+    """A run ended successfully but left no report, or an inconsistent one."""
 
     code = "ELA410"
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A run's end, tensor by tensor, as `hook.elastane_reference.taken` gives it.
+    """A run's final state, tensor by tensor, as recorded by `hook.elastane_reference.taken`.
 
-    models: for each "weights" and "buffers" by name. optimizers: what they train, and their entries. held:
-    modules that the script's variables hold besides.
+    models: for each "weights" and "buffers" by name. optimizers: the parameters they train, and their
+    entries. held: other modules that the script's variables hold.
     """
 
     steps: int
@@ -45,16 +45,16 @@ class Taken:
 
     @staticmethod
     def of(report: Mapping[str, Any]) -> Taken:
-        """From a report's JSON."""
+        """Build it from a report's JSON."""
         held = report.get("held") or {}
         return Taken(int(report["steps"]), report["models"], report["optimizers"], held)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one run. steps: global steps done; fingerprint: sha256 by part of the state.
+    """Result of one run. steps: global steps done; fingerprint: sha256 by part of the state.
 
-    taken: tensor by tensor, where that was asked for.
+    taken: tensor by tensor, if requested.
     """
 
     steps: int
@@ -66,7 +66,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One thing compared; equal if the two texts are."""
+    """One item compared; equal if the two texts are."""
 
     name: str
     reference: str
@@ -79,7 +79,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two outcomes beside each other. values: how many logged numbers were compared."""
+    """Comparison of two outcomes. values: number of logged values compared."""
 
     rows: tuple[Row, ...]
     values: int
@@ -91,12 +91,12 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        """Names of what differs."""
+        """Names of the items that differ."""
         return [row.name for row in self.rows if not row.equal] + (["audit"] if self.violations else [])
 
 
 def read_stock(reports: Path, ests: int) -> Outcome:
-    """The result of `run_stock_ddp`. Raises ResultError when a rank's report is missing."""
+    """Read the result of `run_stock_ddp`. Raises ResultError if a rank's report is missing."""
     values: Values = {}
     steps = set()
     first: dict[str, str] = {}
@@ -121,7 +121,10 @@ def read_stock(reports: Path, ests: int) -> Outcome:
 
 
 def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: int) -> Outcome:
-    """The result of an elastic run. history: its whole audit log. ResultError without a leader's report."""
+    """Read the result of an elastic run. history: its whole audit log.
+
+    Raises ResultError without a leader's report.
+    """
     found = [json.loads(path.read_text()) for path in sorted(reports.glob("elastic-*.json"))]
     leader = next((report for report in found if report["leader"]), None)
     if leader is None:
@@ -140,7 +143,7 @@ def read_elastic(reports: Path, history: Sequence[shard_pb2.AuditEntry], ests: i
 
 
 def audit_history(history: Sequence[shard_pb2.AuditEntry], ests: int) -> AuditResult:
-    """The audit of a whole run, whose last epoch may have been cut short by a limit of steps."""
+    """Audit a whole run, whose last epoch may have been cut short by a limit of steps."""
     steps: dict[int, set[int]] = {}
     for entry in history:
         steps.setdefault(entry.epoch, set()).add(entry.step)
@@ -149,7 +152,7 @@ def audit_history(history: Sequence[shard_pb2.AuditEntry], ests: int) -> AuditRe
 
 
 def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
-    """Steps, every part of the fingerprint, and every logged value; the audit of `found`."""
+    """Compare steps, every part of the fingerprint, and every logged value; adds the audit of `found`."""
     rows = [Row("steps", str(reference.steps), str(found.steps))]
     for part in [*reference.fingerprint, *(p for p in found.fingerprint if p not in reference.fingerprint)]:
         rows.append(Row(part, reference.fingerprint.get(part, ""), found.fingerprint.get(part, "")))
@@ -159,7 +162,7 @@ def compare_outcomes(reference: Outcome, found: Outcome) -> Comparison:
 
 
 def shown(digest: str) -> str:
-    """A part's sha256 as it is shown: that of no bytes at all says that the part has nothing in it."""
+    """Return a part's sha256 for display; the digest of no bytes means that the part is empty."""
     return NOTHING if digest == hashlib.sha256().hexdigest() else digest
 
 

@@ -1,26 +1,26 @@
-"""Both sides of a proof: the script under stock DDP, the script under random churn, the comparison.
+"""Proof of a script: its run under stock DDP, its runs under random churn, the comparison.
 
-    reference ─▶ run 1 ─▶ ... ─▶ run R          all equal: done
-                  │ one differs
-                  ▼
+    reference ─▶ run 1 ─▶ ... ─▶ run R    all equal: done
+                   │ one differs
+                   ▼
     the reference again, traced ── differs from the first ─▶ the script is not deterministic by itself
-                  │ equal
-                  ▼
+                   │ equal
+                   ▼
     the run again with the same churn, traced ─▶ the first difference between the traces
 
-An elastic run that equals the reference shows that the script repeats itself, so a second reference is
-needed only after a difference. Tracing is left for then, too: it reads every gradient and weight.
+An elastic run that equals the reference shows that the script is repeatable, so a second reference is
+needed only after a difference. So is tracing, which reads every gradient and weight.
 
-The reference is the script itself in the stock mode, or with `original` a command of the user's: the DDP
-script as it was before it was converted. Then there is one more question after a difference:
+The reference is the script itself in stock mode, or, with `original`, a command of the user's: the DDP
+script as it was before it was converted. Then one more question arises after a difference:
 
     the original again, traced ── differs ─▶ not deterministic by itself
-                  │ equal
+                   │ equal
     the converted script under stock DDP, traced by the same hook ── differs ─▶ the conversion is the cause
-                  │ equal
+                   │ equal
     its steps traced by Elastane, the elastic run's too ─▶ the first difference between these
 
-Every run starts in a folder of its own (`workplace`).
+Every run starts in a separate folder (`workplace`).
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ from elastane.verify.workplace import Workplace, absolute_command, workplace
 
 TRACE_VARIABLE: Final = "ELASTANE_TRACE_DIR"
 STEPS_VARIABLE: Final = "ELASTANE_STEPS_MAX"
-#: Off unless it is asked for: a difference from stock DDP says more than that a turn does not repeat itself.
+#: Off by default: a difference from stock DDP is more informative than a turn that is not repeatable.
 REPEAT_CHECK_VARIABLE: Final = "ELASTANE_REPEAT_CHECK"
 
 
 class Verdict(enum.StrEnum):
-    """What a proof found."""
+    """Result of a proof."""
 
     EQUAL = "equal"
     DIFFERS = "differs"
@@ -90,7 +90,7 @@ class Verdict(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One elastic run beside the reference."""
+    """Comparison of one elastic run with the reference."""
 
     plan: ChurnPlan
     comparison: Comparison
@@ -99,10 +99,10 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Everything found. search: what was compared to find the difference, in words.
+    """Everything found. search: the runs compared to find the difference, as text.
 
-    event: where the converted script parts from the original. findings: in the script's source, by line.
-    original: whether the reference was the user's own command.
+    event: where the converted script diverges from the original. findings: in the script's source, by line.
+    original: True if the reference was the user's own command.
     """
 
     verdict: Verdict
@@ -169,28 +169,28 @@ class VerifyResult:
 
     @property
     def where(self) -> str | None:
-        """The place of the first difference in words."""
+        """The place of the first difference as text."""
         if self.event is not None:
             return event_in_words(self.event)
         return place_in_words(self.difference) if self.difference is not None else None
 
 
 class Watcher:
-    """Hears of a proof as it goes on; this one says nothing. Called from the proof's thread."""
+    """Receives the progress of a proof; this one ignores it. Called from the proof's thread."""
 
     def stage(self, text: str, steps: int | None = None) -> None:
-        """Something begins; steps: how many global steps it has, if known."""
+        """Begin a stage; steps: its number of global steps, if known."""
 
     def step(self, step: int) -> None:
-        """Steps committed in this stage."""
+        """Report the steps committed in this stage."""
 
     def note(self, text: str) -> None:
-        """A line to keep."""
+        """Report a line to keep."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """One run of it. trace: of Elastane's own steps; original: the user's command's."""
+    """One run of the reference. trace: of Elastane's own steps; original: of the user's command."""
 
     outcome: Outcome
     trace: Path | None = None
@@ -226,14 +226,13 @@ def run_verify(
 ) -> VerifyResult:
     """Run `script` (without the interpreter) under stock DDP and under churn in `folder`, and compare.
 
-    original: the user's own DDP command to compare with (`reference.parse_reference`); empty: the script
-    in the stock mode. ests: N; None with `original`: its number of ranks. runs: elastic runs, each with
-    churn of its own; paths: their numbers of workers in turn, else drawn. kills: workers killed in each.
-    steps: stop both sides after so many global steps. seed: of the churn; printed by the caller, for another
-    run with the same one. trace: trace every run, not only after a difference. timeout_seconds: for each run.
-    launch: how processes are made.
-    Raises RunFailed when either side cannot be run, PlanError when no such churn fits, OriginalError when
-    the original cannot be compared with.
+    original: the user's own DDP command to compare with (`reference.parse_reference`); empty: the script in
+    stock mode. ests: N; None with `original`: its number of ranks. runs: elastic runs, each with different
+    churn; paths: their numbers of workers in turn, else drawn. kills: workers killed in each. steps: stop
+    both sides after this many global steps. seed: of the churn; printed by the caller, so that a run can be
+    repeated. trace: trace every run, not only after a difference. timeout_seconds: for each run. launch:
+    creates processes. Raises RunFailed if either side cannot be run, PlanError if the churn does not fit,
+    OriginalError if the original cannot be compared with.
     """
     if steps and original:
         raise PlanError(
@@ -333,7 +332,7 @@ class Proof:
         )
 
     def _ests(self, reference: _Reference) -> int:
-        """N: as asked, or as many as the original has ranks."""
+        """Return N: as requested, or the original's number of ranks."""
         ranks = reference.original.ranks if reference.original is not None else self.asked_ests
         assert ranks is not None
         if self.asked_ests not in (None, ranks):
@@ -344,7 +343,10 @@ class Proof:
         return ranks
 
     def _compare(self, reference: Outcome, found: Outcome) -> Comparison:
-        """Raises OtherArchitectureError and OtherStepsError where there is nothing to compare bit for bit."""
+        """Compare two outcomes.
+
+        Raises OtherArchitectureError and OtherStepsError if they are not comparable.
+        """
         if reference.taken is None:
             return compare_outcomes(reference, found)
         assert found.taken is not None
@@ -360,7 +362,7 @@ class Proof:
         return Comparison(compare_taken(reference.taken, found.taken), 0, violations)
 
     def _search(self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison) -> _Found:
-        """Run `number` differs from the reference: whose fault, and where does it begin?"""
+        """Find the cause and the first place of the difference between run `number` and the reference."""
         if comparison.differing == ["audit"]:
             cause = audit_cause(comparison.violations)
             return _Found(Verdict.DIFFERS, None, cause, f"the audit of run {number}")
@@ -377,7 +379,7 @@ class Proof:
     def _search_original(
         self, reference: _Reference, number: int, plan: ChurnPlan, comparison: Comparison
     ) -> _Found:
-        """Run `number` differs from the user's own script: is that repeatable, is it converted rightly?"""
+        """The same for the user's own script: is it repeatable, and is it converted correctly?"""
         first = reference.original
         assert first is not None
         if comparison.differing == ["audit"]:
@@ -412,7 +414,7 @@ class Proof:
     def _between_modes(
         self, stock: Path, number: int, plan: ChurnPlan, comparison: Comparison, named: str
     ) -> _Found:
-        """Where run `number` parts from the traced stock run of the same script."""
+        """Find where run `number` diverges from the traced stock run of the same script."""
         name = f"run-{number}"
         if not self.trace:
             name = f"run-{number}-traced"
@@ -432,7 +434,7 @@ class Proof:
         return _Reference(Outcome(original.taken.steps, {}, {}, taken=original.taken), original=original)
 
     def _stock(self, name: str, ests: int, *, traced: bool) -> _Reference:
-        """The script in the stock mode."""
+        """Run the script in stock mode."""
         self.watcher.stage(f"stock DDP with {ests} processes{' (traced)' if traced else ''}")
         folder = self.folder / name
         with self._workplace(folder) as place:
@@ -441,7 +443,7 @@ class Proof:
         return _Reference(read_stock(reports, ests), folder / "trace" if traced else None)
 
     def _original(self, name: str, *, traced: bool) -> Original:
-        """The user's own command."""
+        """Run the user's own command."""
         self.watcher.stage(f"the reference{' again (traced)' if traced else ''}: {shlex.join(self.original)}")
         folder = self.folder / name
         with self._workplace(folder) as place:
@@ -457,7 +459,7 @@ class Proof:
             )
 
     def _converted(self, ests: int) -> Original | None:
-        """The converted script under stock DDP, listened to as the original was; None where that fails."""
+        """Run the converted script under stock DDP with the original's hook; None if that fails."""
         self.watcher.stage(f"the converted script under stock DDP with {ests} processes (traced)")
         folder = self.folder / "converted"
         reports = folder / "taken"
@@ -526,7 +528,7 @@ class Proof:
 
     @contextlib.contextmanager
     def _workplace(self, folder: Path) -> Iterator[Workplace]:
-        """A folder for one run; says when the run wrote where the next one would find it."""
+        """Create the workplace of one run; reports files that the run wrote outside of it."""
         with workplace(folder, self.origin) as place:
             yield place
             written = place.written_through()

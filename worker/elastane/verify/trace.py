@@ -1,6 +1,6 @@
-"""What a process writes of its steps when ELASTANE_TRACE_DIR is set: one JSON object a line.
+"""Records of a process's steps, written if ELASTANE_TRACE_DIR is set: one JSON object a line.
 
-Both modes write the same, so that two runs can be laid beside each other (`compare`):
+Both modes write the same records, so that two runs can be compared (`compare`):
 
     start    {"kind", "name", "facts", "parameters"}
     turn     {"kind", "step", "rank", "micro", "batch", "states", "generators"}     the mini-batch is out
@@ -8,10 +8,10 @@ Both modes write the same, so that two runs can be laid beside each other (`comp
     applied  {"kind", "step", "weights", "optimizer", "buffers", "extras"}          the step is in the weights
 
 All values are digests (`digests`), logged numbers are float.hex(). "states" are the EST's own generators and
-registered items, "generators" the script's generators that nobody registered, by the path where they were
-found. "gradients" are the EST's local ones as autograd left them, before any reduction, in the order
-of backward. The weights before the first step are the "applied" of step -1. A worker that replays a
-step writes it again. A line is handed to the kernel at once: what a killed process wrote is there.
+registered items, "generators" the script's unregistered generators, by the path where they were found.
+"gradients" are the EST's local ones as autograd left them, before any reduction, in the order of backward.
+The weights before the first step are the "applied" of step -1. A worker that replays a step writes it again.
+Each line is passed to the kernel at once: the lines of a killed process are complete.
 
 Tracing reads every gradient and weight of every step; it is for finding a difference, not for timing.
 """
@@ -32,19 +32,18 @@ from elastane.diagnose.generators import find_generators
 from elastane.verify.digests import digest_any, digest_bytes, digest_tensor
 
 VARIABLE: Final = "ELASTANE_TRACE_DIR"
-#: In which steps the script's objects are searched for generators again, besides the first few.
+#: Interval of steps in which the script's objects are searched for generators again, after the first few.
 _SEARCH_EVERY: Final = 16
 _KEPT: Final = re.compile(r"(loader|sampler)\.generator$")
 
 
 class StepTrace:
-    """The trace of one process; built by a job in its `prepare`, before anything else hooks gradients.
+    """The trace of one process; built by a job in its `prepare`, before other gradient hooks exist.
 
-    directory: made if it is missing. name: of the file and of the process in reports, "ddp-0" or
-    "elastic-w1"; a file of that name is replaced. extras: what else was prepared (schedulers, averages), by
-    name, with state_dict. roots: objects to search for unregistered generators
-    (the dataset, the sampler ...) by the name to report them under. known: ids of generators to leave
-    out, because the job keeps their state.
+    directory: created if missing. name: of the file and of the process in reports, "ddp-0" or "elastic-w1"; a
+    file of that name is replaced. extras: other prepared objects (schedulers, averages), by name, with
+    state_dict. roots: objects to search for unregistered generators (the dataset, the sampler ...) by their
+    names in reports. known: ids of generators to skip, because the job keeps their state.
     """
 
     def __init__(
@@ -77,7 +76,10 @@ class StepTrace:
         self._write(kind="start", name=name, facts=process_facts(), parameters=[path for path, _ in named])
 
     def turn_began(self, step: int, rank: int, micro: int, batch: Any, parts: Mapping[str, bytes]) -> None:
-        """The mini-batch `micro` of EST `rank` in `step` is out; parts: its "rng/..." and "item/..." now."""
+        """Record that mini-batch `micro` of EST `rank` in `step` begins.
+
+        parts: its "rng/..." and "item/..." now.
+        """
         if step == 0 and not self._initial_written:
             self._initial_written = True
             self.step_applied(-1)
@@ -96,7 +98,7 @@ class StepTrace:
     def turn_ended(
         self, step: int, rank: int, micro: int, parts: Mapping[str, bytes], values: Mapping[str, Any]
     ) -> None:
-        """The EST's work on the mini-batch is over; parts: its states now; values: what the script logged."""
+        """Record that the EST's mini-batch has ended; parts: its states now; values: logged by the script."""
         self._turn = None
         self._write(
             kind="end",
@@ -110,7 +112,7 @@ class StepTrace:
         self._gradients = []
 
     def step_applied(self, step: int) -> None:
-        """The optimizers have stepped (buffers: those of rank 0, or of EST 0)."""
+        """Record the state after the optimizers have stepped (buffers: those of rank 0, or of EST 0)."""
         optimizer: dict[str, str] = {}
         for number, one in enumerate(self._optimizers):
             optimizer |= _optimizer_digests(number, one)
@@ -128,7 +130,7 @@ class StepTrace:
         )
 
     def close(self) -> None:
-        """Take the hooks away and end the file; a second call does nothing."""
+        """Remove the hooks and close the file; a second call does nothing."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -138,20 +140,20 @@ class StepTrace:
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def taken(parameter: torch.Tensor) -> None:
-            # In a backward of the script's own, outside the loader loop, no turn is open.
+            # No turn is open in a backward of the script's own, outside the loader loop.
             if self._turn is not None and parameter.grad is not None:
                 self._gradients.append((name, digest_tensor(parameter.grad)))
 
         return taken
 
     def _search(self, step: int) -> None:
-        """Find the script's generators anew in steps that are the same ones in every process."""
+        """Search the script's generators again, in steps that are the same in every process."""
         due = step <= 2 or step % _SEARCH_EVERY == 0 or self._searched_step is None
         if step == self._searched_step or not due:
             return
         self._searched_step = step
         found = find_generators(self._roots, known=self._known)
-        # Those of loaders and samplers are kept by the job, in either mode in an object of its own.
+        # The job keeps those of loaders and samplers, in a different object in each mode.
         self._generators = {name: read for name, read in found.items() if not _KEPT.search(name)}
 
     def _write(self, **record: object) -> None:
@@ -160,7 +162,7 @@ class StepTrace:
 
 
 def process_facts() -> dict[str, str]:
-    """What decides the bits beside the script: compared between processes when a kernel is suspected."""
+    """Return facts that decide the bits besides the script; compared if a kernel is suspected."""
     return {
         "torch": str(torch.__version__),
         "threads": str(torch.get_num_threads()),
@@ -180,7 +182,7 @@ def _states(parts: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _optimizer_digests(number: int, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """By "number/state/index/key" for the state, by "number/group/index" for the groups' settings."""
+    """Return digests by "number/state/index/key" (state) and "number/group/index" (settings)."""
     state = optimizer.state_dict()
     found = {
         f"{number}/state/{index}/{key}": digest_any(value)

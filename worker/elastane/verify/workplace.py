@@ -1,8 +1,8 @@
-"""A folder of its own for each run of a proof, so that no run finds what another one wrote.
+"""A separate folder for each run of a proof, so that no run finds another one's files.
 
-A run starts in `work`, which stands in for the folder that the proof was started in. Small entries are copied
+A run starts in `work`, which replaces the folder that the proof was started in. Small entries are copied
 there, large ones linked: relative paths to data still work, and new and changed files stay in the run's
-folder. What a script writes into a linked folder or to an absolute path is not contained;
+folder. Files that a script writes into a linked folder or to an absolute path are not contained;
 `Workplace.written_through` reports the former.
 """
 
@@ -18,16 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-#: The most that is copied for one run, smallest entries first; the rest is linked.
+#: Limits of the data copied for one run, smallest entries first; the rest is linked.
 COPIED_BYTES_MAX: Final = 64 * 2**20
 COPIED_FILES_MAX: Final = 300
-#: How many files are looked at for `written_through`.
+#: Number of files examined by `written_through`.
 _LOOKED_AT_MAX: Final = 20_000
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """directory: where the run's processes start. linked: entries of the origin that were not copied."""
+    """Folder of a run. directory: where its processes start.
+
+    linked: entries of the origin that were not copied.
+    """
 
     directory: Path
     environment: Mapping[str, str]
@@ -35,27 +38,31 @@ class Workplace:
     began: float
 
     def written_through(self) -> list[str]:
-        """Files in linked folders that were written since the run began, as far as it is cheap to know."""
+        """Return files in linked folders written since the run began, as far as it is cheap to know."""
         return sorted(_changed(self.linked, self.began))
 
 
 @contextlib.contextmanager
 def workplace(folder: Path, origin: Path) -> Iterator[Workplace]:
-    """A new `work` in `folder` for one run, standing for `origin`; its temporary files go with the block."""
+    """Create `work` in `folder` for one run, as a replacement of `origin`.
+
+    Temporary files are removed afterwards.
+    """
     directory = folder / "work"
     directory.mkdir(parents=True)
     linked = _fill(directory, origin.absolute())
-    # Beside the others and not in `folder`: the path of a unix socket has room for 107 bytes.
+    # Not in `folder`: the path of a unix socket is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="elastane-tmp-", ignore_cleanup_errors=True) as temporary:
         variables = {"TMPDIR": temporary, "PWD": str(directory)}
         yield Workplace(directory, variables, tuple(linked), time.time())
 
 
 def absolute_command(command: Sequence[str], origin: Path) -> list[str]:
-    """The command as it is to be written for another folder: the script, and paths that leave `origin`.
+    """Return the command adapted to another folder: the script, and paths that leave `origin`, become
+    absolute.
 
     The script is the first word that names an existing .py file. Of its arguments (also `--data=../x`) those
-    are changed that begin with ".." and exist; all others are found in the run's own folder.
+    that begin with ".." and exist are changed; all others are found in the run's own folder.
     """
     changed, script_seen = [], False
     for word in command:
@@ -77,7 +84,7 @@ def _leaves(word: str, origin: Path) -> bool:
 
 
 def _fill(directory: Path, origin: Path) -> list[Path]:
-    """Copy what is small, link the rest; returns what was linked."""
+    """Copy small entries and link the rest; return the linked ones."""
     entries = []
     for entry in origin.iterdir():
         if directory.is_relative_to(entry):
@@ -90,7 +97,7 @@ def _fill(directory: Path, origin: Path) -> list[Path]:
         if size <= bytes_left and files <= files_left:
             try:
                 _copy(entry, target)
-            except OSError:  # no right to read all of it, or shutil.Error of several such
+            except OSError:  # not all of it is readable; shutil.Error of several such
                 shutil.rmtree(target, ignore_errors=True)
                 target.unlink(missing_ok=True)
             else:
@@ -109,12 +116,12 @@ def _copy(entry: Path, target: Path) -> None:
 
 
 def _measured(entry: Path) -> tuple[int, int]:
-    """(files, bytes) under `entry`; more than may be copied for what is linked in any case."""
+    """Return (files, bytes) under `entry`; above the limits for entries that are always linked."""
     too_much = COPIED_FILES_MAX + 1, COPIED_BYTES_MAX + 1
     if entry.is_symlink() and entry.is_dir():
         return too_much
     if not entry.is_dir():
-        # A pipe or a socket has no copy; a broken link is copied as it is.
+        # A pipe or a socket cannot be copied; a broken link is copied as a link.
         return (1, entry.stat().st_size) if entry.is_file() else (1, 0) if entry.is_symlink() else too_much
     if entry.name.startswith("."):
         return too_much

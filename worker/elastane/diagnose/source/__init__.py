@@ -1,4 +1,4 @@
-"""What a script's source shows before anything of it runs: pure, from its syntax tree.
+"""Examination of a script's source before any of it runs: pure, from its syntax tree.
 
 reading      the script's shape: the three lines, its loops
 loop_rules   the loop over mini-batches
@@ -6,7 +6,7 @@ epoch_rules  the loop over epochs
 setup_rules  seeds, prepare, torch.distributed, modules
 
 A rule names the line, the variable and the remedy. It prefers silence to a false alarm: values that are only
-logged, and anything that names do not tell, are skipped.
+logged, and facts that cannot be inferred from names, are skipped.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from elastane.diagnose.source.notes import Notes
 from elastane.diagnose.source.reading import Script
 from elastane.diagnose.source.setup_rules import setup_findings
 
-#: Kinds of findings that say why a step differed when it was run again.
+#: Kinds of findings that explain why a repeated step differed.
 _REASONS = ("break", "loop variable", "module state", "after the step")
 
 
 def examine_source(text: str, file: str = "script", *, main: bool = True) -> list[Finding]:
-    """Findings in the source of one file, by line; empty if it cannot be parsed, as it then fails when run.
+    """Return findings in the source of one file, by line; [] if it cannot be parsed, as it then fails when
+    run.
 
     main: the file is the script itself, not a module that it imports.
     """
@@ -49,7 +50,7 @@ def examine_source(text: str, file: str = "script", *, main: bool = True) -> lis
 
 
 def examine_script(command: Sequence[str]) -> list[Finding]:
-    """Findings of a script and of the modules beside it that it imports. command: as for the interpreter."""
+    """Return findings of a script and of imported modules beside it. command: as for the interpreter."""
     path = _path_of(command)
     if path is None:
         return []
@@ -61,7 +62,7 @@ def examine_script(command: Sequence[str]) -> list[Finding]:
 
 
 def with_source(found: Iterable[Finding], source: Sequence[Finding]) -> list[Finding]:
-    """Findings of a short run and of the source, which gives the reason for a step that differed."""
+    """Merge findings of a short run and of the source, which explain a step that differed."""
     reasons = [finding for finding in source if finding.kind in _REASONS]
     merged = []
     for finding in found:
@@ -90,7 +91,7 @@ def _path_of(command: Sequence[str]) -> Path | None:
 
 
 def _beside(text: str, folder: Path) -> list[Path]:
-    """Modules of the script's own folder that it imports."""
+    """Return modules of the script's own folder that it imports."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -14,7 +14,7 @@ from elastane.script_source.words import NUMPY_UNEVEN, PYTHON_UNEVEN
 
 
 def epoch_findings(script: Script, notes: Notes) -> None:
-    """Of all loops over job.epochs in the file."""
+    """Note findings in all loops over job.epochs of the file."""
     for loop in script.epoch_loops:
         told = _variables(script, loop, notes)
         _breaks(loop, notes, told)
@@ -23,8 +23,11 @@ def epoch_findings(script: Script, notes: Notes) -> None:
 
 
 def _variables(script: Script, loop: ast.For, notes: Notes) -> set[int]:
-    """Variables that live across epochs and decide something; returns the lines that decide when to stop."""
-    # What the loader loop itself carries into the result has findings of its own there.
+    """Note variables that live across epochs and decide something.
+
+    Return the lines that decide when to stop.
+    """
+    # Variables that the loader loop itself carries into the result are reported there.
     inside = {
         carried.name
         for one in script.loader_loops
@@ -71,7 +74,7 @@ def _breaks(loop: ast.For, notes: Notes, told: set[int]) -> None:
 
 
 def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
-    """Random numbers drawn between epochs, where it may not be certain whose they are."""
+    """Note random numbers drawn between epochs that cannot be attributed to a rank with certainty."""
     loader_loops = {id(node_of(one.node)) for one in script.loader_loops}
     for node in _outside(loop, loader_loops):
         if (
@@ -113,7 +116,7 @@ def _draws(script: Script, loop: ast.For, notes: Notes) -> None:
 
 
 def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
-    """job.is_leader before there is a ring: in the loop's own function, above it."""
+    """Note job.is_leader before there is a ring: in the loop's own function, above it."""
     home = script.function_of(loop)
     for node in ast.walk(home or script.tree):
         if (
@@ -133,7 +136,7 @@ def _early_leader(script: Script, loop: ast.For, notes: Notes) -> None:
 
 
 def _outside(node: ast.AST, left_out: set[int]) -> Iterator[ast.AST]:
-    """What stands in the loop, without the loops over mini-batches."""
+    """Yield the nodes in the loop, except the loops over mini-batches."""
     for child in ast.iter_child_nodes(node):
         if id(child) not in left_out:
             yield child

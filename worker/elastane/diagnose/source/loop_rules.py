@@ -1,4 +1,4 @@
-"""Rules for the loop over mini-batches: what must be the same in every turn of a step, and is not."""
+"""Rules for the loop over mini-batches: values that must be the same in every turn of a step, but differ."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COUNTS = (
 
 
 def loop_findings(script: Script, notes: Notes) -> None:
-    """Of all loops over mini-batches in the file."""
+    """Note findings in all loops over mini-batches of the file."""
     for loop in script.loader_loops:
         _variables(script, loop, notes)
         _breaks(loop, notes)
@@ -38,7 +38,7 @@ def loop_findings(script: Script, notes: Notes) -> None:
 
 
 def _variables(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    """lr from a counter or enumerate, a running mean in the loss, a step in every k-th turn."""
+    """Note carried variables that decide the lr, the loss, or whether a turn steps."""
     told: set[tuple[str, str]] = set()
     for carried in script.carried(loop.node):
         name, enumerated = carried.name, carried.name == turn_counter(loop.node)
@@ -132,7 +132,7 @@ def _written_weights(script: Script, loop: LoaderLoop, notes: Notes) -> None:
 
 
 def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    """`ema.update(model)` of an object that prepare does not know."""
+    """Note `ema.update(model)` of an object that was not passed to prepare."""
     if script.preparation is None:
         return
     given = script.kept
@@ -156,7 +156,7 @@ def _averages(script: Script, loop: LoaderLoop, notes: Notes) -> None:
 
 
 def _writes(script: Script, body: Sequence[ast.AST], depth: int = 1) -> Iterator[tuple[str, ast.AST]]:
-    """(whose, where) of writes to parameters: in-place methods on what a loop over parameters() gives."""
+    """Yield (owner, place) of in-place writes to the elements of a loop over parameters()."""
     for statement in body:
         for node in walk_here(statement):
             if isinstance(node, ast.For):
@@ -202,7 +202,10 @@ def _in_parameter_loop(loop: ast.For) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _parameter_owners(node: ast.expr) -> list[str]:
-    """Whose parameters an expression goes through: both modules' of zip(a.parameters(), b.parameters())."""
+    """Return the owners of the parameters that an expression iterates.
+
+    For zip(a.parameters(), b.parameters()) these are both modules.
+    """
     if not isinstance(node, ast.Call):
         return []
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("parameters", "named_parameters"):
@@ -249,7 +252,7 @@ def _backwards(script: Script, loop: LoaderLoop, notes: Notes) -> None:
 
 
 def _exclusive(script: Script, first: ast.AST, second: ast.AST) -> bool:
-    """Whether no turn does both: they stand in the two branches of an if, or one branch leaves the turn."""
+    """True if no turn runs both: they are in the two branches of an if, or one branch leaves the turn."""
     chain = {id(node): node for node in script.ancestors(first)}
     below: ast.AST = second
     for parent in script.ancestors(second):
@@ -264,7 +267,7 @@ def _exclusive(script: Script, first: ast.AST, second: ast.AST) -> bool:
 
 
 def _second_forward(script: Script, loop: LoaderLoop, notes: Notes) -> None:
-    """Before backward(), of a model that changes its buffers in each forward."""
+    """Note a second forward before backward(), of a model that changes its buffers in each forward."""
     if not _changes_buffers(script):
         return
     calls = list(calls_in(loop.node.body))
@@ -286,7 +289,7 @@ def _second_forward(script: Script, loop: LoaderLoop, notes: Notes) -> None:
 
 
 def _without_gradients(script: Script, call: ast.Call) -> bool:
-    """Whether it stands under torch.no_grad(): DDP broadcasts no buffers after it."""
+    """True if the call is under torch.no_grad(): DDP broadcasts no buffers after it."""
     return any(
         isinstance(parent, ast.With)
         and any(
@@ -300,7 +303,7 @@ def _without_gradients(script: Script, call: ast.Call) -> bool:
 
 
 def _changes_buffers(script: Script) -> bool:
-    """Whether the source has BatchNorm, or a module whose forward writes to its buffers."""
+    """True if the source has BatchNorm, or a module whose forward writes to its buffers."""
     for node in ast.walk(script.tree):
         if isinstance(node, ast.Attribute | ast.Name) and last_name(node) in _BATCH_NORMS:
             return True
@@ -318,7 +321,7 @@ def _buffers_of(kind: ast.ClassDef) -> set[str]:
 
 
 def _written(node: ast.AST) -> str:
-    """What is written to in place, as "self.mean"; empty for anything else."""
+    """Return the target of an in-place write, as "self.mean"; empty for anything else."""
     if isinstance(node, ast.AugAssign):
         return name_of(node.target)
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):

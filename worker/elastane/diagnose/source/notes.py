@@ -8,7 +8,7 @@ from elastane.diagnose.findings import CODES, Finding, Severity
 
 
 class Notes:
-    """What was found in one file; equal ones count once."""
+    """Findings in one file; equal ones are recorded once."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -17,7 +17,7 @@ class Notes:
     def add(
         self, severity: Severity, kind: str, at: ast.AST | int, what: str, todo: str, *, variable: str = ""
     ) -> None:
-        """at: the node, or the line."""
+        """Record a finding. at: the node, or the line."""
         line = at if isinstance(at, int) else getattr(at, "lineno", 0)
         finding = Finding(
             severity=severity,

@@ -1,4 +1,4 @@
-"""What a script's syntax tree says of its shape: the three lines, its loops, what was prepared.
+"""Shape of a script, read from its syntax tree: the three lines, its loops, the objects it prepares.
 
 Nothing is run and nothing is imported. Names are followed through assignments in a loop body, and into
 functions of the script that are called by name.
@@ -50,7 +50,7 @@ class LoaderLoop:
 
 @dataclass
 class Script:
-    """A parsed file. file: its name, as findings show it."""
+    """A parsed file. file: its name, as shown in findings."""
 
     tree: ast.Module
     file: str = "script"
@@ -68,7 +68,7 @@ class Script:
 
     @cached_property
     def imports(self) -> dict[str, str]:
-        """Local name -> what it stands for, dotted."""
+        """Local name -> the dotted name that was imported."""
         found: dict[str, str] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
@@ -83,7 +83,7 @@ class Script:
 
     @cached_property
     def jobs(self) -> frozenset[str]:
-        """Names of the job: what elastane.init gave, and parameters called so."""
+        """Names of the job: results of elastane.init, and any variable called "job"."""
         found = {"job"}
         for name, value in self.assigned:
             if isinstance(value, ast.Call) and self.dotted(value.func) == "elastane.init":
@@ -102,12 +102,12 @@ class Script:
 
     @cached_property
     def seed_given(self) -> bool:
-        """Whether elastane.init is given a seed."""
+        """True if elastane.init is given a seed."""
         return any(call.args or any(word.arg == "seed" for word in call.keywords) for call in self.inits)
 
     @cached_property
     def distributed_calls(self) -> bool:
-        """Whether the answers of a single process are meant."""
+        """True if the script asks for single-process answers of torch.distributed."""
         return any(word.arg == "distributed_calls" for call in self.inits for word in call.keywords)
 
     @cached_property
@@ -124,7 +124,7 @@ class Script:
 
     @cached_property
     def preparations(self) -> list[Preparation]:
-        """All calls of prepare: of a script that has several, one is reached."""
+        """All calls of prepare; if there are several, only one of them is reached in a run."""
         found = []
         for node in ast.walk(self.tree):
             if not (isinstance(node, ast.Call) and self.is_job_method(node, "prepare")):
@@ -144,7 +144,10 @@ class Script:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """Names of what the job keeps: given to prepare, registered, carried; also by way of a container."""
+        """Names of objects kept by the job: passed to prepare, registered, carried.
+
+        Objects in a container count too.
+        """
         found: set[str] = set()
         for preparation in self.preparations:
             found |= {*preparation.given, *preparation.returned}
@@ -171,7 +174,7 @@ class Script:
         return frozenset(found - {""})
 
     def _put_into(self, container: ast.expr) -> set[str]:
-        """Names in an expression, and in what is assigned to them or put into them elsewhere."""
+        """Return the names in an expression, and in values assigned to them or added to them elsewhere."""
         found = {n.id for n in ast.walk(container) if isinstance(n, ast.Name)}
         inner = set()
         for name, value in self.assigned:
@@ -200,7 +203,7 @@ class Script:
 
     @cached_property
     def loader_loops(self) -> list[LoaderLoop]:
-        """The innermost loops over a loader that do backward(), themselves or by a function they call."""
+        """The innermost loops over a loader that call backward(), themselves or through a function."""
         loops = [loop for n in ast.walk(self.tree) if n not in self.epoch_loops and (loop := as_loop(n))]
         trains = [loop for loop in loops if self.does_backward(loop.body) and self._over_loader(loop)]
         inner = [a for a in trains if not any(a is not b and node_of(b) in ast.walk(a) for b in trains)]
@@ -226,7 +229,7 @@ class Script:
 
     @cached_property
     def loaders(self) -> frozenset[str]:
-        """Names of the training loader: what prepare returned in a DataLoader's place."""
+        """Names of the training loader: the value that prepare returned for a DataLoader."""
         built = {n for n, v in self.assigned if isinstance(v, ast.Call) and last_name(v.func) == "DataLoader"}
         found = set()
         preparation = self.preparation
@@ -255,7 +258,7 @@ class Script:
 
     @cached_property
     def optimizers(self) -> frozenset[str]:
-        """Names whose value is built from torch.optim, or an optimizer by its name."""
+        """Names of values built from torch.optim, or of optimizers by their names."""
         found = set()
         preparation = self.preparation
         pairs = list(self.assigned)
@@ -277,7 +280,7 @@ class Script:
 
     @cached_property
     def roles(self) -> dict[str, Role]:
-        """What names stand for, for those that the job keeps, as far as the source tells."""
+        """Roles of names of objects kept by the job, as far as the source shows."""
         found: dict[str, Role] = dict.fromkeys(self.kept | self.loaders | self.jobs, "other")
         for call in ast.walk(self.tree):
             if isinstance(call, ast.Call) and last_name(call.func) == "step":
@@ -293,14 +296,14 @@ class Script:
         return setters_of(self.tree)
 
     def carried(self, loop: Loop, kinds: Container[Kind] = IN_TURNS) -> list[Carried]:
-        """What a loop carries from turn to turn into its result."""
+        """Return the values that a loop carries from turn to turn into its result."""
         return carried_values(
             self.tree, loop, self.roles, kinds=kinds, setters=self.setters, counting=self.counting
         )
 
     @cached_property
     def counting(self) -> dict[str, Place]:
-        """Attributes that the model only counts in, and does not use itself: "net.calls" -> where."""
+        """Attributes that the model only counts in, without using them itself: "net.calls" -> place."""
         built = source_of(self.tree).built
         return {
             f"{name}.{attribute}": place
@@ -318,7 +321,7 @@ class Script:
         }
 
     def dotted(self, node: ast.expr) -> str:
-        """A name with its import resolved: "torch.optim.SGD"."""
+        """Return a name with its import resolved: "torch.optim.SGD"."""
         name = name_of(node)
         head, _, rest = name.partition(".")
         full = self.imports.get(head, head)
@@ -335,14 +338,14 @@ class Script:
         return next((n for n in self.ancestors(node) if isinstance(n, Function)), None)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
-        """The nodes around it, the nearest first."""
+        """Yield the enclosing nodes, the nearest first."""
         parent = self.parents.get(node)
         while parent is not None:
             yield parent
             parent = self.parents.get(parent)
 
     def under_if(self, node: ast.AST, attribute: str) -> bool:
-        """Whether it stands in a branch of `if job.<attribute>`."""
+        """True if the node is in a branch of `if job.<attribute>`."""
         below = node
         for parent in self.ancestors(node):
             if (
@@ -355,7 +358,7 @@ class Script:
         return False
 
     def in_each_rank(self, node: ast.AST) -> bool:
-        """Whether it stands in `for rank in job.each_rank():`."""
+        """True if the node is in `for rank in job.each_rank():`."""
         return any(
             isinstance(parent, ast.For)
             and isinstance(parent.iter, ast.Call)
@@ -364,7 +367,7 @@ class Script:
         )
 
     def in_isolated(self, node: ast.AST) -> bool:
-        """Whether it stands in `with job.isolated_rng():`, or another context of the job's."""
+        """True if the node is in `with job.isolated_rng():`, or another context of the job's."""
         return any(
             isinstance(parent, ast.With)
             and any(
@@ -378,7 +381,7 @@ class Script:
 
 
 def name_of(node: ast.AST | None) -> str:
-    """ "a.b.c" of a name or a chain of attributes; empty for anything else."""
+    """Return "a.b.c" for a name or a chain of attributes; empty for anything else."""
     return dotted(node) or ""
 
 
@@ -387,12 +390,12 @@ def last_name(node: ast.AST) -> str:
 
 
 def loads(node: ast.AST) -> set[str]:
-    """Names that are read in it."""
+    """Return the names that are read in the node."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
 
 
 def calls_in(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
-    """Calls in the order of the text; bodies of functions and classes defined there are left out."""
+    """Yield calls in the order of the text, except in bodies of functions and classes defined there."""
     for node in nodes:
         for found in walk_here(node):
             if isinstance(found, ast.Call):
@@ -400,7 +403,7 @@ def calls_in(nodes: Sequence[ast.AST]) -> Iterator[ast.Call]:
 
 
 def exits(body: Sequence[ast.stmt]) -> Iterator[ast.Break | ast.Return]:
-    """Statements that leave the loop whose body this is."""
+    """Yield the statements that leave the loop with this body."""
     for statement in body:
         if isinstance(statement, ast.Break | ast.Return):
             yield statement

@@ -74,7 +74,8 @@ def _seeds(script: Script, notes: Notes) -> None:
 
 
 def _rank_seed(script: Script, node: ast.Call, notes: Notes) -> None:
-    """A seed that is computed from job.rank: in the loader loop and in each_rank it is a rank's own."""
+    """Note a seed computed from job.rank, except in the loader loop and in each_rank, where it is a rank's
+    own."""
     around = list(script.ancestors(node))
     if any(loop.node in around for loop in script.loader_loops) or script.in_each_rank(node):
         return
@@ -190,7 +191,7 @@ def _instead(name: str) -> str:
 
 
 def _launcher_variables(script: Script, notes: Notes) -> None:
-    """RANK and the like, read from the environment: of a script that does not set them itself."""
+    """Note environment reads of RANK and similar variables that the script does not set itself."""
     reads: list[tuple[str, ast.AST]] = []
     written: set[str] = set()
     for node in ast.walk(script.tree):
@@ -228,12 +229,12 @@ def _is_distributed(script: Script, dotted: str) -> bool:
         isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
         for node in script.tree.body
     )
-    # `from helpers import *` brings it along under its usual name.
+    # `from helpers import *` imports it under its usual name.
     return starred and dotted.startswith("dist.") and dotted.count(".") == 1 and "dist" not in script.imports
 
 
 def _conditional(script: Script, node: ast.AST) -> bool:
-    """Whether a condition decides if it is done: an if around it, or an early return before it."""
+    """True if the node runs only under a condition: an if around it, or an early return before it."""
     below = node
     for parent in script.ancestors(node):
         if isinstance(parent, ast.If | ast.IfExp) and below is not parent.test:
@@ -303,7 +304,7 @@ def _prepared(script: Script, notes: Notes) -> None:
 
 
 def _lengths(script: Script, notes: Notes) -> None:
-    """A schedule that counts the steps of the loader as it was before prepare."""
+    """Note a schedule that counts the steps of the loader as it was before prepare."""
     prepared = script.preparation
     assert prepared is not None
     built = {n for n, v in script.assigned if isinstance(v, ast.Call) and last_name(v.func) == "DataLoader"}
@@ -367,7 +368,10 @@ def _loader_uses(script: Script, notes: Notes) -> None:
 
 
 def _set_epoch(script: Script, node: ast.Call, notes: Notes) -> None:
-    """With the number of job.epochs it is what is done anyway; with another one training is stopped."""
+    """Note calls of set_epoch: the number from job.epochs changes nothing.
+
+    With another one training stops.
+    """
     name = name_of(node.func)
     if "dataset" in name.lower() or not node.args:
         return
@@ -375,7 +379,7 @@ def _set_epoch(script: Script, node: ast.Call, notes: Notes) -> None:
     loop = next((one for one in script.ancestors(node) if one in script.epoch_loops), None)
     epoch = name_of(loop.target) if isinstance(loop, ast.For) else ""
     if isinstance(given, ast.Name) and (given.id == epoch or not epoch):
-        return  # in a function of its own it is most often the parameter
+        return  # in a separate function it usually is the parameter
     off = (isinstance(given, ast.Constant) and (loop is not None or given.value != 0)) or (
         isinstance(given, ast.BinOp)
         and {epoch} == loads(given)
@@ -393,7 +397,7 @@ def _set_epoch(script: Script, node: ast.Call, notes: Notes) -> None:
 
 
 def _unshuffled(script: Script) -> bool:
-    """Whether a sampler is told not to shuffle: its epochs are alike."""
+    """True if a sampler is created with shuffle=False: all its epochs have the same order."""
     return any(
         word.arg == "shuffle" and isinstance(word.value, ast.Constant) and not word.value.value
         for node in ast.walk(script.tree)
@@ -406,7 +410,7 @@ def _unshuffled(script: Script) -> bool:
 
 
 def _module_states(script: Script, notes: Notes) -> None:
-    """Counters and means that modules and optimizers keep as plain attributes."""
+    """Note counters and means that modules and optimizers keep as plain attributes."""
     told: set[int] = set()
     for node in ast.walk(script.tree):
         if not isinstance(node, ast.ClassDef):
@@ -426,7 +430,7 @@ def _attributes(
     told: set[int],
     notes: Notes,
 ) -> None:
-    """Of one class with its bases. told: lines that were noted of another that has the same ones."""
+    """Check one class with its bases. told: lines already noted for another class that shares them."""
     methods = [
         (kind, method)
         for kind in kinds
@@ -434,7 +438,7 @@ def _attributes(
         if isinstance(method, Function) and method.args.args
     ]
     if not module and any(method.name == "state_dict" for _, method in methods):
-        return  # it decides itself what its state is
+        return  # the class defines its own state
     inner = [one for kind in kinds for one in ast.walk(kind)]
     buffers = {
         call.args[0].value
@@ -447,7 +451,7 @@ def _attributes(
     called = {last_name(one.func) for one in inner if isinstance(one, ast.Call)}
     for attribute, place in carried_attributes(classes).items():
         line = place.line
-        # What is called is a module, with state of its own.
+        # A called attribute is a module, with its own state.
         if attribute in buffers or attribute in called or line in told:
             continue
         told.add(line)

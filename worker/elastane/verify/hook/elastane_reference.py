@@ -1,19 +1,19 @@
-"""Takes down what an untouched DDP script trained: names, shapes and digests, one file for each rank.
+"""Records what an untouched DDP script trained: names, shapes and digests, one file for each rank.
 
 `install` waits for the script's own `import torch`. From then on every DistributedDataParallel that is
-built and every optimizer that steps is remembered, and when the process group is destroyed or the
+built and every optimizer that steps is registered, and when the process group is destroyed or the
 process ends (also by sys.exit or os._exit) each rank writes `rank-<r>.json` into ELASTANE_REFERENCE_DIR:
 
-    {"rank", "world", "steps", "facts"}; rank 0 also {"models", "optimizers", "held"} as `taken` gives them
-    {"rank", "world", "steps", "error"} where something could not be taken down: the script never sees that
+    {"rank", "world", "steps", "facts"}; rank 0 also {"models", "optimizers", "held"} as returned by `taken`
+    {"rank", "world", "steps", "error"} if something could not be recorded: the script never sees that
 
 With ELASTANE_REFERENCE_TRACE=1 it also writes `trace-<r>.jsonl`, an object for each event in order:
 
-    forward   digest of DDP's inputs; of the generators of torch, NumPy and Python
+    forward   digests of DDP's inputs, and of the generators of torch, NumPy and Python
     backward  the loss, as float.hex()
     step      the optimizer's settings, and on rank 0 the digest of every weight after it
 
-Only the standard library, and torch when the script has imported it: see the package.
+Uses only the standard library, and torch once the script has imported it: see the package.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from typing import Any
 
 DIRECTORY = "ELASTANE_REFERENCE_DIR"
 TRACE = "ELASTANE_REFERENCE_TRACE"
-#: JSON {"threads": int, "deterministic": bool, "precise": bool}: what elastane.init sets in our own runs.
+#: JSON {"threads": int, "deterministic": bool, "precise": bool}: settings made by elastane.init in our own
+#: runs.
 SETTINGS = "ELASTANE_REFERENCE_SETTINGS"
-#: How deep in containers tensors and numbers are looked for.
+#: Depth in containers up to which tensors and numbers are searched for.
 _DEPTH_MAX = 8
 
 
-# ---------------------------------------------------------------------- what is taken down
+# ---------------------------------------------------------------------- recorded values
 
 
 def digest(tensor: Any) -> str:
-    """sha256 in hex of one tensor's elements, row-major; dtype and shape stand beside it."""
+    """Return sha256 in hex of one tensor's elements, row-major; dtype and shape are recorded separately."""
     import torch
 
     hashed = hashlib.sha256()
@@ -64,7 +65,7 @@ def described(tensor: Any) -> list[Any]:
 
 
 def digest_value(value: object) -> str:
-    """Of any nested value; an object of unknown kind counts by its class alone."""
+    """Return the digest of any nested value; an object of unknown kind counts by its class alone."""
     hashed = hashlib.sha256()
     for piece in _pieces(value, 0):
         hashed.update(piece.encode())
@@ -93,11 +94,11 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
 
 
 def taken(models: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:
-    """Weights, buffers and optimizer state of some models, by name.
+    """Record weights, buffers and optimizer state of some models, by name.
 
-    "models": for each {"weights", "buffers"}: name -> [digest, dtype, shape].
-    "optimizers": for each {"parameters": [[model, name], ...], "entries": path -> digest}; the path names the
-    parameter that a state belongs to, so that neither order nor number of the groups enters there.
+    "models": for each {"weights", "buffers"}: name -> [digest, dtype, shape]. "optimizers": for each
+    {"parameters": [[model, name], ...], "entries": path -> digest}; the path names the parameter that a state
+    belongs to, so that order and number of the groups have no influence there.
     """
     names: dict[int, tuple[int, str]] = {}
     found = []
@@ -116,7 +117,7 @@ def taken(models: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """A tensor's name without what torch.compile puts before it."""
+    """Return a tensor's name without the prefix added by torch.compile."""
     return name.replace("_orig_mod.", "")
 
 
@@ -139,9 +140,10 @@ def _optimizer(optimizer: Any, names: Mapping[int, tuple[int, str]]) -> dict[str
 def held(
     models: Sequence[Any], frames: Sequence[types.FrameType], spaces: Sequence[Mapping[str, Any]]
 ) -> Any:
-    """Other modules that the script's variables hold (copies, averages, teachers): name -> their state.
+    """Record other modules that the script's variables hold (copies, averages, teachers): name -> their
+    state.
 
-    models: those that are taken down anyway. frames: the script's running functions; spaces: its globals.
+    models: those recorded in any case. frames: the script's running functions; spaces: its globals.
     """
     import torch
 
@@ -161,7 +163,7 @@ def held(
 
 
 def script_frames() -> list[types.FrameType]:
-    """The running functions of the script, the innermost first: of the files beside the main one."""
+    """Return the script's running functions, the innermost first: from files in the main file's folder."""
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     if not main:
         return []
@@ -185,7 +187,7 @@ def script_globals() -> list[Mapping[str, Any]]:
 
 
 def _unseen(method: Callable[..., None]) -> Callable[..., None]:
-    """An error in a method of the recorder is kept for its report; the script that called it goes on."""
+    """Record an error of a recorder's method for the report, so that the calling script continues."""
 
     @functools.wraps(method)
     def call(self: Recorder, *args: Any, **kwargs: Any) -> None:
@@ -198,7 +200,7 @@ def _unseen(method: Callable[..., None]) -> Callable[..., None]:
 
 
 class Recorder:
-    """Of one process: what it built and stepped, and its files."""
+    """Recorder of one process: objects it built and stepped, and its files."""
 
     def __init__(self, directory: str, *, traced: bool, settings: Mapping[str, Any]) -> None:
         self._directory = Path(directory)
@@ -216,7 +218,7 @@ class Recorder:
         self._error = ""
 
     def torch_is_there(self, torch: Any) -> None:
-        """The script has imported torch: set what decides the bits, and listen."""
+        """Apply settings that decide the bits, and install the hooks, once the script has imported torch."""
         self._apply(torch)
         wrapper = torch.nn.parallel.DistributedDataParallel
         recorder, build = self, wrapper.__init__
@@ -247,15 +249,15 @@ class Recorder:
 
     @_unseen
     def built(self, torch: Any, ddp: Any) -> None:
-        """A DistributedDataParallel was built."""
+        """Register a new DistributedDataParallel."""
         if os.getpid() != self._pid:
             return
         self._withdraw()
         if not self._models:
             self._rank, self._world = torch.distributed.get_rank(), torch.distributed.get_world_size()
             atexit.register(self.finish)
-        self._apply(torch)  # the script may have chosen otherwise since
-        # The module and not DDP itself, which would then live longer than without us.
+        self._apply(torch)  # the script may have changed the settings since
+        # The module, not DDP itself, whose life would be prolonged.
         self._models.append(ddp.module)
         if self._traced:
             if self._rank == 0 and len(self._models) == 1:
@@ -264,7 +266,7 @@ class Recorder:
 
     @_unseen
     def stepped(self, optimizer: Any) -> None:
-        """An optimizer has stepped."""
+        """Register an optimizer step."""
         if os.getpid() != self._pid or not self._models:
             return
         self._withdraw()
@@ -286,7 +288,7 @@ class Recorder:
             self.event(kind="step", optimizer=number, settings=settings, weights=weights)
 
     def _withdraw(self) -> None:
-        """The training goes on: this rank's file, if there is one already, was not its last word."""
+        """Delete this rank's report, if written already, because training continues."""
         if self._written >= 0:
             self._written = -1
             self._path.unlink(missing_ok=True)
@@ -297,7 +299,7 @@ class Recorder:
 
     @_unseen
     def finish(self) -> None:
-        """Write this rank's file; again only when the training has gone on since."""
+        """Write this rank's report; again only if training has continued since."""
         steps = max([*self._steps.values(), self._updates], default=0)
         if os.getpid() != self._pid or not self._models or self._written == steps:
             return
@@ -317,10 +319,10 @@ class Recorder:
         self._write(report)
 
     def failed(self, error: str) -> None:
-        """Something could not be taken down: the report says so, in place of a result."""
+        """Write a report with the error in place of a result."""
         self._error = self._error or error
         report = {"rank": self._rank, "world": self._world, "steps": 0, "error": self._error}
-        with contextlib.suppress(OSError):  # then the report is missing, which is told of as well
+        with contextlib.suppress(OSError):  # a missing report is an error as well
             self._write(report)
 
     def _write(self, report: Mapping[str, Any]) -> None:
@@ -330,7 +332,7 @@ class Recorder:
 
     @_unseen
     def event(self, **record: Any) -> None:
-        """One line of the trace."""
+        """Write one line of the trace."""
         if os.getpid() != self._pid or self._rank < 0:
             return
         if self._trace < 0:
@@ -358,7 +360,7 @@ class Recorder:
         }
 
     def _updated(self) -> None:
-        """A GradScaler's step is over, also one in which it let the optimizer skip."""
+        """Count a GradScaler's update, also if it skipped the optimizer's step."""
         self._updates += 1
 
     def _apply(self, torch: Any) -> None:
@@ -375,7 +377,7 @@ class Recorder:
 
     @staticmethod
     def _before(owner: Any, name: str, action: Callable[[], None]) -> None:
-        """Let `action` run before each call of owner.name."""
+        """Run `action` before each call of owner.name."""
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -387,7 +389,7 @@ class Recorder:
 
 
 def _facts() -> dict[str, str]:
-    """What decides the bits beside the script."""
+    """Return facts that decide the bits besides the script."""
     torch = sys.modules["torch"]
     return {
         "torch": str(torch.__version__),
@@ -409,7 +411,7 @@ def _modules(variables: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 class _AfterTorch:
-    """A finder that lets the recorder know when `import torch` is over, and is gone then."""
+    """Import finder that notifies the recorder after `import torch`, and removes itself."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -432,7 +434,7 @@ class _AfterTorch:
 
 
 def install() -> None:
-    """Called in each process of the reference before its own code; leaves a mark that it was."""
+    """Install the recorder, before a reference process runs its own code; creates the file "seen"."""
     directory = os.environ[DIRECTORY]
     settings = json.loads(os.environ.get(SETTINGS) or "{}")
     recorder = Recorder(directory, traced=os.environ.get(TRACE) == "1", settings=settings)

@@ -22,6 +22,7 @@ from elastane.audit import audit
 from elastane.client import MasterClient
 from elastane.explain import explain
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 SOURCES = Path(__file__).parents[2]
 TRAINER = Path(__file__).parent / "scripts" / "fake_trainer.py"
@@ -204,6 +205,7 @@ def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_
     check_history(tmp_path, 300)
 
 
+@slow
 def test_scale_in_and_out(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start("--workers", "1:3", steps=600)
     with client_of(run) as client:
@@ -234,6 +236,7 @@ def test_a_worker_drained_by_an_operator_stays_away(start: Callable[..., Run]) -
     assert len(run.of("worker_started")) == 2
 
 
+@slow
 def test_a_worker_that_leaves_on_a_notice_comes_back(start: Callable[..., Run]) -> None:
     run = start("--workers", "1:2", steps=300)
     pid = run.until("worker_started", worker="w1")["pid"]
@@ -309,6 +312,7 @@ def test_cancel(start: Callable[..., Run]) -> None:
     assert "cancelled by an operator" in run.of("job_cancelled")[0]["message"]
 
 
+@slow
 def test_two_agents_at_one_master(start: Callable[..., Run], tmp_path: Path) -> None:
     master = EmbeddedMaster(tmp_path / "shared")
     try:

@@ -10,6 +10,9 @@ import pytest
 
 from elastane.chaos.plan import ChaosResult, Injection
 from elastane.chaos.run import BUILT_IN_SCRIPT, FAULTS, Chaos
+from slow import slow
+
+pytestmark = slow  # one job under every fault in turn takes a minute or more
 
 
 @pytest.fixture(scope="module")

@@ -153,6 +153,7 @@ def run_agent(address: str, reports: Path, shell: dict[str, str]) -> subprocess.
     )
 
 
+@slow
 def test_at_d2_agents_of_unlike_machines_give_the_same_bits(tmp_path: Path) -> None:
     """Each agent's shell asks for another instruction set; the level's pins go over it."""
     newer = {"ATEN_CPU_CAPABILITY": OWN.lower(), "NPY_DISABLE_CPU_FEATURES": "", "OMP_NUM_THREADS": "2"}

@@ -23,6 +23,7 @@ import pytest
 
 from elastane.cli.catalogue import COMMANDS, load
 from integration.forked_cli import shared_server
+from slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -83,6 +84,7 @@ def run(script: str, folder: Path) -> str:
     return done.stdout
 
 
+@slow
 def test_the_first_hour_and_the_how_to_pages(tmp_path: Path) -> None:
     """The how-to pages need a master and a job "first" that trains: the tutorial's, before its end."""
     tutorial = DOCS / "tutorial.md"

@@ -15,6 +15,7 @@ from elastane.cli.main import build_app
 from elastane.diagnose.examine import Examination, ScriptFailedError
 from elastane.diagnose.findings import Finding, Report, Severity, is_fault
 from integration.forkserver import ForkServers
+from slow import slow
 
 SCRIPT = Path(__file__).parent / "scripts" / "doctor_faults.py"
 SECONDS = 120.0
@@ -160,6 +161,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@slow
 def test_the_command_measures_the_cost_of_d2_and_speaks_json() -> None:
     """Fresh processes: the variables of D2 must be there before Python starts."""
     done = doctor("--json", "--ests", "3", "--cost-seconds", "0.1", str(SCRIPT))
@@ -188,6 +190,7 @@ def test_the_command_says_what_where_and_what_to_do() -> None:
     assert f"doctor_faults.py:{line}" in done.stdout and "a break in the loader loop" in done.stdout
 
 
+@slow
 def test_exit_codes() -> None:
     runner = CliRunner()
     assert runner.invoke(build_app(), ["doctor"]).exit_code == 0

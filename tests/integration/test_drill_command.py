@@ -9,9 +9,12 @@ from pathlib import Path
 
 from test_agent import ENVIRONMENT
 
+from slow import slow
+
 SCRIPT = Path(__file__).parent / "scripts" / "train_matrix.py"
 
 
+@slow
 def test_a_drill_holds_and_says_what_it_rests_on(tmp_path: Path) -> None:
     done = subprocess.run(
         [

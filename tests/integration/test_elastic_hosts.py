@@ -26,6 +26,7 @@ from elastane.demo.compare import PARTS, leader_report
 from elastane.observe.figures import LINE
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
+from slow import slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 #: Trains nothing, for what is not about bits.
@@ -219,6 +220,7 @@ def node_of(run: Run, worker: str) -> psutil.Process:
     return found
 
 
+@slow
 def test_a_worker_dies_and_a_host_is_cut_off(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "127.0.0.3", "127.0.0.4")
     hosts.unreachable("127.0.0.4")
@@ -244,6 +246,7 @@ def test_a_worker_dies_and_a_host_is_cut_off(start: Callable[..., Run], hosts: H
     assert len(run.of("worker_died")) == 1, "hosts cost nothing of the restart budget"
 
 
+@slow
 def test_nothing_is_left_behind(start: Callable[..., Run], hosts: Hosts) -> None:
     hosts.are("127.0.0.2", "localhost")
     job = Watched(run := start("--workers", "1:2", "--listen", "127.0.0.1", script=FAKE))

@@ -18,6 +18,7 @@ import pytest
 from elastane.agent.process import ChildProcess, ExitStatus
 from elastane.agent.reference import run_stock_ddp
 from integration.forkserver import ForkedProcess, ForkServers
+from slow import slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PROBE = str(SCRIPTS / "probe_process.py")
@@ -42,7 +43,13 @@ def run_probe(launch: Callable[..., ChildProcess], folder: Path, what: str) -> t
 
 
 @pytest.mark.parametrize(
-    ("what", "status"), [("end", 0), ("exit", 7), ("raise", 1), ("kill", -signal.SIGKILL)]
+    ("what", "status"),
+    [
+        pytest.param("end", 0, marks=slow),
+        ("exit", 7),
+        pytest.param("raise", 1, marks=slow),
+        pytest.param("kill", -signal.SIGKILL, marks=slow),
+    ],
 )
 def test_is_like_a_fresh_process(servers: ForkServers, tmp_path: Path, what: str, status: int) -> None:
     forked, fresh = (run_probe(launch, tmp_path, what) for launch in (servers.launch, ChildProcess))
@@ -123,6 +130,7 @@ def test_nothing_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     assert not psutil.pid_exists(child.pid) or child.status() == psutil.STATUS_ZOMBIE
 
 
+@slow
 def test_training_has_the_same_bits(servers: ForkServers, tmp_path: Path) -> None:
     script = [str(SCRIPTS / "train_matrix.py"), "--size", "40", "--epochs", "1", "--data-workers", "1"]
     results = []

@@ -15,6 +15,7 @@ from elastane.agent.reference import run_stock_ddp
 from elastane.audit import audit
 from elastane.demo.compare import compare_runs
 from elastane_proto.v1 import job_pb2, shard_pb2
+from slow import slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KILLS = 10
@@ -47,7 +48,7 @@ def test_master_killed_ten_times_in_training(tmp_path: Path) -> None:
     assert [row.name for row in comparison.rows if not row.equal] == []
 
 
-@pytest.mark.parametrize(("prefetch", "size", "kills"), [(0, 8000, 10), (8, 2400, 2)])
+@pytest.mark.parametrize(("prefetch", "size", "kills"), [(0, 8000, 10), pytest.param(8, 2400, 2, marks=slow)])
 def test_master_killed_again_and_again_in_dynamic_leasing(
     tmp_path: Path, prefetch: int, size: int, kills: int
 ) -> None:

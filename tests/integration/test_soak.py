@@ -16,6 +16,7 @@ import structlog
 
 from elastane_master.sessions import Session
 from integration.soak import Sample, growth, soak
+from slow import slow
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,7 @@ def test_nothing_grows_while_workers_and_watchers_come_and_go() -> None:
     assert [fault for fault in found["faults"] if not fault.startswith("memory")] == []
 
 
+@slow
 async def test_a_leak_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[Session] = []
     end = Session.end

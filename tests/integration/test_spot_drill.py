@@ -21,6 +21,7 @@ from elastane.demo.compare import PARTS, leader_report
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2, ring_pb2
 from metadata_fakes import Metadata, metadata_service
+from slow import slow
 
 CONFIG = Config(4, "adamw", data_workers=0, epochs=3)
 TOTAL = CONFIG.epochs * CONFIG.steps_per_epoch
@@ -167,6 +168,7 @@ def test_node_that_is_reclaimed_at_a_random_step_loses_none(cloud: Cloud) -> Non
     assert cost.replayed_seconds < 0.5 * cost.worker_seconds and not cost.unpriced_seconds
 
 
+@slow
 def test_whole_job_that_is_reclaimed_goes_on_elsewhere(cloud: Cloud) -> None:
     step = random.randrange(2, TOTAL // 2)
     gate = cloud.gate(step)

@@ -17,6 +17,7 @@ from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
+from slow import slow
 from tensorboard_files import shown
 
 SCRIPT = Path(__file__).parent / "scripts" / "logging_steps.py"
@@ -39,6 +40,7 @@ def wait_for_trackers(folder: Path, steps: int) -> None:
     raise AssertionError(f"the trackers have not got {steps} steps")
 
 
+@slow
 def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path, servers: ForkServers) -> None:
     settings = job_pb2.JobSettings(ests=2, workers_min=2, workers_max=2)
     environment = {

@@ -16,6 +16,7 @@ import pytest
 
 from elastane.verify.run import RunFailed, Verdict, VerifyResult, Watcher, run_verify
 from integration.forkserver import ForkServers
+from slow import slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FLAWED = str(SCRIPTS / "flawed.py")
@@ -68,6 +69,7 @@ def test_equal_under_three_paths_with_kills(prove, tmp_path: Path) -> None:
     assert not list((tmp_path / "verify").rglob("trace"))
 
 
+@slow
 def test_the_same_seed_makes_the_same_churn(prove) -> None:
     result = prove(FLAWED, steps=8, seed="again", kills=1)
     assert result.equal and result.steps == 8
@@ -96,6 +98,7 @@ def test_a_script_that_does_not_repeat_itself_is_told_apart(prove) -> None:
     assert result.difference is not None and result.difference.what == "initial weights"
 
 
+@slow
 def test_an_unseeded_generator_is_named_and_told_apart(prove) -> None:
     result = prove(*flawed("unseeded generator"))
     assert result.verdict is Verdict.NOT_DETERMINISTIC
@@ -184,6 +187,7 @@ def test_the_command_shows_the_difference(tmp_path: Path) -> None:
     assert lines[-1].startswith("again: elastane verify --ests 2 --seed 5") and "--steps 9" in lines[-1]
 
 
+@slow
 def test_the_command_shows_a_failure(tmp_path: Path) -> None:
     ran = elastane("--ests", "2", *flawed("raises"))
     assert ran.returncode == 11
@@ -216,6 +220,7 @@ def test_churn_that_does_not_fit_is_bad_usage() -> None:
     assert "do not fit into 3 steps" in ran.stderr
 
 
+@slow
 @pytest.mark.parametrize(
     ("number", "code", "mode"),
     [(signal.SIGTERM, 143, "ddp"), (signal.SIGINT, 130, "elastic")],

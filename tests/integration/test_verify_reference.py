@@ -23,6 +23,7 @@ from elastane.verify.reference import (
 )
 from elastane.verify.run import Verdict, VerifyResult, run_verify
 from integration.forkserver import ForkServers
+from slow import slow
 
 SCRIPTS = Path(__file__).parent / "scripts"
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -74,6 +75,7 @@ def test_the_two_scripts_of_the_readme_have_the_same_bits(prove) -> None:
     assert (result.ests, result.steps) == (2, 160)
 
 
+@slow
 def test_another_seed_is_a_fault_of_the_conversion(prove) -> None:
     result = prove(ORIGINAL, "--fault", "seed")
     assert result.verdict is Verdict.DIFFERS
@@ -87,6 +89,7 @@ def test_an_average_that_prepare_does_not_know_ends_the_run_with_its_name(prove)
         prove(ORIGINAL, "--fault", "average")
 
 
+@slow
 @pytest.mark.parametrize(
     ("original", "script", "options", "error", "code", "words"),
     [
@@ -116,6 +119,7 @@ def test_what_cannot_be_compared_is_said(
     assert isinstance(raised.value, OriginalError) and raised.value.exit_code == code
 
 
+@slow
 def test_a_reference_that_hangs_after_its_last_step_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

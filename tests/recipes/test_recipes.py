@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from recipes.beside import FOLDER, RECIPES, Digests, Ground, Outcome, Recipe, ground, table
+from slow import slow_except
 
+#: Those that `make test` shows.
+QUICK = [recipe for recipe in RECIPES if recipe.name in ("mnist", "nanogpt", "imagenet")]
 #: Most of a run is waiting for its processes.
 AT_ONCE = 3
 
@@ -21,12 +24,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 
 @pytest.fixture(scope="module")
-def outcome_of(place: Ground) -> Iterator[Callable[[Recipe], Outcome]]:
-    """All recipes are begun at once, each on 2, 3 or 4 logical workers."""
+def outcome_of(request: pytest.FixtureRequest, place: Ground) -> Iterator[Callable[[Recipe], Outcome]]:
+    """All recipes that are tested in this run are begun at once, each on 2, 3 or 4 logical workers."""
+    tests = [item for item in request.session.items if item.path == request.path]
+    wanted = [item.callspec.params.get("recipe") for item in tests if hasattr(item, "callspec")]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         begun: dict[Recipe, Future[Outcome]] = {
             recipe: pool.submit(_beside, place, recipe, 2 + number % 3)
             for number, recipe in enumerate(RECIPES)
+            if recipe in wanted
         }
         yield lambda recipe: begun[recipe].result()
 
@@ -36,7 +42,7 @@ def _beside(place: Ground, recipe: Recipe, ests: int) -> Outcome:
     return place.converted(recipe, expected, ests, seed=1, kills=1)
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", slow_except(RECIPES, *QUICK), ids=lambda recipe: recipe.name)
 def test_recipe_has_the_bits_of_its_original(outcome_of: Callable[[Recipe], Outcome], recipe: Recipe) -> None:
     outcome = outcome_of(recipe)
     assert outcome.verdict == "equal", outcome.said

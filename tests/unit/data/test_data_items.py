@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from elastane.data import BatchSource, current
 from elastane.errors import UnsupportedError
+from slow import slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic
 from unit.data.loader_runs import DrawingDataset
 
@@ -88,7 +89,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("loop_draws", [False, True])
+@pytest.mark.parametrize("loop_draws", slow_except([False, True], True))
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_items_that_the_dataset_uses(options: dict[str, Any], loop_draws: bool) -> None:
     stock = check_elastic(build_of(loop_draws=loop_draws, **options), ests=2, epochs=3)

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from elastane.data import BatchSource, DataError, current, set_epoch, stock_loader
 from elastane.data.pool import DataWorkerPool
 from elastane.errors import UnsupportedError
+from slow import slow_except
 from unit.data.elastic_runs import Build, Setup, Worker, check_elastic, run_stock_ranks
 
 ESTS = 3
@@ -233,7 +234,7 @@ class UnevenStateful(Uneven):
 
 
 @pytest.mark.parametrize("kind", [Uneven, UnevenStateful])
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("batch_size", slow_except([1, 2], 2))
 def test_streams_that_end_are_passed_over_as_in_stock(kind: Callable[[], Any], batch_size: int) -> None:
     steps = 13 if batch_size == 1 else 7
     build = build_of(kind, steps, num_workers=3, batch_size=batch_size)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, DistributedSampler, get_worker_info
 
 from elastane.data import BatchSource
+from slow import slow_except
 from unit.data.loader_runs import (
     DrawingDataset,
     Record,
@@ -80,7 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("ests", [3, 4])
+@pytest.mark.parametrize("ests", slow_except([3, 4], 3))
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_whole_run_equals_stock(options: dict[str, Any], ests: int) -> None:
     loader = DataLoader(DrawingDataset(), **{"batch_size": 2, **options})
@@ -138,7 +139,10 @@ def test_goes_on_in_the_middle_of_an_epoch_from_stored_contexts(options: dict[st
 
 @given(data=st.data())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@pytest.mark.parametrize("options", [CASES["worker_init_fn"], CASES["persistent"], CASES["in process"]])
+@pytest.mark.parametrize(
+    "options",
+    slow_except([CASES["worker_init_fn"], CASES["persistent"], CASES["in process"]], CASES["persistent"]),
+)
 def test_migration_between_workers(options: dict[str, Any], data: st.DataObject) -> None:
     """ESTs move at random between two workers, and uncommitted steps are replayed from old contexts."""
     loader = DataLoader(DrawingDataset(size=20), **{"batch_size": 2, **options})

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 
-#: It forks when a gloo group and a call are garbage, and the next object that is made sets off a collection.
+#: It forks when a gloo group and a call are garbage. What the child does first, in a handler that is older
+#: than ours, sets off a collection if the collector is on.
 FORKS = """
 import gc, os, signal, sys, threading
 from concurrent import futures
@@ -54,6 +55,12 @@ def call_that_goes_on():
     Garbage([channel, call])
 
 
+def objects_are_made():
+    gc.set_threshold(1)
+    return [[] for _ in range(9)]
+
+
+os.register_at_fork(after_in_child=objects_are_made)
 elastane.init()
 warming.finish()
 parent = os.getpid()
@@ -65,7 +72,7 @@ gc.collect()
 gc.disable()
 group_that_fails_to_form()
 call_that_goes_on()
-made = [[] for _ in range(2 * gc.get_threshold()[0])]
+gc.set_threshold(10**9)
 if sys.argv[1] == "on":
     gc.enable()
 child = os.fork()

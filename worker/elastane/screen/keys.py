@@ -1,4 +1,4 @@
-"""Bytes of a terminal's keyboard as names of keys. Pure."""
+"""Decodes a terminal's input bytes into names of keys. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _VI: Final = {"j": "down", "k": "up", "h": "left", "l": "right", "g": "home", "G
 
 
 def decode(data: bytes) -> list[str]:
-    """The keys of what one read gave: names, or the character itself. An escape alone is "escape".
+    """Decode the bytes of one read into keys: names, or the character itself; a lone escape is "escape".
 
-    Sequences that are not known, such as a mouse's, give nothing.
+    Unknown sequences, such as those of a mouse, are skipped.
     """
     keys = []
     while data:

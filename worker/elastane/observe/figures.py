@@ -1,6 +1,7 @@
 """Figures that a worker measures of its steps, and the file in which its agent reads them.
 
-Imports no torch and starts no thread. One observation is an addition to a number, so that it does not slow down the step.
+Imports no torch and starts no thread. One observation is an addition to a number, so that it does not slow
+down the step.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ HeldKey = tuple[str, int, int, int, int, str]
 
 @dataclass
 class JobNews:
-    """The latest data of one job. held_since: when each leased task was first seen, seconds since the epoch."""
+    """The latest data of one job. held_since: time since the epoch when each leased task was first seen."""
 
     name: str
     job: job_pb2.Job | None = None

@@ -48,7 +48,7 @@ def test_what_failed_once(name: str) -> None:
 
 
 def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
-    """Where all members are there nothing is done again. Where one died with the store, its part is."""
+    """If all members survive, no step is repeated; if one dies with the store, lost steps are repeated."""
     notes: Counter[str] = Counter()
     for writes in range(CUTS):
         at_seconds = 1.0 + writes % 7 / 2
@@ -61,7 +61,7 @@ def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
 
 
 def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
-    """At each call, before the store has acted and after, for longer than the lease: link cut, store dead."""
+    """The store fails at each call, before or after executing it, for longer than the lease lasts."""
     for crashes, acted in product((False, True), repeat=2):
         for call in count(1):
             _, takeovers = simulate_takeover(
@@ -73,7 +73,7 @@ def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    """Nothing depends on addresses or on the hashes of strings, which differ between processes."""
+    """A run must not depend on addresses or on hashes of strings, which differ between processes."""
     code = "from sim.simulation import simulate\n"
     code += "for seed in range(8): print(*simulate(seed).world.trace, sep=chr(10))"
     traces = [

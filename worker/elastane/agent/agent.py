@@ -599,6 +599,7 @@ class Agent:
             if feed is not None:
                 feed.stop()
         self._notices.stop()
+        # Kill all before waiting for any, so that they end at the same time.
         for child in self._workers.values():
             child.kill_group()
         for child in self._workers.values():
@@ -662,6 +663,7 @@ class Agent:
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:
         def handler(number: int, frame: FrameType | None) -> None:
+            # During the start the main thread may block in the client, where it would not see an event.
             if self._starting:
                 raise _StoppedEarlyError(number)
             self._events.put(_Signalled(number))

@@ -97,6 +97,7 @@ class Placement:
         Updates which hosts rest: those that were reclaimed, are unreachable, or whose workers keep failing.
         """
         host, code = self._slots[worker].host, status.returncode
+        # A worker that ran for a while, or ended regularly, shows that its host works.
         if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED, EXIT_START_ANEW):
             self._rests.clear([host])
         if code == EXIT_RECLAIMED:
@@ -110,6 +111,8 @@ class Placement:
             return HostFault(f"{host}: {why} ({status}); it rests for {seconds:.3g} s", "host_unreachable")
         resting = self._rests.resting(now)
         others = set(self._hosts) - resting - set(self._held) - {host}
+        # If only this host fails to reach the master, its network is the cause; without another host to
+        # compare with, the policy decides.
         if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
             seconds = self._rests.unreachable(now, host)
             text = f"{worker} could not reach the master from {host}; it rests for {seconds:.3g} s"

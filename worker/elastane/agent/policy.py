@@ -243,6 +243,8 @@ class SupervisorPolicy:
         elif code == 0:
             slot.state, slot.leave_by = SlotState.FINISHED, None
             actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
+        # Workers that were asked to leave come before the codes: however such a worker ends, it is no
+        # failure.
         elif slot.leaving:
             actions = [Say(f"{worker} left ({status})", event="worker_drained", worker=worker)]
             self._vacate(slot)
@@ -361,7 +363,7 @@ class SupervisorPolicy:
             actions.extend(self._kill(now))
         for slot in self._in(SlotState.RUNNING):
             if slot.leave_by is not None and now >= slot.leave_by:
-                slot.leave_by = math.inf
+                slot.leave_by = math.inf  # still leaving, but killed only once
                 text = f"{slot.worker} did not leave in time"
                 actions += [Say(text, "warning", "killing", slot.worker), Kill(slot.worker)]
         if self._code is None:
@@ -407,6 +409,8 @@ class SupervisorPolicy:
         """Start idle workers, up to `workers_max` in all."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
+            # Finished workers count too: the script has come to its end, so nothing is left for a
+            # replacement.
             there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
             if sum(not other.leaving for other in there) >= self._view.workers_max:
                 break
@@ -424,6 +428,9 @@ class SupervisorPolicy:
 
     def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
         how = _cause(status)
+        # A positive code comes from the script itself; a signal is more often a preemption or lack of memory.
+        # The script is only given up once every worker has failed: a single failure may be the machine's
+        # fault.
         if status.returncode > 0 and status.returncode != EXIT_DRAINED:
             slot.raises += 1
             slot.state = SlotState.DEAD

@@ -174,6 +174,8 @@ class ChildProcess:
             for pipe in pipes:
                 selector.register(pipe, selectors.EVENT_READ)
             selector.register(self._pidfd, selectors.EVENT_READ)
+            # Until the process is reaped and its pipes are closed. A grandchild may keep a pipe open, so the
+            # pipes get `_DRAIN_SECONDS` once the process is reaped.
             deadline: float | None = None
             while pipes or deadline is None:
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -197,6 +199,7 @@ class ChildProcess:
             self._ended.set()
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        # The lock keeps `signal` and `kill_group` from using the ids of a process that is reaped meanwhile.
         with self._lock:
             _kill_group(process.pid)
             process.wait()

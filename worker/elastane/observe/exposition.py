@@ -111,6 +111,7 @@ def _family(metric: known.Metric, found: list[tuple[tuple[str, ...], float | Wor
         histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, figures in found:
             assert isinstance(figures, WorkerFigures)
+            # Prometheus wants cumulative counts; workers count each step in one bucket only.
             ends = [*map(str, STEP_BOUNDS), "+Inf"]
             counts = map(float, accumulate(figures.step_counts))
             histograms.add_metric(labels, list(zip(ends, counts, strict=True)), figures.step_seconds)

@@ -115,8 +115,9 @@ class _Keyboard:
         console.set_alt_screen(False)
         console.show_cursor(True)
         self.restore()
+        # Our handler has replaced the default action, which alone stops a process.
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns after SIGCONT
         signal.signal(signal.SIGTSTP, handler)
         self.take()
         console.set_alt_screen(True)

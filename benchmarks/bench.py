@@ -47,14 +47,14 @@ BENCHMARKS = (
     "succession",
     "micro",
 )
-"""In the order of the page; each is a file beside this one, "micro" a folder for pytest-benchmark."""
+"""Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""
 
 TIMEOUT_SECONDS = 3 * 3600.0
 VALUES_MAX = 9
-"""Of a series that is kept; the ratio has been made of all of them before."""
+"""Longest series of values that is kept unshortened; ratios are computed from all values before."""
 
 REFERENCE = "reference"
-"""The micro-benchmark whose time is the unit of the others."""
+"""Name of the micro-benchmark that the others are compared with."""
 
 
 class BenchmarkError(Exception):

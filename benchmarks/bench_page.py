@@ -9,7 +9,7 @@ from typing import Any
 from harness import Series
 
 Draw = Callable[[str, dict[str, Any], Path], list[tuple[str, str]]]
-"""Draws a report's pictures into a folder; gives each file's name and its title."""
+"""Draws a report's pictures into a folder; returns each file's name with its title."""
 
 INTRODUCTION = """\
 # Benchmarks

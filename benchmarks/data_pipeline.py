@@ -26,7 +26,7 @@ from harness import Report, Row, Series, run_benchmark
 SCRIPT = str(Path(__file__).with_name("data_script.py"))
 ESTS = 4
 AHEAD = 12
-"""Batches of a rank at the start of a segment that may have been made before it."""
+"""Uncounted batches of a rank at the start of a segment, which may have been prefetched before it."""
 
 
 @dataclass(frozen=True)

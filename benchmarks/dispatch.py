@@ -26,13 +26,13 @@ from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_maste
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 IN_FLIGHT = 3
-"""Messages of one client that wait for their answer at the same time."""
+"""Number of unanswered messages of one client."""
 
 IN_FLIGHT_FSYNC = 6
-"""The same where each write waits for the disk: more of them share a wait."""
+"""The same if each write waits for the disk, as more messages can share one fsync."""
 
 NOISE = 1.5
-"""Ratios of repeated runs on a shared machine of 2 cores were seen to differ by so much."""
+"""Factor by which ratios of repeated runs differed on a shared machine with two cores."""
 
 FSYNC_CAUSE = "each write waits for the disk, and as much is in flight as shares one wait"
 UNARY_CAUSE = (

@@ -27,7 +27,7 @@ from harness import Report, Row, Series, median_of, run_benchmark
 from recovery_clusters import FRAMEWORKS, Cluster, Elastane, EventTimeout, Torchft, Torchrun, until
 
 STEPS_BEFORE = 10
-"""Steps that every worker must have applied before anything happens to it."""
+"""Steps that every worker must have applied before the first event."""
 SETTLE_STEPS = 10
 AWAY_SECONDS = 2.0
 #: Timeout for one event, for frameworks whose peers take longer than the default.
@@ -35,7 +35,7 @@ WAIT_SECONDS = {"torchrun": 75.0}
 WAIT_SECONDS_ELSE = 90.0
 
 Figures = dict[str, dict[str, list[float]]]
-"""By case, by framework."""
+"""Measured values by case and framework."""
 
 KILLED = "worker killed: stall"
 NODE_KILLED = "node killed (agent and worker): stall"
@@ -50,7 +50,7 @@ LOST = "drain: steps lost"
 STEP = "ordinary step, seconds"
 NO_TIMES = (GOING_ON, LOST, STEP)
 OURS_BESIDE = {"torchft 1 s": "elastane 1 s"}
-"""Which form of ours stands beside a tuned peer, where it was measured; else the default one."""
+"""Our configuration to compare with a tuned peer, if it was measured; else the default one."""
 
 Recorder = Callable[[str, float], None]
 

@@ -148,7 +148,7 @@ class Elastane(Cluster):
     """Elastane: a master with its private store, three ESTs."""
 
     heartbeat_seconds = 0.0
-    """0: as it is by default."""
+    """Heartbeat timeout; 0: the default."""
 
     def start(self) -> None:
         settings = job_pb2.JobSettings(ests=3, workers_min=1, workers_max=3)

@@ -34,7 +34,7 @@ from elastane_proto.v1 import job_pb2, job_pb2_grpc
 CONTEXT_BYTES = 10_240
 SESSIONS_A_PROCESS = 2_500
 LEAD_SECONDS = 1.0
-"""Between the last Go and the first step: what the forming left to do is done by then."""
+"""Pause between the last Go and the first step, so that work left from forming the ring is not measured."""
 MEBIBYTE = 2**20
 BENDS = (
     "the master's one thread is busy for longer than the step lasts: docs/scaling.md has what a message costs"

@@ -23,7 +23,7 @@ from bare_http2 import BareStream
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 CONNECTING_MAX = 100
-"""Connections being made at a time: the kernel's backlog is short."""
+"""Most connections opened at the same time, because the kernel's backlog is short."""
 
 
 class Worker:

@@ -60,7 +60,7 @@ FAULTS = (
     "storage broken or mended",
     "checkpoint corrupted",
 )
-"""What can happen to a run; `Cluster._choices` says how."""
+"""Names of all faults; `Cluster._choices` implements them."""
 
 
 @dataclass

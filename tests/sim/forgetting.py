@@ -17,7 +17,7 @@ from sim.faults import Cluster
 
 FORGETTING = "store and master forget"
 SHARE = 0.5
-"""Of the runs without dynamic tasks."""
+"""Share of the runs without dynamic tasks that have such faults."""
 WRITES = (1, 1, 1, 2, 3, 5, 10, 40)
 
 

@@ -383,8 +383,8 @@ SELDOM = frozenset(
         "a worker that was put out goes on",
     }
 )
-"""Not found within 250 seeds. Some need what happens in a few seeds of a thousand (two masters at one moment,
-a clock that goes back while a trainer hangs); behind others a second check may stand. Tried with `--all`."""
+"""Bugs that are not found within 250 seeds. Some need events of a few seeds in a thousand (two masters at the
+same time, a clock set back while a trainer hangs); others a second check masks. Tried with `--all`."""
 
 
 # ---------------------------------------------------------------- in the process of one mutant

@@ -22,7 +22,7 @@ from elastane_proto.v1 import job_pb2
 from sim.world import World
 
 LATE_SECONDS = 2.0
-"""A master that stops for a while counts no more than this of it (clock.py), so no decision comes later."""
+"""A master counts at most this much of a pause of its process (clock.py), so no decision is later."""
 
 
 @dataclass(frozen=True)

@@ -27,13 +27,13 @@ PATIENCE_SECONDS = 1.0
 FSYNC_SHARE = 0.2
 FSYNC_SECONDS = 1.0
 LOST_SECONDS_MAX = 2 * FSYNC_SECONDS
-"""What a power cut can cost, as with `appendfsync everysec`."""
+"""Most seconds of writes that a power cut can erase, as with `appendfsync everysec`."""
 
 REMEMBERED_WRITES = 64
-"""How many of its newest writes the end of the file can lose."""
+"""Most newest writes that a truncation of the file can erase."""
 
 EXPIRIES = b"when keys expire"
-"""Among the data, as in the file of a real server."""
+"""Key in the data under which expiry times are kept, since a real server's file holds them too."""
 
 EntryId = tuple[int, int]
 

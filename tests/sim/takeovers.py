@@ -31,7 +31,7 @@ SHARE = 0.4
 CALLS_MAX = 20
 LEASE = LEASE_KEY.encode()
 OTHER_JOBS = ("a-first", "z-last")
-"""Stored beside the job that is trained: a takeover that is cut off may have read some."""
+"""Further jobs in the store, some of which an interrupted takeover may have read."""
 
 
 @dataclass(frozen=True)

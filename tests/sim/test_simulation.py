@@ -21,7 +21,7 @@ BATCH = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
 TAKEN_OVER = (2, 9, 15)
-"""Seeds whose jobs last for long enough."""
+"""Seeds whose jobs run long enough."""
 ONCE_FAILED = {
     "work between two rings was charged by share after a ring of the same step": 6889,
     "a step was committed that a lost member had never applied": 7948,
@@ -32,8 +32,8 @@ ONCE_FAILED = {
     "a run of a step that a load made void was taken for the job's by a checker": 675,
     "a job's time, ahead by an hour, made the deadlines of those taken over before it pass": 3848,
 }
-"""Seeds that found a fault of the product or of a checker, as long as the draws of the simulation stay as
-they are; what finds the same fault again after that is its planted bug."""
+"""Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's
+draws stay the same; after that the planted bug (`mutants`) takes their place."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))

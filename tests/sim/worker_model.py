@@ -37,7 +37,7 @@ from sim.reference import (
 from sim.world import StoredCheckpoint, StoredShard, World
 
 GroupKey = tuple[int, tuple[str, ...]]
-"""A ring's number and members: where the number was forgotten, it may be given to others."""
+"""Generation and members of a ring: a generation that the store has lost may be reused with other members."""
 JOB = "job"
 HANG_SECONDS = 8.0
 NOTICE_SECONDS = 30.0

@@ -36,7 +36,7 @@ IN_WORDS: Final = {
 }
 
 TRANSIENT: Final = frozenset({CODE_UNREACHABLE, CODE_NO_JOB})
-"""Codes below 128 whose cause may pass without anybody changing script, settings or rights."""
+"""Codes below 128 that a later attempt may not meet, without a change of script, settings or rights."""
 
 _TRANSIENT_BASE: Final = 200
 

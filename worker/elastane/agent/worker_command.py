@@ -19,7 +19,7 @@ from elastane_proto.v1 import job_pb2
 _OF_THE_AGENT: Final = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
 
 Start = tuple[list[str], dict[str, str]]
-"""Command and environment."""
+"""Command and environment of a process."""
 
 
 def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker: str) -> dict[str, str]:

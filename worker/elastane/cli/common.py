@@ -33,7 +33,7 @@ CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
 CODE_NO_JOB = 6
 CODE_RUN_FAILED = 11
-"""Of verify, doctor, drill and chaos: a run of the script did not come to its end."""
+"""Exit code of verify, doctor, drill and chaos if a run of the script failed or did not end."""
 
 Parameters = ParamSpec("Parameters")
 

@@ -42,7 +42,7 @@ _OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
 
 
 _SECONDS_MAX: Final = 1e9
-"""Of a job's time limits: thirty years."""
+"""Upper bound of a job's time limits: thirty years."""
 
 
 class Recovery(StrEnum):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 STEP_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper ends of the buckets of step times, in seconds; a last one has no end."""
+"""Upper bounds of the histogram buckets of step times, in seconds; one more bucket is unbounded."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class AgentCounts:
 
 
 LINE: Final = "elastane-figures: "
-"""How the line begins in which a node of another host tells its worker's figures, among the worker's own."""
+"""Prefix of the output lines in which the agent on another host sends its worker's figures."""
 
 
 def figures_line(text: str) -> str:

@@ -11,7 +11,7 @@ from elastane.observe.agent_side import VARIABLE
 from elastane.observe.figures import figures_file, figures_line
 
 PERIOD_SECONDS = 2.0
-"""Prometheus asks every 15 s or more; a line has half a kilobyte."""
+"""Well below Prometheus's usual scrape interval of 15 s or more; a line has half a kilobyte."""
 
 
 class FigureTelling:

@@ -30,7 +30,7 @@ class Reply:
 
 
 Fetch = Callable[[Request], Reply]
-"""Raises OSError when there is no whole answer in time."""
+"""Sends a request. Raises OSError if there is no complete answer in time."""
 
 
 def fetcher(timeout_seconds: float) -> Fetch:

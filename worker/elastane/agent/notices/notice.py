@@ -12,8 +12,8 @@ from elastane.errors import ElastaneError
 Kind = Literal["reclaim", "rebalance"]
 
 LEFT_MIN_SECONDS: Final = 5.0
-"""Leaving takes about a step. Who gave up sooner than the node goes would lose that step for nothing, so a
-time that is past (a clock that is ahead, an agent that came late) still leaves so much."""
+"""Least time to leave, as draining takes about a step: applies even if the announced time is past, because a
+clock may be wrong, and a worker that gives up before the node is gone loses that step for nothing."""
 
 
 class NoticeFormatError(ElastaneError):

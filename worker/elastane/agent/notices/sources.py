@@ -23,15 +23,15 @@ from elastane.agent.notices.fetch import Fetch, Reply, Request
 from elastane.agent.notices.notice import Notice, NoticeFormatError, parse_time
 
 TOKEN_SECONDS = 21600
-"""For how long a session token of a metadata service is asked for: six hours, its most."""
+"""Requested lifetime of a session token of a metadata service: six hours, the maximum."""
 
 Capacity = Literal["spot", "on-demand", ""]
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
-"""What can stand in a header."""
+"""A token that is valid in an HTTP header."""
 
 _NO_TOKENS = (400, 403, 404, 405)
-"""How a service answers that has no session tokens (IMDSv1; Alibaba Cloud outside hardened mode)."""
+"""Statuses with which a service without session tokens answers (IMDSv1; Alibaba Cloud in normal mode)."""
 
 
 class Source(ABC):

@@ -10,10 +10,10 @@ from elastane.agent.notices.notice import Notice, NoticeFormatError
 from elastane.agent.notices.sources import Source
 
 FAILED_POLLS_MAX: Final = 5
-"""A source that fails again and again is asked less and less often, down to this many times its interval."""
+"""The polling interval of a failing source grows with each failure, up to this multiple."""
 
 DETECT_ATTEMPTS: Final = 3
-"""Metadata services of a machine that has just started may not answer yet."""
+"""Attempts to find a source: the metadata service of a machine that has just started may not answer yet."""
 
 
 class NoticeWatch:

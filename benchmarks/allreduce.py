@@ -1,9 +1,9 @@
 """What independence of the number of workers costs: the canonical all-reduce beside stock gloo.
 
 P processes hold N = P * k vectors. The canonical all-reduce sums all N in gloo's order for N ranks. The peer
-adds each process's k vectors up and has gloo all-reduce the P sums, on the same vectors: what plain gradient
-accumulation does, with other bits for every P. "shared memory": as workers of one machine do it; "sockets":
-as workers of several machines do, here over loopback. A time is that of the slowest process. With
+adds up each process's k vectors and has gloo all-reduce the P sums, as plain gradient accumulation does, with
+different bits for every P. "shared memory": the method of workers on one machine; "sockets": that of workers
+on several machines, here over loopback. A time is that of the slowest process. With
 more processes than cores both sides wait for the scheduler.
 """
 
@@ -30,12 +30,12 @@ HOSTS, PER_HOST = [2, 3, 4], [1, 2, 4]
 TARGET = 1.1
 KINDS = {"shared": "shared memory", "sockets": "sockets"}
 
-#: Milliseconds of one process by (k, elements, way, kind), a value a repeat.
+#: Milliseconds of one process by (k, elements, way, kind), one value per repeat.
 Times = dict[tuple[int, int, str, str], list[float]]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Which cases to measure instead of the table's."""
+    """Add options that select other cases than those of the table."""
     parser.add_argument("--ways", default="", help="shared,direct,scatter,ring: instead of the chosen ones")
     parser.add_argument("--shapes", default="", help="PxK, separated by commas: these instead of the table")
     parser.add_argument("--sizes", default="", help="elements, separated by commas, likewise")
@@ -43,7 +43,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Every number of processes once, with all its cases."""
+    """Start each number of processes once, and measure all its cases."""
     shapes = [(hosts, k) for hosts in HOSTS for k in PER_HOST]
     if args.shapes:
         shapes = [(int(hosts), int(k)) for hosts, _, k in (s.partition("x") for s in args.shapes.split(","))]
@@ -84,7 +84,7 @@ def _row(
         Series(peer, "ms"),
         "gloo + local sums",
         target=TARGET if large else None,
-        # Small vectors are a few wake-ups, and so at the mercy of the scheduler.
+        # The time for small vectors is a few wake-ups, so it depends on the scheduler.
         noise=1.5 if large and hosts <= 2 else 2.5,
         note=note,
     )
@@ -104,7 +104,7 @@ def _count(elements: int) -> str:
 def _ring(
     hosts: int, counts: list[int], sizes: list[int], ways: list[str], seconds: float, repeats: int
 ) -> list[tuple[tuple[int, int, str, str], list[float], list[float]]]:
-    """(case, our times, the peer's) of one number of processes."""
+    """Return (case, our times, the peer's times) of all cases with one number of processes."""
     store = RendezvousStore("127.0.0.1")
     queue = mp.get_context("spawn").SimpleQueue()
     context = mp.spawn(
@@ -162,7 +162,7 @@ def _member(
 def _beside(
     way: Any, elements: int, ranges: Ranges, transport: RingTransport, seconds: float, repeats: int
 ) -> tuple[list[float], list[float]]:
-    """Our times and gloo's, measured in turn, for about `seconds` if no number of repeats is given."""
+    """Return our times and gloo's, measured alternately. repeats: 0: as many as fit into `seconds`."""
     members = transport.members
 
     def memory(elements: int, *, shared: bool = False) -> torch.Tensor:
@@ -185,7 +185,7 @@ def _beside(
     for run in pair:
         run()  # makes views, touches pages
     once = sum(_times(pair, 1, group)[0]) + sum(_times(pair, 1, group)[1])
-    # All must make equally many; the first member's clock decides.
+    # All members must make the same number of repeats; the first one's clock decides.
     number = torch.tensor([repeats or min(200, max(5, round(seconds / (once / 1e3 / 2))))])
     group.broadcast([number], _root(0)).wait()
     ours, peers = _times(pair, int(number), group)
@@ -209,7 +209,7 @@ def _accumulate(slots: list[torch.Tensor], total: torch.Tensor, group: Any) -> N
 
 
 def _times(pair: tuple[Callable[[], None], ...], repeats: int, group: Any) -> list[list[float]]:
-    """Milliseconds of each, taken in turn so that a busy machine hits all alike."""
+    """Return the milliseconds of each, measured alternately so that other load affects all alike."""
     times: list[list[float]] = [[] for _ in pair]
     for _ in range(repeats):
         for run, values in zip(pair, times, strict=True):

@@ -1,8 +1,8 @@
-"""Training processes of several frameworks that run in turn, a segment of steps each.
+"""Alternates the training processes of several frameworks, one segment of steps at a time.
 
-Processes are started once and trained a little; then a baton goes from side to side: one side trains a
-segment while the others wait inside their loop bodies, for no CPU time. So what a shared machine does in a
-slow minute hits all sides, and start-up is paid once. Standard library only: peers import it too.
+Processes are started once and warmed up; then a baton is passed between the sides: one side trains a
+segment while the others block inside their loop bodies, using no CPU time. So slow phases of a shared machine
+affect all sides, and start-up is paid once. Uses only the standard library, because peers import it too.
 
     Runner   in a training process: `step` is called at the start of each global step
     Side     in the benchmark: the processes of one framework
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-#: Steps at the start of a segment that are not counted: processes wake up, caches fill.
+#: Steps at the start of a segment that are not counted, while processes wake up and caches fill.
 STEPS_DROPPED = 2
 START_SECONDS = 90.0
 SEGMENT_SECONDS = 60.0
 
 
 class Runner:
-    """A training process's end. path: of the side's socket; segment: steps in a segment."""
+    """The training process's end of the baton. path: socket of its side; segment: steps in a segment."""
 
     def __init__(self, path: str, segment: int, *, leader: bool) -> None:
         self._segment = segment
@@ -40,7 +40,7 @@ class Runner:
         self._say({"leader": leader, "pid": os.getpid()})
 
     def step(self, number: int) -> None:
-        """Global step `number` begins here; returns when it is this side's turn."""
+        """Mark the start of global step `number`; block until it is this side's turn."""
         self._marks.append(time.perf_counter())
         if number % self._segment:
             return
@@ -51,7 +51,7 @@ class Runner:
         self._cpu = time.process_time()
 
     def end(self, **facts: Any) -> None:
-        """The last step is over; facts: what the benchmark compares."""
+        """Report the end of the last step. facts: values that the benchmark compares."""
         self._marks.append(time.perf_counter())
         self._report(**facts)
         self._file.close()
@@ -68,10 +68,11 @@ class Runner:
 
 @dataclass
 class Segment:
-    """steps: seconds of each counted step at the leader. cpu: seconds of CPU a step, all processes.
+    """Measurements of one segment of a side.
 
-    processes: seconds of every step of every process. facts: what the leader said at the end; reports: what
-    every process said.
+    steps: seconds of each counted step at the leader. cpu: CPU seconds per step, of all processes.
+    processes: seconds of every step of every process. reports: the report of every process; facts: the
+    leader's, with what it passed to `end`.
     """
 
     steps: list[float]
@@ -82,13 +83,14 @@ class Segment:
 
 
 class SideError(RuntimeError):
-    """A training process ended, or did not answer in time."""
+    """A training process ended or did not answer in time."""
 
 
 class Side:
-    """The benchmark's end. path: of the socket; size: training processes that will connect.
+    """The benchmark's end of the baton, for one framework.
 
-    others_cpu: CPU seconds used so far by processes that do not train (a master).
+    path: of the socket; size: number of training processes that will connect. others_cpu: returns the CPU
+    seconds used so far by processes that do not train (a master).
     """
 
     def __init__(self, name: str, path: Path, size: int, others_cpu: Callable[[], float] = lambda: 0.0):
@@ -104,7 +106,7 @@ class Side:
         self._leader: socket.socket | None = None
 
     def meet(self, failed: Callable[[], str | None] = lambda: None) -> None:
-        """Wait until every process stands at its first step; failed: why that cannot be any more."""
+        """Wait until every process has reached its first step. failed: returns why none will, or None."""
         deadline = time.monotonic() + START_SECONDS
         self._server.settimeout(0.2)
         while len(self._connections) < self._size:
@@ -121,7 +123,7 @@ class Side:
         self._collect()
 
     def run(self) -> Segment:
-        """One segment of this side, while the others wait."""
+        """Run one segment of this side, while the others wait."""
         before = self._others_cpu()
         for connection in self._connections:
             connection.sendall(b"go\n")
@@ -135,18 +137,18 @@ class Side:
         return Segment(leader["steps"][STEPS_DROPPED:], cpu / count, processes, [*reports.values()], facts)
 
     def close(self) -> None:
-        """Processes that wait for their turn end."""
+        """Close the connections, which ends the waiting processes."""
         for connection in self._connections:
             connection.close()
         self._server.close()
 
     def _collect(self) -> dict[socket.socket, dict[str, Any]]:
-        """A report from every process."""
+        """Return the report of every process. Raises SideError."""
         reports: dict[socket.socket, dict[str, Any]] = {}
         deadline = time.monotonic() + SEGMENT_SECONDS
         with selectors.DefaultSelector() as selector:
             for connection in self._connections:
-                if b"\n" in self._buffers[connection]:  # it came together with the message before
+                if b"\n" in self._buffers[connection]:  # received together with the previous message
                     reports[connection] = self._line(connection)
                 else:
                     selector.register(connection, selectors.EVENT_READ)

@@ -3,11 +3,11 @@
     python benchmarks/bench.py [--only NAME,...] [--full] [--page-only]
     python benchmarks/bench.py --check [--only NAME,...] [--results FOLDER]
 
-Without --full in the quick forms, which take less than 25 minutes on two idle cores. With --check nothing is
-kept: the ratios are compared with the kept ones (benchmarks/results), what is worse by more than the noise
-that its benchmark states is measured once more, and the exit code is 1 when it is so again; with --results
-the figures of an earlier run are compared. Exit code 2: a benchmark did not end well; the others are run all
-the same.
+Without --full the quick forms are run, which take less than 25 minutes on two idle cores. With --check
+nothing is kept: the ratios are compared with the kept ones (benchmarks/results). Ratios that are worse by
+more than the noise stated by their benchmark are measured once more, and if they are worse again the exit
+code is 1. With --results the figures of an earlier run are compared. Exit code 2: a benchmark failed; the
+others are still run.
 """
 
 from __future__ import annotations
@@ -47,22 +47,22 @@ BENCHMARKS = (
     "succession",
     "micro",
 )
-"""In the order of the page; each is a file beside this one, "micro" a folder for pytest-benchmark."""
+"""Benchmarks in the order of the page: files beside this one; "micro" is a folder for pytest-benchmark."""
 
 TIMEOUT_SECONDS = 3 * 3600.0
 VALUES_MAX = 9
-"""Of a series that is kept; the ratio has been made of all of them before."""
+"""Longest series of values that is kept unshortened; ratios are computed from all values before."""
 
 REFERENCE = "reference"
-"""The micro-benchmark whose time is the unit of the others."""
+"""Name of the micro-benchmark that the others are compared with."""
 
 
 class BenchmarkError(Exception):
-    """One benchmark did not end well; the message has the end of what it printed."""
+    """One benchmark failed; the message has the end of its output."""
 
 
 def run(name: str, results: Path, *, full: bool) -> Path:
-    """Runs one benchmark; returns the file with its figures. Raises BenchmarkError."""
+    """Run one benchmark; return the file with its figures. Raises BenchmarkError."""
     found = results / f"{name}.json"
     with tempfile.TemporaryDirectory() as folder:
         fresh, log = Path(folder) / "figures.json", Path(folder) / "log"
@@ -82,7 +82,7 @@ def run(name: str, results: Path, *, full: bool) -> Path:
 
 
 def shortened(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures with what page and comparison need: of many values the least, the median and the most."""
+    """Reduce long series of values to minimum, median and maximum, which page and comparison need."""
     for row in figures["rows"]:
         for series in filter(None, (row["ours"], row["peer"])):
             if len(series["values"]) > VALUES_MAX:
@@ -93,7 +93,7 @@ def shortened(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def _call(command: Sequence[str], log: Path) -> None:
-    """Runs the command in a session of its own, so that whatever it started can be ended with it."""
+    """Run the command in a separate session, so that everything it started can be killed with it."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, cwd=HERE.parent
@@ -111,7 +111,7 @@ def _call(command: Sequence[str], log: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the benchmark to clean up after itself; whatever does not go is killed."""
+    """Ask the benchmark to clean up and exit; kill what remains."""
     os.killpg(process.pid, signal.SIGINT)
     try:
         process.wait(20)
@@ -125,7 +125,7 @@ def _end_of(log: Path) -> str:
 
 
 def of_micro(figures: dict[str, Any]) -> Report:
-    """pytest-benchmark's figures as a report: each beside the reference, a fixed amount of Python work."""
+    """Convert pytest-benchmark's figures to a report in which the reference is the peer of all others."""
     report = Report("micro", "Pure parts alone, in microseconds, beside a fixed amount of plain Python work.")
     names = {one["name"].removeprefix("test_"): one for one in figures["benchmarks"]}
     reference = _series(names.pop(REFERENCE)) if REFERENCE in names else None
@@ -139,12 +139,12 @@ def of_micro(figures: dict[str, Any]) -> Report:
 
 def _series(one: dict[str, Any]) -> Series:
     stats = one["stats"]
-    # The lower half: whatever else the machine did made the rest longer.
+    # Only the lower half of the distribution: the rest is longer because of other load on the machine.
     return Series([stats[name] * 1e6 for name in ("min", "q1", "median")], "us")
 
 
 def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool) -> dict[str, str]:
-    """Runs the benchmarks one after the other; returns what went wrong, by name."""
+    """Run the benchmarks one after the other; return the failures by name."""
     results.mkdir(parents=True, exist_ok=True)
     failures: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -166,13 +166,13 @@ def run_all(names: Sequence[str], results: Path, console: Console, *, full: bool
 
 
 def load(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The kept figures of the benchmarks, where there are any."""
+    """Load the kept figures of the benchmarks that have any."""
     files = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def show(comparisons: Sequence[Comparison], console: Console) -> None:
-    """Print which ratios are worse than they were, and by how much."""
+    """Print a table of the ratios, with how much worse each is than before."""
     table = Table(title="Ratios beside the kept ones", title_justify="left")
     for column in ("benchmark", "case", "kept", "now", "worse by", "noise", ""):
         table.add_column(column, overflow="fold")
@@ -187,19 +187,19 @@ def show(comparisons: Sequence[Comparison], console: Console) -> None:
 def measure(
     names: Sequence[str], kept: dict[str, dict[str, Any]], console: Console, *, full: bool
 ) -> tuple[dict[str, str], list[Comparison]]:
-    """Runs the benchmarks and compares them with the kept figures; also returns what went wrong, by name."""
+    """Run the benchmarks and compare them with the kept figures; return failures by name, and comparisons."""
     with tempfile.TemporaryDirectory() as folder:
         failures = run_all(names, Path(folder), console, full=full)
         return failures, compare_all(kept, load(Path(folder), names))
 
 
 def compare_all(kept: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[Comparison]:
-    """The comparisons of all benchmarks that have figures in both."""
+    """Compare all benchmarks that have figures in both."""
     return [one for name in now if name in kept for one in compare(name, kept[name], now[name])]
 
 
 def check(args: argparse.Namespace, names: Sequence[str], console: Console) -> int:
-    """Compares a run with the kept figures; returns the exit code."""
+    """Compare a run with the kept figures; return the exit code."""
     kept = load(RESULTS, names)
     if not kept:
         console.print(f"nothing to compare with: {RESULTS} has no figures of {', '.join(names)}")
@@ -223,7 +223,7 @@ def check(args: argparse.Namespace, names: Sequence[str], console: Console) -> i
 
 
 def main() -> None:
-    """Reads the options, and does what they ask for."""
+    """Entry point: parse the options; run, check, or only write the page."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -245,7 +245,7 @@ def main() -> None:
         failures = {} if args.page_only else run_all(names, RESULTS, console, full=args.full)
     except KeyboardInterrupt:
         sys.exit(130)
-    from bench_pictures import draw  # matplotlib takes long to import, and a check does without
+    from bench_pictures import draw  # matplotlib is slow to import, and a check does not need it
 
     write_page(PAGE, load(RESULTS, BENCHMARKS), HERE / "changes", draw)
     console.print(f"wrote {PAGE.relative_to(HERE.parent)}")

@@ -1,4 +1,4 @@
-"""Whether the ratios of a run are worse than the kept ones by more than noise. Pure."""
+"""Compares the ratios of a run with the kept ones, allowing for noise. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Comparison:
-    """One case, then and now. now: None when the case was not measured any more.
+    """One case before and now. kept, now: ratios; now is None if the case was not measured.
 
-    worse: by which factor the ratio is worse; below 1, better.
+    worse: factor by which the ratio is worse; below 1: better. noise: factor that is tolerated.
     """
 
     benchmark: str
@@ -23,15 +23,15 @@ class Comparison:
 
     @property
     def regression(self) -> bool:
-        """Whether noise does not explain it."""
+        """True if the case is missing, or worse by more than noise explains."""
         return self.now is None or self.worse > self.noise
 
 
 def compare(name: str, kept: dict[str, Any], now: dict[str, Any]) -> list[Comparison]:
-    """The cases of one benchmark that have a ratio, in the kept order.
+    """Compare the cases of one benchmark that have a ratio, in the kept order.
 
-    kept, now: figures as `Report.as_dict` gives them. A case that is gone counts as a regression, unless one
-    of the two is the quick form and the other is not: they may measure different cases.
+    kept, now: figures as returned by `Report.as_dict`. A missing case counts as a regression, unless only one
+    of the two is the quick form, since the forms may measure different cases.
     """
     fresh = {row["case"]: row for row in now["rows"]}
     alike = kept["quick"] == now["quick"]
@@ -53,9 +53,9 @@ def compare(name: str, kept: dict[str, Any], now: dict[str, Any]) -> list[Compar
 
 
 def least_worse(first: Sequence[Comparison], second: Sequence[Comparison]) -> list[Comparison]:
-    """Of two measurements of the same cases the better one of each, in the order of `first`.
+    """Return the better of two measurements of each case, in the order of `first`.
 
-    A busy moment of the machine makes a ratio worse in one of them; what the code makes worse is so in both.
+    Other load on the machine makes a ratio worse in one of them, a regression of the code in both.
     second: may lack cases that were not measured again.
     """
     again = {(one.benchmark, one.case): one for one in second}
@@ -68,5 +68,5 @@ def least_worse(first: Sequence[Comparison], second: Sequence[Comparison]) -> li
 
 
 def _within_slack(row: dict[str, Any]) -> bool:
-    """Ours is worse than the peer's by less than what is allowed whatever the ratio."""
+    """True if the case meets its target, which includes an absolute slack."""
     return bool(row["met"])

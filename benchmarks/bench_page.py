@@ -1,4 +1,4 @@
-"""docs/benchmarks.md, out of the kept figures."""
+"""Generates docs/benchmarks.md from the kept figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from harness import Series
 
 Draw = Callable[[str, dict[str, Any], Path], list[tuple[str, str]]]
-"""Draws a report's pictures into a folder; gives each file's name and its title."""
+"""Draws a report's pictures into a folder; returns each file's name with its title."""
 
 INTRODUCTION = """\
 # Benchmarks
@@ -31,9 +31,9 @@ its cause.
 
 
 def write_page(page: Path, figures: dict[str, dict[str, Any]], changes: Path, draw: Draw) -> None:
-    """Writes the page and a folder of pictures beside it, named like it.
+    """Write the page, and its pictures into a folder of the same name beside it.
 
-    figures: by benchmark, as `Report.as_dict` gives them; changes: a folder of tables in Markdown.
+    figures: by benchmark, as returned by `Report.as_dict`; changes: a folder of tables in Markdown.
     """
     pictures = page.with_suffix("")
     pictures.mkdir(parents=True, exist_ok=True)

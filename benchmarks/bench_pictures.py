@@ -1,4 +1,4 @@
-"""The pictures of docs/benchmarks.md."""
+"""Draws the pictures of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MET, MISSED, OPEN = "#2e7d32", "#c62828", "#546e7a"
 
 
 def draw(name: str, report: dict[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Draws a report into the folder: its ratios, and its lines; gives each file's name and its title.
+    """Draw the ratios and plots of a report into the folder; return each file's name with its title.
 
-    report: as `Report.as_dict` gives it. The same figures give the same files.
+    report: as returned by `Report.as_dict`. The same figures give identical files.
     """
     matplotlib.rcParams.update({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 9})
     drawn = []
@@ -31,7 +31,7 @@ def draw(name: str, report: dict[str, Any], folder: Path) -> list[tuple[str, str
 
 
 def _bars(rows: list[dict[str, Any]], file: Path) -> None:
-    """A bar for each case from 1 to its ratio, on a logarithmic axis, and a tick at its target."""
+    """Draw a bar per case from 1 to its ratio, on a logarithmic axis, with a tick at its target."""
     figure, axes = plt.subplots(figsize=(8, 0.6 + 0.24 * len(rows)), layout="constrained")
     for place, row in enumerate(reversed(rows)):
         colour = {None: OPEN, True: MET, False: MISSED}[row["met"]]

@@ -2,10 +2,10 @@
 
     python benchmarks/data_pipeline.py [--quick] [--json [FILE]] [--only TEXT] [--repeats R]
 
-Stock: K ranks, each a process with W data workers of its own. Ours: one worker that hosts the K ESTs, with W
-data workers for all of them: a quarter of the processes. Nothing is trained: the batches are what costs. Both
-load in turn, a segment at a time (`baton`); batches made ahead while the other side had the machine are not
-counted. Every rank must get the same batches from both.
+Stock: K ranks, each a process with its own W data workers. Ours: one worker that hosts the K ESTs, with W
+data workers for all of them: a quarter of the processes. Nothing is trained, so that only batches cost time.
+Both sides load alternately, a segment at a time (`baton`); batches that were prefetched while the other side
+ran are not counted. Every rank must get the same batches from both.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from harness import Report, Row, Series, run_benchmark
 SCRIPT = str(Path(__file__).with_name("data_script.py"))
 ESTS = 4
 AHEAD = 12
-"""Batches of a rank at the start of a segment that may have been made before it."""
+"""Uncounted batches of a rank at the start of a segment, which may have been prefetched before it."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """segment: batches of each rank in a segment."""
+    """One case. segment: batches of each rank in a segment."""
 
     dataset: str
     what: str
@@ -54,7 +54,7 @@ CASES = [
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Every case; raises when a rank gets other batches."""
+    """Measure every case. Raises SystemExit if a rank gets other batches than under stock."""
     repeats = args.repeats or (3 if args.quick else 7)
     for case in CASES:
         if (args.quick and not case.quick) or args.only not in case.name:
@@ -79,13 +79,13 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def rate(case: Case, segment: Segment) -> float:
-    """Samples a second of a side, behind the batches made ahead, until its last process is done."""
+    """Return samples per second of a side, without prefetched batches, until its last process is done."""
     counted = [steps[AHEAD * len(steps) // case.segment :] for steps in segment.processes]
     return sum(map(len, counted)) * case.batch / max(map(sum, counted))
 
 
 def run_case(case: Case, repeats: int) -> tuple[list[Segment], list[Segment]]:
-    """Ours and stock's segments, made in turn; the order alternates."""
+    """Return our segments and stock's, run alternately."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         batches = case.segment * (repeats + 1)
@@ -100,7 +100,7 @@ def run_case(case: Case, repeats: int) -> tuple[list[Segment], list[Segment]]:
 
 
 def check_batches(case: Case, segments: dict[str, list[Segment]]) -> None:
-    """Of every rank, on both sides."""
+    """Compare the digests of every rank's batches on both sides. Raises SystemExit."""
     ours = segments["shared"][-1].facts["digests"]
     for report in segments["stock"][-1].reports:
         for rank, digest in report["digests"].items():
@@ -110,7 +110,7 @@ def check_batches(case: Case, segments: dict[str, list[Segment]]) -> None:
 
 @contextlib.contextmanager
 def running(case: Case, kind: str, folder: Path, batches: int, processes: int) -> Iterator[Side]:
-    """The processes of a side, at their first batch."""
+    """Start the processes of a side; yield it when all have reached their first batch."""
     side = Side(kind, folder / f"{kind}.sock", processes)
     command = [
         sys.executable, SCRIPT, kind, "--dataset", case.dataset, "--ests", str(ESTS),

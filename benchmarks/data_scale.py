@@ -2,13 +2,12 @@
 
     python benchmarks/data_scale.py [--quick] [--json [FILE]]
 
-64 clients lease runs of 64 tasks over StreamTasks, each holds 16 of them and reports one drawn at random, so
-65,536 tasks are leased at any time. In the middle of it the master is killed with SIGKILL and started
-again; the clients send again what was not answered. Then what the clients were told, the master's progress
-and the stored history must agree on every one of the tasks. The quick form consumes a part of the half.
+64 clients lease runs of 64 tasks over StreamTasks. Each holds 16 runs and reports a random one, so
+65,536 tasks are leased at any time. Half-way the master is killed with SIGKILL and restarted, and the
+clients repeat unanswered requests. Then the answers to the clients, the master's progress and the stored
+history must agree on every task. The quick form consumes fewer tasks.
 
-DLRover's own splitters and shard checkpoint, without a master around them, are measured at the sizes they can
-do.
+DLRover's own splitters and shard checkpoint are measured without a master, at the sizes that they support.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ MEMORY = (
 
 @dataclass
 class Consumed:
-    """What the clients were told: how often each task was accepted."""
+    """Record of the answers to all clients. accepted: how often each task was accepted."""
 
     goal: int
     accepted: bytearray = field(default_factory=lambda: bytearray(TASKS))
@@ -73,7 +72,7 @@ class Consumed:
 
 
 class Client:
-    """Leases and reports until enough is consumed, or the master is gone."""
+    """Client that leases and reports tasks until enough are consumed or the master is gone."""
 
     def __init__(self, number: int, run: int, held: int) -> None:
         self.worker = f"w{number}"
@@ -85,7 +84,7 @@ class Client:
         self.over: asyncio.Future[None] | None = None
 
     async def consume(self, address: str, consumed: Consumed) -> None:
-        """Goes on where it was; returns when enough is consumed or the stream is lost."""
+        """Continue where it was; return when enough is consumed or the stream is lost."""
         self.consumed = consumed
         self.over = asyncio.get_running_loop().create_future()
         host, _, port = address.rpartition(":")
@@ -93,7 +92,7 @@ class Client:
         self.stream = BareStream(path, self.answered, self.lost)
         await asyncio.get_running_loop().create_connection(lambda: self.stream, host, int(port))
         if self.unanswered:
-            self.stream.send(self.unanswered)  # with the same request id: it counts once
+            self.stream.send(self.unanswered)  # with the same request id, so it counts once
         else:
             self.ask()
         await self.over
@@ -141,7 +140,7 @@ class Client:
 
 
 class Looked:
-    """What of the job is in the master's store."""
+    """Reads the job's data directly from the master's store."""
 
     def __init__(self, folder: Path) -> None:
         self.redis = Redis(unix_socket_path=str(EmbeddedStore(folder / "state").socket_path))
@@ -151,12 +150,12 @@ class Looked:
         return bytes(self.redis.get(self.keys.snapshot) or b"")
 
     def intervals(self) -> int:
-        """Runs of DONE in the snapshot, counted by reading it back."""
+        """Restore the snapshot; return the number of runs in its DONE set."""
         machine = JobMachine.restore(decode_snapshot(self.snapshot()).state)
         return machine.queues.dynamic[DATASET]._tasks.done.runs
 
     def committed(self) -> Iterator[range]:
-        """Runs of tasks in the history, in its order."""
+        """Yield the runs of tasks in the stored history, in order."""
         start = "-"
         while entries := self.redis.xrange(self.keys.history, min=start, count=5000):
             for _, fields in entries:
@@ -167,7 +166,7 @@ class Looked:
 
 @dataclass
 class Figures:
-    """Of one run. Bytes and seconds."""
+    """Figures of one run, in bytes and seconds."""
 
     create: float = 0.0
     grown: int = 0
@@ -179,7 +178,7 @@ class Figures:
 
 
 def create(client: MasterClient) -> float:
-    """The job and its dataset; seconds that the latter took."""
+    """Create the job and its dataset; return the seconds that creating the dataset took."""
     client.create_job(JOB, job_pb2.JobSettings(ests=1))
     settings = shard_pb2.DatasetSettings(
         range=shard_pb2.RangeSource(size=SAMPLES), task_size=TASK_SIZE, shuffle=True, seed=7
@@ -191,14 +190,14 @@ def create(client: MasterClient) -> float:
 
 
 async def consume(address: str, clients: list[Client], consumed: Consumed) -> float:
-    """Tasks a second."""
+    """Let all clients consume; return tasks per second."""
     began, before = time.perf_counter(), consumed.total
     await asyncio.gather(*[client.consume(address, consumed) for client in clients])
     return (consumed.total - before) / (time.perf_counter() - began)
 
 
 async def consume_and_kill(server: Server, clients: list[Client], consumed: Consumed, at: int) -> int:
-    """SIGKILL in the middle of the requests, as soon as `at` tasks are consumed; memory just before."""
+    """Kill the master under load once `at` tasks are consumed; return its memory in bytes just before."""
     memory = 0
 
     async def kill() -> None:
@@ -215,7 +214,7 @@ async def consume_and_kill(server: Server, clients: list[Client], consumed: Cons
 
 
 def measure(goal: int, run: int = RUN, held: int = HELD) -> Figures:
-    """Creates, consumes most of the goal, kills, restores, consumes the rest; checks that nothing is lost."""
+    """Create the job, consume most of the goal, kill and restore the master, consume the rest, and check."""
     figures = Figures()
     consumed = Consumed(goal)
     clients = [Client(number, run, held) for number in range(CLIENTS)]
@@ -223,7 +222,7 @@ def measure(goal: int, run: int = RUN, held: int = HELD) -> Figures:
         folder = Path(name)
         with elastane_master(folder=folder) as server:
             with MasterClient(server.address, timeout_seconds=60) as client:
-                client.list_jobs()  # the first call of a master loads what all need
+                client.list_jobs()  # warm up: a master's first call loads shared modules
                 before = server.rss_bytes()
                 figures.create = create(client)
             memory = asyncio.run(consume_and_kill(server, clients, consumed, goal - goal // 4))
@@ -242,7 +241,7 @@ def measure(goal: int, run: int = RUN, held: int = HELD) -> Figures:
 
 
 def check(client: MasterClient, looked: Looked, consumed: Consumed) -> None:
-    """Raises RuntimeError unless clients, master and history agree on every task."""
+    """Raise RuntimeError unless clients, master and history agree on every task."""
     if max(consumed.accepted) > 1:
         raise RuntimeError("a task was accepted twice")
     done = client.get_progress(JOB, DATASET)[0].done
@@ -257,7 +256,7 @@ def check(client: MasterClient, looked: Looked, consumed: Consumed) -> None:
 
 
 def dlrover(kind: str, size: int, shard: int = TASK_SIZE) -> dict[str, float]:
-    """Its figures at one size."""
+    """Return DLRover's figures at one size."""
     command = [peer_python("dlrover"), str(SCRIPTS / "dlrover_splitters.py"), kind]
     command += [str(size), str(shard), str(CLIENTS * HELD)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -299,7 +298,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
 
 
 def scattered(quick: bool) -> dict[tuple[int, int], Figures]:
-    """The same number of tasks, more and more out of order."""
+    """Measure the same number of tasks, reported more and more out of order. Keys: (run, held)."""
     goal = 100_000 if quick else 400_000
     return {(run, held): measure(goal, run, held) for run, held in ((64, 1), (64, 16), (8, 64), (2, 256))}
 
@@ -307,7 +306,7 @@ def scattered(quick: bool) -> dict[tuple[int, int], Figures]:
 def rows(
     ours: list[Figures], table: list[dict[str, float]], others: dict[str, dict[str, float]]
 ) -> list[Row]:
-    """What is aimed at, beside DLRover's table; and what else DLRover can do."""
+    """Build the rows: our figures with targets beside DLRover's table, and DLRover's other splitters."""
     held = (
         "of 7.8 M; DLRover's has 50,000 shards at a time, shuffled within them, and the rest is not there yet"
     )

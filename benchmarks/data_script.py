@@ -2,8 +2,8 @@
 
     data_script.py stock|shared --dataset D --ests K --workers W --batch B ... --baton SOCKET
 
-Batches are taken and dropped. "shared" does for each what the trainer does: generators and loader position
-of the EST in, batch, context of the EST out.
+Batches are loaded and dropped. For each of them "shared" does what the trainer does: restore generators and
+loader position of the EST, load the batch, capture the context of the EST.
 """
 
 import argparse
@@ -19,7 +19,7 @@ IMAGE = (3, 64, 64)
 
 
 class Decoded(Dataset):
-    """Compressed images that are decompressed, cropped and flipped at random: work for the CPU."""
+    """Compressed images, decompressed, cropped and flipped at random: a load for the CPU."""
 
     def __init__(self, length):
         self.length = length
@@ -39,7 +39,7 @@ class Decoded(Dataset):
 
 
 class Rows(Dataset):
-    """Rows of a table in memory: passing batches on costs more than making them."""
+    """Rows of a table in memory: passing batches between processes costs more than making them."""
 
     def __init__(self, length):
         self.length = length
@@ -56,7 +56,7 @@ DATASETS = {"decode": Decoded, "rows": Rows}
 
 
 class Digests:
-    """Of now and then a batch, by rank."""
+    """Digests of a sample of the batches, by rank."""
 
     def __init__(self, ranks):
         self.by_rank = {rank: hashlib.sha256() for rank in ranks}

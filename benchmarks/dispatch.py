@@ -2,10 +2,10 @@
 
     python benchmarks/dispatch.py [--quick] [--json [FILE]]
 
-Servers run one after the other, with 1 and with 4 client processes that do nothing but take a task and report
-it. DLRover takes two calls for that; we take one call (LeaseTasks) or message (StreamTasks), several of which
-may be in flight. The bare echo is the most that a Python gRPC server can do with messages of the same size:
-calls beside calls, a stream beside a stream.
+Servers run one after the other, with 1 and with 4 client processes that only lease tasks and report them.
+DLRover needs two calls for that; we need one call (LeaseTasks) or message (StreamTasks), several of which may
+be in flight. The bare echo is the upper bound for a Python gRPC server with messages of the same size: calls
+are compared with calls, a stream with a stream.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from servers import SCRIPTS, Server, dlrover_master, echo_server, elastane_maste
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, shard_pb2, shard_pb2_grpc
 
 IN_FLIGHT = 3
-"""Messages of one client that wait for their answer at the same time."""
+"""Number of unanswered messages of one client."""
 
 IN_FLIGHT_FSYNC = 6
-"""The same where each write waits for the disk: more of them share a wait."""
+"""The same if each write waits for the disk, as more messages can share one fsync."""
 
 NOISE = 1.5
-"""Ratios of repeated runs on a shared machine of 2 cores were seen to differ by so much."""
+"""Factor by which ratios of repeated runs differed on a shared machine with two cores."""
 
 FSYNC_CAUSE = "each write waits for the disk, and as much is in flight as shares one wait"
 UNARY_CAUSE = (
@@ -47,7 +47,7 @@ STREAM_CAUSE = (
 
 @dataclass
 class Figures:
-    """Of one run with one server. cores: cores' worth of CPU by who used it."""
+    """Figures of one run with one server. cores: CPU use in cores, by process."""
 
     tasks_per_second: float
     p99_ms: float
@@ -56,7 +56,7 @@ class Figures:
 
 
 def measure(server: Server, commands: list[list[str]]) -> Figures:
-    """Runs the clients against the server."""
+    """Run the clients against the server; return the figures."""
     before, store_before = server.cpu_seconds(), server.store_cpu_seconds()
     results = run_clients(commands)
     cpu, store = server.cpu_seconds() - before, server.store_cpu_seconds() - store_before
@@ -70,7 +70,7 @@ def measure(server: Server, commands: list[list[str]]) -> Figures:
 
 
 def prepare(server: Server) -> None:
-    """A job with a dataset of 400 million samples."""
+    """Create a job with a dataset of 400 million samples."""
     with grpc.insecure_channel(server.address) as channel:
         job_pb2_grpc.JobServiceStub(channel).Create(
             job_pb2.JobServiceCreateRequest(name="bench", settings=job_pb2.JobSettings(ests=1))
@@ -83,7 +83,7 @@ def prepare(server: Server) -> None:
 
 
 def ours(clients: int, seconds: float, tasks: int, mode: str, fsync: str = "everysec") -> Figures:
-    """Our master with its private store; mode: "call", or the requests in flight on a stream."""
+    """Measure our master with its private store. mode: "call", or the number of requests in flight."""
     with elastane_master(fsync=fsync) as server:
         prepare(server)
         script = str(SCRIPTS / "lease_client.py")
@@ -97,14 +97,14 @@ def ours(clients: int, seconds: float, tasks: int, mode: str, fsync: str = "ever
 
 
 def dlrover(clients: int, seconds: float) -> Figures:
-    """DLRover's master and its own client."""
+    """Measure DLRover's master with its own client."""
     with dlrover_master() as server:
         script = str(SCRIPTS / "dlrover_client.py")
         return measure(server, [[peer_python("dlrover"), script, server.address, str(seconds)]] * clients)
 
 
 def echo(clients: int, seconds: float, mode: str) -> Figures:
-    """A bare server and messages as large as those of one task."""
+    """Measure a bare server with messages of the size of one task's."""
     request, answer = message_bytes()
     with echo_server(answer) as server:
         script = str(SCRIPTS / "echo_client.py")
@@ -113,7 +113,7 @@ def echo(clients: int, seconds: float, mode: str) -> Figures:
 
 
 def message_bytes() -> tuple[int, int]:
-    """Bytes of a request and of an answer for one task."""
+    """Return the sizes of a request and of an answer for one task, in bytes."""
     lease = shard_pb2.LeaseTasksRequest(
         job="bench", dataset="d", worker_id="w0", max_tasks=1, request_id="w0-10000"
     )
@@ -135,7 +135,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
 
 
 def compare(clients: int, seconds: float, repeats: int) -> list[Row]:
-    """All servers in turn with one number of clients."""
+    """Measure all servers alternately with one number of clients."""
     depth = str(IN_FLIGHT)
     cases: dict[str, Callable[[], Figures]] = {
         "dlrover": lambda: dlrover(clients, seconds),
@@ -155,7 +155,7 @@ def compare(clients: int, seconds: float, repeats: int) -> list[Row]:
 
 
 def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
-    """The comparisons of one number of clients."""
+    """Build the rows for one number of clients."""
     peers = {"dlrover": "DLRover", "echo": "bare echo", "echo stream": "bare stream echo"}
 
     def row(
@@ -188,7 +188,7 @@ def rows(clients: int, runs: dict[str, list[Figures]]) -> list[Row]:
 
 
 def busy(mine: list[Figures], theirs: list[Figures]) -> str:
-    """Who used the cores, in words: what bounds a rate is seen there."""
+    """Describe which processes used the cores, as that shows what limits the rate."""
 
     def words(runs: list[Figures]) -> str:
         medians = {who: statistics.median(run.cores[who] for run in runs) for who in runs[0].cores}

@@ -2,9 +2,9 @@
 
     fingerprint_cost.py MODEL BATCH REPEATS
 
-Prints JSON: for each repeat the CPU milliseconds of a step (forward, backward, optimizer) and of what a
-worker of a ring does for its fingerprints in a step, all threads, means over as many steps as all of the
-state is compared in. One thread of torch, so that CPU time is the time it takes where nothing else runs.
+Prints JSON: for each repeat the CPU milliseconds of a step (forward, backward, optimizer) and of a worker's
+fingerprints in a step, of all threads, as means over the number of steps in which all state is compared once.
+torch uses one thread, so that CPU time equals elapsed time on an idle machine.
 """
 
 import json
@@ -20,7 +20,7 @@ from elastane.state.train_state import TrainState
 
 
 def milliseconds(work, times):
-    """Mean CPU time of this process for one call."""
+    """Return the mean CPU time of this process for one call, in milliseconds."""
     began = time.process_time()
     for number in range(times):
         work(number)

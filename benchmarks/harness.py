@@ -1,7 +1,7 @@
-"""What all benchmarks share: options, figures of ours beside a peer's, tables, JSON.
+"""Shared parts of all benchmarks: options, our figures beside a peer's, tables, JSON.
 
-A benchmark runs the peer and ourselves in turn on the same work, several times, and reports for each case
-the medians, their range and the ratio. Times of one machine mean little on another, ratios mean more.
+A benchmark runs Elastane and the peer alternately on the same work, several times, and reports for each case
+the medians, their range and the ratio. Ratios transfer between machines better than times do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Series:
-    """One figure, measured several times. unit: as printed, "ms", "pairs/s"."""
+    """Repeated measurements of one figure. unit: as printed, such as "ms" or "pairs/s"."""
 
     values: list[float]
     unit: str
@@ -44,13 +44,13 @@ class Series:
 
 @dataclass
 class Row:
-    """One case: our figure, the peer's (if it has one), and what was aimed at.
+    """One case: our figure, the peer's (if it has one), and the target.
 
-    better: whether more or less of the figure is better. target: the bound on ours divided by the peer's, or
-    on ours alone where there is no peer; None: none is set. slack: ours may be worse than the peer's by so
-    much, in its unit, whatever the ratio ("at most 1 ms or 2 %, whichever is greater"). noise: the factor by
-    which the ratio may be worse than the committed one before `make bench-check` fails; without a peer there
-    is nothing to compare. note: why a target is missed, or what to know.
+    better: "higher" or "lower". target: bound on our figure divided by the peer's, or on ours alone without a
+    peer; None: no target. slack: absolute difference, in the figure's unit, by which ours may be worse
+    whatever the ratio ("at most 1 ms or 2 %, whichever is greater"). noise: factor by which the ratio may be
+    worse than the committed one before `make bench-check` fails; not used without a peer. note: why a target
+    is missed, or other remarks.
     """
 
     case: str
@@ -66,9 +66,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Ours divided by the peer's: the median of the ratios of runs that were made in turn.
+        """Our figure divided by the peer's: the median of the ratios of neighbouring runs.
 
-        None without a peer, and where the peer needed nothing.
+        None without a peer, or if a figure of the peer is 0.
         """
         if self.peer is None or 0.0 in (*self.peer.values, self.peer.median):
             return None
@@ -78,7 +78,7 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None: there is none."""
+        """True if the target is met; None if there is none."""
         if self.target is None:
             return None
         if self.slack and self.peer is not None:
@@ -94,7 +94,7 @@ class Row:
         return figure >= self.target if self.better == "higher" else figure <= self.target
 
     def aim(self) -> str:
-        """The target in words."""
+        """Describe the target in words."""
         if self.target is None:
             return ""
         sign = ">=" if self.better == "higher" else "<="
@@ -105,7 +105,7 @@ class Row:
 
 @dataclass
 class Plot:
-    """Lines to draw; lines: by name, points (x, y). Rows are drawn without it, as bars of their ratios."""
+    """A line plot. lines: points (x, y) by name. (Rows are always drawn, as bars of their ratios.)"""
 
     name: str
     title: str
@@ -118,7 +118,7 @@ class Plot:
 
 @dataclass
 class Report:
-    """The outcome of one benchmark. name: of its file; facts: what else the reader should know."""
+    """The result of one benchmark. name: of its file; facts: further results for the reader."""
 
     name: str
     title: str
@@ -128,7 +128,7 @@ class Report:
     quick: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is written to JSON. Raises ValueError when two cases have the same text: it is their key."""
+        """Return the report as written to JSON. Raises ValueError if two cases have the same key."""
         cases = [row.case for row in self.rows]
         if twice := sorted({case for case in cases if cases.count(case) > 1}):
             raise ValueError(f"two rows of {self.name} are called the same: {', '.join(twice)}")
@@ -168,9 +168,10 @@ def run_benchmark(
     measure: Callable[[argparse.Namespace, Report], None],
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> None:
-    """The `main` of a benchmark: reads --quick, --json and its own options, measures, reports.
+    """Entry point of a benchmark: parse --quick, --json and its own options, measure, and report.
 
-    measure: appends rows to the report. Ctrl-C shows what there is so far and ends with 130.
+    description: its first line becomes the report's title. measure: appends rows to the report. Ctrl-C shows
+    the rows so far and exits with 130.
     """
     title = description.strip().splitlines()[0]
     parser = argparse.ArgumentParser(
@@ -202,7 +203,7 @@ def run_benchmark(
 def in_turn(
     repeats: int, *measures: Callable[[], float], progress: Callable[[str], None] = lambda text: None
 ) -> list[list[float]]:
-    """Runs each of `measures` once, then each again, so that a slow minute of the machine hits all."""
+    """Run `measures` alternately, so that slow phases of the machine affect all; return all figures."""
     figures: list[list[float]] = [[] for _ in measures]
     for number in range(repeats):
         progress(f"run {number + 1} of {repeats}")
@@ -212,7 +213,7 @@ def in_turn(
 
 
 def machine() -> dict[str, Any]:
-    """Where the figures come from."""
+    """Describe the machine and software that the figures come from."""
     cpu = platform.processor() or "unknown"
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -229,12 +230,12 @@ def machine() -> dict[str, Any]:
 
 
 def median_of(values: Sequence[float]) -> float:
-    """The median; of nothing, not a number."""
+    """Return the median; NaN for an empty sequence."""
     return statistics.median(values) if values else float("nan")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed."""
+    """Return the smallest value that `percent` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 

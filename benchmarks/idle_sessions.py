@@ -2,8 +2,8 @@
 
     python benchmarks/idle_sessions.py [--sessions 1000] [--quick] [--json [FILE]]
 
-The workers lease dynamic tasks only, so no ring is formed. They sit in this process and send a heartbeat
-every second; then they all leave, and what the master keeps is measured again.
+The workers lease dynamic tasks only, so no ring is formed. They run in this process and send a heartbeat
+every second; then they all leave, and the master's memory is measured again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MEBIBYTE = 2**20
 async def session(
     channel: grpc.aio.Channel, number: int, joined: asyncio.Semaphore, leave: asyncio.Event
 ) -> None:
-    """One worker from Hello to Bye."""
+    """Run one worker's session from Hello to Bye."""
     call = ring_pb2_grpc.RingServiceStub(channel).Attend()
     hello = ring_pb2.Hello(job="bench", worker_id=f"w{number}", role=ring_pb2.WORKER_ROLE_TASKS)
     await call.write(ring_pb2.AttendRequest(hello=hello))
@@ -45,7 +45,7 @@ async def session(
 
 
 async def measure(server: Server, sessions: int, idle_seconds: float) -> list[Row]:
-    """Opens the sessions, lets them idle, closes them; memory and CPU of the master at each point."""
+    """Open the sessions, let them idle, close them; measure memory and CPU of the master at each point."""
     options = [("grpc.use_local_subchannel_pool", 1)]
     channels = [
         grpc.aio.insecure_channel(server.address, options=options)

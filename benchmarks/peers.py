@@ -1,8 +1,8 @@
-"""The peers we are measured beside, each in a virtual environment of its own.
+"""Installs the frameworks that Elastane is compared with, each in its own virtual environment.
 
     python benchmarks/peers.py            installs all of them, from PyPI
 
-A benchmark installs what it needs itself. ELASTANE_PEERS names another folder than .elastane/peers.
+Benchmarks install what they need themselves. ELASTANE_PEERS names another folder than .elastane/peers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PEERS = {
-    # k8s: without it the master does not start, although no cluster is used.
+    # Without the extra k8s the master does not start, although no cluster is used.
     "dlrover": ["dlrover[k8s]==0.6.1", "protobuf"],
-    # Nothing else binds its coordinator and manager for Python; a release as of these figures.
+    # The only package with Python bindings of its coordinator and manager; the release that was measured.
     "torchft": ["torchft-nightly==2026.10.26", "torch", "numpy"],
 }
 
 
 def peer_python(name: str) -> str:
-    """The interpreter in which the peer is installed. Raises CalledProcessError if it cannot be."""
+    """Install the peer if needed; return its interpreter. Raises CalledProcessError if that fails."""
     folder = Path(os.environ.get("ELASTANE_PEERS", ROOT / ".elastane" / "peers")) / name
     python = folder / "bin" / "python"
     stamp = folder / "installed"
@@ -32,7 +32,7 @@ def peer_python(name: str) -> str:
         return str(python)
     print(f"installing {' '.join(PEERS[name])} into {folder}", file=sys.stderr)
     venv.create(folder, with_pip=True, clear=True)
-    # The peers train with the same torch as we do; dlrover's own dependencies are its own affair.
+    # The peers train with the same torch as Elastane; dlrover's other dependencies are not constrained.
     environment = dict(os.environ)
     if name != "dlrover":
         environment["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")

@@ -2,10 +2,10 @@
 
     python benchmarks/recovery.py [--quick] [--json [FILE]] [--frameworks a,b] [--models small]
 
-Three workers train the same model under each framework in turn, and everything is done to the same
-cluster, one after the other. "torchft" runs at its defaults, "torchft 1 s" and "elastane 1 s" count a node as
-silent after one second, "torchrun" is three elastic agents of one worker each. The stall is the longest time
-after the event in which no worker that stays applies a step, less one median step.
+Three workers train the same model under each framework in turn, and all events happen to the same cluster,
+one after the other. "torchft" runs at its defaults, "torchft 1 s" and "elastane 1 s" treat a node as lost
+after one second of silence, "torchrun" is three elastic agents of one worker each. The stall is the longest
+time after the event in which no remaining worker applies a step, minus one median step.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from harness import Report, Row, Series, median_of, run_benchmark
 from recovery_clusters import FRAMEWORKS, Cluster, Elastane, EventTimeout, Torchft, Torchrun, until
 
 STEPS_BEFORE = 10
-"""Steps that every worker must have applied before anything happens to it."""
+"""Steps that every worker must have applied before the first event."""
 SETTLE_STEPS = 10
 AWAY_SECONDS = 2.0
-#: How long is waited for one thing to come about, of a framework whose peers take so long.
+#: Timeout for one event, for frameworks whose peers take longer than the default.
 WAIT_SECONDS = {"torchrun": 75.0}
 WAIT_SECONDS_ELSE = 90.0
 
 Figures = dict[str, dict[str, list[float]]]
-"""By case, by framework."""
+"""Measured values by case and framework."""
 
 KILLED = "worker killed: stall"
 NODE_KILLED = "node killed (agent and worker): stall"
@@ -50,23 +50,23 @@ LOST = "drain: steps lost"
 STEP = "ordinary step, seconds"
 NO_TIMES = (GOING_ON, LOST, STEP)
 OURS_BESIDE = {"torchft 1 s": "elastane 1 s"}
-"""Which form of ours stands beside a tuned peer, where it was measured; else the default one."""
+"""Our configuration to compare with a tuned peer, if it was measured; else the default one."""
 
 Recorder = Callable[[str, float], None]
 
 
 def kill(cluster: Cluster, record: Recorder) -> None:
-    """A worker is killed: the stall of the others until they train on for a while."""
+    """Kill a worker; record the stall of the others."""
     record(KILLED, _lose(cluster, signal.SIGKILL))
 
 
 def freeze(cluster: Cluster, record: Recorder) -> None:
-    """A silent node; what is frozen is killed afterwards, without waking."""
+    """Freeze a worker, as if its node were silent, and kill it afterwards; record the stall of the others."""
     record(FROZEN, _lose(cluster, signal.SIGSTOP))
 
 
 def kill_node(cluster: Cluster, record: Recorder) -> None:
-    """An agent and its worker are killed; not the agent that holds the others' store."""
+    """Kill an agent and its worker, but not the agent that holds the others' store; record the stall."""
     assert isinstance(cluster, Torchrun)
     staying = cluster.kill_last_node()
     began = monotonic()
@@ -81,7 +81,7 @@ def _lose(cluster: Cluster, number: int) -> float:
     cluster.gone.add(victim)
     try:
         if isinstance(cluster, Torchrun):
-            # All its workers are started again: whoever trains, trains on.
+            # torchrun restarts all its workers, so two of any processes that train are enough.
             until(lambda: len(cluster.marks.training(3, began + 1.0)) >= 2, "steps after the death")
             return stall_of(cluster, cluster.alive(), began)
         until(
@@ -94,7 +94,7 @@ def _lose(cluster: Cluster, number: int) -> float:
 
 
 def join(cluster: Cluster, record: Recorder) -> None:
-    """A newcomer comes: its wait from ready to its first step, and the others' stall."""
+    """Add a worker; record its wait from ready to its first step, and the stall of the others."""
     others = cluster.alive()
     known = set(cluster.marks.pids())
     began = monotonic()
@@ -111,7 +111,7 @@ def join(cluster: Cluster, record: Recorder) -> None:
 
 
 def drain(cluster: Cluster, record: Recorder) -> None:
-    """A worker is told to leave: the stall of the others. No step may be lost."""
+    """Drain a worker; record the stall of the others, and that no step was lost."""
     assert isinstance(cluster, Elastane)
     victim, *others = cluster.alive()
     changes = cluster.unplanned_changes()
@@ -126,10 +126,10 @@ def drain(cluster: Cluster, record: Recorder) -> None:
 
 
 def coordinator_away(cluster: Cluster, record: Recorder) -> None:
-    """The master, or the lighthouse, is killed and is started again after a while.
+    """Kill the master, or the lighthouse, and restart it after a while.
 
-    Records the stall beyond the absence, infinity when training does not go on within half a minute, and how
-    many of the workers train on.
+    Records the stall beyond its absence, infinity if training does not continue within half a minute, and the
+    number of workers that continue.
     """
     assert isinstance(cluster, Elastane | Torchft)
     pids = cluster.alive()
@@ -154,7 +154,7 @@ Scenario = list[Callable[[Cluster, Recorder], None]]
 
 
 def scenario(framework: str, model: str, quick: bool) -> Scenario:
-    """What is done to a cluster of this framework, in order."""
+    """Return the events for a cluster of this framework, in order."""
     if framework == "elastane":
         return [kill, join, freeze, join, drain, join, coordinator_away]
     if framework == "elastane 1 s":
@@ -174,7 +174,7 @@ def scenario(framework: str, model: str, quick: bool) -> Scenario:
 
 @contextlib.contextmanager
 def running(framework: str, model: str) -> Iterator[Cluster]:
-    """A cluster whose three workers have trained a little."""
+    """Yield a cluster whose three workers have trained some steps."""
     with tempfile.TemporaryDirectory() as name:
         cluster = FRAMEWORKS[framework](Path(name), model)
         try:
@@ -195,9 +195,9 @@ def running(framework: str, model: str) -> Iterator[Cluster]:
 
 
 def stall_of(cluster: Cluster, staying: list[int], began: float) -> float:
-    """The longest time without a step of those who stay, after `began`, less one step.
+    """Return the longest time after `began` without a step of the remaining workers, minus one step.
 
-    Who was started again after the event has its first step long after it: the wait for that counts too.
+    For workers that were restarted after the event, the wait for their first step counts too.
     """
     steps = sorted(seconds for pid in staying for seconds in cluster.marks.steps(pid) if seconds > began)
     gaps = [after - before for before, after in pairwise([began, *steps])]
@@ -221,7 +221,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
 
 
 def play(framework: str, model: str, events: Scenario, figures: Figures) -> list[str]:
-    """Plays the scenario once, adding to `figures`; returns what did not come about in time."""
+    """Run the scenario once, adding to `figures`; return the events that timed out."""
 
     def record(case: str, figure: float) -> None:
         print(f"  {case}: {figure:.3f}", file=sys.stderr)
@@ -236,14 +236,14 @@ def play(framework: str, model: str, events: Scenario, figures: Figures) -> list
                 doing = event.__name__
                 event(cluster, record)
     except EventTimeout as error:
-        # What a peer does not do in time is a result; what follows in this cluster cannot be done.
+        # A timeout of a peer is a result; the remaining events need a working cluster and are skipped.
         print(f"  {doing}: {error}", file=sys.stderr)
         return [f"{framework}, {doing}: {error}"]
     return []
 
 
 def rows(model: str, figures: Figures) -> list[Row]:
-    """Ours beside each peer that was measured."""
+    """Build the rows of our figures beside each measured peer's."""
     found = []
     for name, by_framework in figures.items():
         peers = {key: values for key, values in by_framework.items() if not key.startswith("elastane")}
@@ -258,7 +258,7 @@ def rows(model: str, figures: Figures) -> list[Row]:
             mine = Series(by_framework.get(OURS_BESIDE.get(peer, ""), series.values), "s")
             if all(map(math.isfinite, values)):
                 beside = f"{case}, beside {peer}"
-                # One reconfiguration is tens of milliseconds: a busy moment of the machine doubles it.
+                # One reconfiguration takes tens of milliseconds, which other load can double.
                 found.append(Row(beside, mine, Series(values, "s"), peer, target=1.0, noise=2.5))
     for row in found:
         row.note = NOTES.get(row.case.removeprefix(f"{model}: ").partition(", beside")[0], "")
@@ -282,7 +282,7 @@ NOTES = {
 
 
 def facts(model: str, figures: Figures, faults: list[str]) -> dict[str, object]:
-    """What is no time: steps lost, workers left, what did not come about."""
+    """Return the results that are not times: lost steps, remaining workers, timeouts."""
     found: dict[str, object] = {}
     for name, by_framework in figures.items():
         if name in NO_TIMES:

@@ -1,4 +1,4 @@
-"""Three workers of each framework that recovery.py disturbs, what can be done to them, what they wrote."""
+"""Clusters of three workers of each framework for recovery.py: faults to inject, and the workers' marks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LOOK_SECONDS = 0.02
 
 
 class EventTimeout(Exception):  # noqa: N818 (a result, not a fault of the benchmark)
-    """Something did not come about in time."""
+    """An expected event did not happen in time."""
 
 
 class _Until:
-    """Waits for a condition; seconds: at most so long, if the caller does not say."""
+    """Waits for a condition. seconds: default timeout. Raises EventTimeout."""
 
     seconds = 90.0
 
@@ -45,9 +45,9 @@ until = _Until()
 
 
 class Marks:
-    """What the workers have written down: by pid, the time at which each step was applied.
+    """The workers' marks: by process id, the time at which each step was applied.
 
-    Each file is read on from where the last look ended: a look must not cost the workers their cores.
+    Each file is read from where the last read ended, so that reading takes no CPU time from the workers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,22 +57,22 @@ class Marks:
         self._steps: dict[int, list[float]] = {}
 
     def pids(self) -> list[int]:
-        """Of every process that has begun."""
+        """Return the ids of all processes that have started."""
         self._read()
         return list(self._offsets)
 
     def ready(self, pid: int) -> float:
-        """When the process asked to be let in."""
+        """Return the time at which the process asked to join."""
         self._read()
         return self._ready[pid]
 
     def steps(self, pid: int) -> list[float]:
-        """When the process applied its steps."""
+        """Return the times at which the process applied its steps."""
         self._read()
         return self._steps.get(pid, [])
 
     def training(self, steps: int, since: float = 0.0) -> list[int]:
-        """Processes that have applied so many steps since then."""
+        """Return the processes that have applied at least `steps` steps since `since`."""
         self._read()
         return [pid for pid, at in self._steps.items() if len(at) >= steps and at[-steps] > since]
 
@@ -93,9 +93,9 @@ class Marks:
 
 
 class Cluster:
-    """Three workers of one framework, and what can be done to them.
+    """Three workers of one framework, with methods that inject events.
 
-    gone: workers that were killed, frozen or drained. step_seconds: of one step before anything happens.
+    gone: workers that were killed, frozen or drained. step_seconds: time of one step before any event.
     """
 
     def __init__(self, folder: Path, model: str) -> None:
@@ -117,11 +117,11 @@ class Cluster:
         """Start one more worker."""
 
     def alive(self) -> list[int]:
-        """Workers that have trained and to which nothing was done, the oldest first."""
+        """Return the undisturbed workers that have trained, the oldest first."""
         return [pid for pid in self.marks.training(1) if pid not in self.gone and self.runs(pid)]
 
     def runs(self, pid: int) -> bool:
-        """Whether the process has not ended."""
+        """True if the process has not ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return str(psutil.Process(pid).status()) != psutil.STATUS_ZOMBIE
         return False
@@ -145,10 +145,10 @@ class Cluster:
 
 
 class Elastane(Cluster):
-    """Ours: a master with its private store, three ESTs."""
+    """Elastane: a master with its private store, three ESTs."""
 
     heartbeat_seconds = 0.0
-    """0: as it is by default."""
+    """Heartbeat timeout; 0: the default."""
 
     def start(self) -> None:
         settings = job_pb2.JobSettings(ests=3, workers_min=1, workers_max=3)
@@ -165,19 +165,19 @@ class Elastane(Cluster):
         self.cluster.add_worker()
 
     def restart_coordinator(self, away_seconds: float) -> None:
-        """Kill the master, start it again after a while."""
+        """Kill the master, restart it after `away_seconds`."""
         self.cluster.master.sigkill()
         self.cluster.master.wait()
         time.sleep(away_seconds)
         self.cluster.master.start()
 
     def drain(self, pid: int) -> None:
-        """Have a worker drained, as `elastane drain` does."""
+        """Drain a worker, as `elastane drain` does."""
         name = next(name for name, process in self.cluster.workers.items() if process.pid == pid)
         self.cluster.client.drain_worker(self.cluster.job, name)
 
     def unplanned_changes(self) -> int:
-        """Changes of the ring that dropped a step, so far."""
+        """Return the number of ring changes so far that dropped a step."""
         return sum(
             event.kind == "ring_change" and event.facts["planned"] != "True"
             for event in self.cluster.client.events(self.cluster.job)
@@ -208,7 +208,7 @@ class Torchft(Cluster):
         self._spawn(command, TORCHFT_LIGHTHOUSE=f"http://127.0.0.1:{self.port}")
 
     def restart_coordinator(self, away_seconds: float) -> None:
-        """Kill the lighthouse, start it again after a while."""
+        """Kill the lighthouse, restart it after `away_seconds`."""
         self.lighthouse.kill()
         self.lighthouse.wait()
         time.sleep(away_seconds)
@@ -240,7 +240,7 @@ class Torchrun(Cluster):
         self._spawn([*command, SCRIPT, "torchrun", self.model, str(self.marks.folder)])
 
     def kill_last_node(self) -> list[int]:
-        """Kill an agent that does not hold the store, with its worker; returns the other workers."""
+        """Kill an agent that does not hold the store, with its worker; return the other workers."""
         agents = {process.pid: psutil.Process(process.pid) for process in self.processes}
         holder = next(
             connection.pid

@@ -1,4 +1,4 @@
-"""Servers that benchmarks measure (our master, DLRover's, a bare gRPC echo), and processes of clients."""
+"""Starts the servers that benchmarks measure (our master, DLRover's, a bare gRPC echo) and their clients."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Server:
     folder: Path
 
     def cpu_seconds(self) -> float:
-        """Of the server process alone, without a store beside it."""
+        """Return the CPU seconds of the server process alone, without its store."""
         return _cpu_seconds(psutil.Process(self.process.pid))
 
     def store_cpu_seconds(self) -> float:
-        """Of the private store that the server started; 0.0 without one."""
+        """Return the CPU seconds of the server's private store; 0.0 without one."""
         pid_file = self.folder / "state" / "store" / "server.pid"
         return _cpu_seconds(psutil.Process(int(pid_file.read_text()))) if pid_file.exists() else 0.0
 
@@ -46,7 +46,7 @@ class Server:
 
 @contextlib.contextmanager
 def elastane_master(*options: str, folder: Path | None = None, fsync: str = "everysec") -> Iterator[Server]:
-    """Our master with a private store; options: of its command line; fsync: of the store's log."""
+    """Start our master with a private store. options: of its command line; fsync: of the store's log."""
     with tempfile.TemporaryDirectory() as name:
         folder = folder or Path(name)
         port_file = folder / "port"
@@ -70,7 +70,7 @@ def elastane_master(*options: str, folder: Path | None = None, fsync: str = "eve
 
 @contextlib.contextmanager
 def dlrover_master() -> Iterator[Server]:
-    """DLRover's local master, as its command starts it; its log goes to a file."""
+    """Start DLRover's local master as its command does, logging to a file."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -87,7 +87,7 @@ def dlrover_master() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def echo_server(answer_bytes: int) -> Iterator[Server]:
-    """A bare grpc.aio server that answers all it gets with so many bytes."""
+    """Start a bare grpc.aio server that answers every message with `answer_bytes` bytes."""
     with tempfile.TemporaryDirectory() as name:
         port_file = Path(name) / "port"
         process = subprocess.Popen(
@@ -100,7 +100,7 @@ def echo_server(answer_bytes: int) -> Iterator[Server]:
 
 
 def run_clients(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Starts the clients, lets all begin at once when all are ready, and returns what they print."""
+    """Start the clients, let them begin together when all are ready, and return the JSON that they print."""
     quiet = {**os.environ, "GRPC_VERBOSITY": "ERROR"}
     clients = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=quiet)

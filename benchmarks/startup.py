@@ -2,10 +2,10 @@
 
     python benchmarks/startup.py [--quick] [--json [FILE]]
 
-`elastane run` starts its master, its store and two workers; beside it `torchrun --standalone` starts two
-workers of the same script. The hand-over brings the state of 25 million parameters with AdamW (300 MB) into
-the memory of a newcomer, from one donor and from two; beside it a plain socket, of one sender, into fresh
-tensor memory.
+`elastane run` starts its master, its store and two workers; its peer, `torchrun --standalone`, starts two
+workers of the same script. The hand-over copies the state of 25 million parameters with AdamW (300 MB) into
+the memory of a joining worker, from one donor and from two; its peer is a plain socket, with one sender, into
+freshly allocated tensor memory.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ HELP_SECONDS_MAX = 0.15
 
 
 def help_seconds(*command: str) -> float:
-    """Of `elastane COMMAND --help`, from its start to its end."""
+    """Return the seconds that `elastane COMMAND --help` takes."""
     began = time.perf_counter()
     subprocess.run([*ELASTANE, *command, "--help"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
 def first_step_seconds(command: Sequence[str], framework: str) -> float:
-    """From the start of the command to the first step of the last worker."""
+    """Return the seconds from the start of the command to the first step of the last worker."""
     with tempfile.TemporaryDirectory() as name:
         marks = Marks(Path(name) / "marks")
         marks.folder.mkdir()
@@ -54,7 +54,7 @@ def first_step_seconds(command: Sequence[str], framework: str) -> float:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], folder: Path) -> Iterator[float]:
-    """Runs a command inside the block and gives the time it was started at."""
+    """Run a command inside the block; yield the time of its start."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     began = time.monotonic()
     with (folder / "log").open("wb") as log:
@@ -65,7 +65,7 @@ def running(command: Sequence[str], folder: Path) -> Iterator[float]:
         sys.stderr.write((folder / "log").read_text(errors="replace")[-2000:])
         raise
     finally:
-        for _ in range(2):  # the second one does not wait for the workers
+        for _ in range(2):  # the second signal kills the workers instead of waiting for them
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(2)
@@ -75,7 +75,7 @@ def running(command: Sequence[str], folder: Path) -> Iterator[float]:
 
 
 def handover_rates(how: str, donors: int, repeats: int) -> list[float]:
-    """GB/s of each hand-over to one newcomer."""
+    """Return GB/s of each hand-over to one joining worker."""
     with tempfile.TemporaryDirectory() as name:
         store = str(Path(name) / "store")
         size = donors + 1
@@ -93,7 +93,7 @@ def handover_rates(how: str, donors: int, repeats: int) -> list[float]:
                 member.kill()
                 member.wait()
         rates: list[float] = json.loads(output)
-        return rates[1:]  # the first one is the allocator's
+        return rates[1:]  # the first one includes the allocator's warm-up
 
 
 def benchmark(args: argparse.Namespace, report: Report) -> None:
@@ -101,7 +101,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
         print(text, file=sys.stderr)
 
     repeats = 5 if args.quick else 15
-    help_seconds()  # the files are in memory from here on
+    help_seconds()  # warm up: loads the files into the page cache
     say("help")
     report.rows.append(
         Row(
@@ -113,7 +113,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
     )
     names = [name for name, entry in COMMANDS.items() if not entry.hidden]
     by_command = {name: Series([help_seconds(name) for _ in range(3)], "s") for name in names}
-    # `elastane master --help` is another program's, that of the master.
+    # `elastane master --help` runs the master's own program, so it is reported separately.
     others = {name: series for name, series in by_command.items() if name != "master"}
     slowest = max(others, key=lambda name: others[name].median)
     report.rows.append(

@@ -2,7 +2,7 @@
 
     steady_script.py elastane|torchft --model M --batch B ... --baton SOCKET
 
-"elastane" is stock DDP where ELASTANE_MODE=ddp. `baton` says when which side trains.
+"elastane" is stock DDP if ELASTANE_MODE=ddp. `baton` decides which side trains when.
 """
 
 import argparse
@@ -21,7 +21,7 @@ VOCABULARY = 256
 
 
 class Pool(Dataset):
-    """As many samples as are wanted, from a small pool: nothing but the step is to cost time."""
+    """A dataset of any length over a small pool of samples, so that only the step costs time."""
 
     def __init__(self, length, inputs, targets):
         self.length, self.inputs, self.targets = length, inputs, targets
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Decoder-only, with learned positions and dropout."""
+    """A decoder-only transformer with learned positions and dropout."""
 
     def __init__(self, layers, width, heads, length):
         super().__init__()
@@ -112,7 +112,7 @@ def loss_of(model, x, y):
 
 
 def digest(model, optimizer):
-    """Of weights, buffers and optimizer state."""
+    """Return a digest of weights, buffers and optimizer state."""
     states = optimizer.state_dict()["state"].values()
     tensors = [*model.state_dict().values(), *(v for state in states for v in state.values())]
     sha = hashlib.sha256()

@@ -3,12 +3,12 @@
     python benchmarks/steady_step.py [--quick] [--json [FILE]] [--only TEXT] [--repeats R]
 
 P = N: two workers with one EST each beside stock DDP(gloo) of two processes. P < N: workers with k ESTs each
-beside stock DDP of as many processes that accumulates k micro-batches. Both train in the same minute, a
-segment of steps in turn (`baton`), one thread a process; master and store share the machine with ours. Of
-each segment the median step of the leader counts, and the ratio is the median over neighbouring segments.
+beside stock DDP with as many processes, which accumulates k micro-batches. The sides train alternately, a
+segment of steps each (`baton`), with one thread per process; master and store run on the same machine. The
+figure of a segment is the leader's median step, and the ratio is the median over neighbouring segments.
 
 At P = N, weights, buffers and optimizer state of both sides must be equal at the end; at P < N, those of
-all ways to host the same ESTs. Otherwise the benchmark fails.
+all mappings of the same ESTs. Otherwise the benchmark fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FINGERPRINT_SCRIPT = Path(__file__).with_name("fingerprint_cost.py")
 
 @dataclass(frozen=True)
 class Case:
-    """model, batch: of an EST. segment: steps in a segment, a second or so."""
+    """One case. batch: mini-batch of an EST. segment: steps in a segment, about a second."""
 
     model: str
     batch: int
@@ -54,7 +54,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The row's key."""
+        """Name of the case, the key of its row."""
         size = f"{MODEL_NAMES[self.model]}, batch {self.batch}"
         if self.ests == self.workers:
             return f"{size}: {self.workers} workers, P = N"
@@ -85,7 +85,7 @@ FINGERPRINTED = [("cnn", 16), ("gpt-25m", 2)]
 
 
 def measure(args: argparse.Namespace, report: Report) -> None:
-    """Every case; raises when bits differ."""
+    """Measure every case. Raises SystemExit if bits differ."""
     repeats = args.repeats or (3 if args.quick else 8)
     digests: dict[tuple[str, int, int], str] = {}
     for case in CASES:
@@ -110,7 +110,7 @@ def measure(args: argparse.Namespace, report: Report) -> None:
 
 
 def row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
-    """Ours beside stock DDP."""
+    """Build the row of our figures beside stock DDP's."""
     whole = case.ests == case.workers
     k = case.ests // case.workers
     return Row(
@@ -127,7 +127,7 @@ def row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
 
 
 def torchft_row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
-    """Ours beside torchft, on two replica groups of one process."""
+    """Build the row of our figures beside those of torchft with two replica groups of one process."""
     return Row(
         f"{case.name}, beside torchft",
         series(ours),
@@ -140,7 +140,7 @@ def torchft_row(case: Case, ours: list[Segment], theirs: list[Segment]) -> Row:
 
 
 def fingerprint_row(name: str, model: str, batch: int, repeats: int) -> Row:
-    """What comparing workers' state costs, in CPU time beside a step's."""
+    """Measure the CPU time of comparing workers' state beside that of a step."""
     command = [sys.executable, str(FINGERPRINT_SCRIPT), model, str(batch), str(repeats)]
     found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return Row(
@@ -163,7 +163,7 @@ def cpu(segments: list[Segment]) -> float:
 
 
 def check_bits(case: Case, ours: str, theirs: str, digests: dict[tuple[str, int, int], str]) -> None:
-    """A fast step that computes something else does not count."""
+    """Raise SystemExit if the result differs from stock DDP's, or depends on the number of workers."""
     if case.ests == case.workers and ours != theirs:
         raise SystemExit(f"{case.name}: the result differs from stock DDP's: {ours[:12]}, {theirs[:12]}")
     known = digests.setdefault((case.model, case.batch, case.ests), ours)
@@ -172,10 +172,10 @@ def check_bits(case: Case, ours: str, theirs: str, digests: dict[tuple[str, int,
 
 
 def run_case(case: Case, repeats: int) -> dict[str, list[Segment]]:
-    """By side, a segment for each repeat, made in turn; the order alternates."""
+    """Return the segments of each side, one per repeat, run alternately."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        # One more, the first, is not counted; all mappings of the same ESTs must train equally long.
+        # The first segment is an uncounted extra; all mappings of the same ESTs must train equally long.
         steps = SEGMENT_OF[case.model, case.batch, case.ests] * (repeats + 1)
         sides = [stack.enter_context(elastane_side(case, folder, steps))]
         sides.append(stack.enter_context(ddp_side(case, folder, steps)))
@@ -211,7 +211,7 @@ def arguments(case: Case, framework: str, steps: int, baton: Path, accumulate: i
 
 @contextlib.contextmanager
 def elastane_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
-    """A master, its private store, and workers that are all in the first ring."""
+    """Start a master, its private store, and workers that all join the first ring."""
     path = folder / "elastane.sock"
     settings = job_pb2.JobSettings(ests=case.ests, workers_min=case.workers, workers_max=case.workers)
     script = arguments(case, "elastane", steps, path, 1)
@@ -242,7 +242,7 @@ def elastane_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
 
 @contextlib.contextmanager
 def ddp_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
-    """Stock DDP; with gradient accumulation where ours has several ESTs on a worker."""
+    """Start stock DDP, with gradient accumulation if our workers host several ESTs."""
     path = folder / "ddp.sock"
     side = Side("ddp", path, case.workers)
     script = arguments(case, "elastane", steps, path, case.ests // case.workers)
@@ -268,7 +268,7 @@ def ddp_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
 
 @contextlib.contextmanager
 def torchft_side(case: Case, folder: Path, steps: int) -> Iterator[Side]:
-    """torchft's lighthouse and replica groups of one process each."""
+    """Start torchft's lighthouse and replica groups of one process each."""
     path = folder / "torchft.sock"
     python = peer_python("torchft")
     side = Side("torchft", path, case.workers)

@@ -2,8 +2,8 @@
 
     python benchmarks/succession.py [--rounds 5] [--lease 3] [--quick] [--json [FILE]]
 
-From the signal to the leader until a client has its answer (JobService.Get of a job). DLRover's master has no
-second one and forgets its jobs, so there is nothing to measure beside.
+The time runs from the signal to the leader until a client gets its answer (JobService.Get of a job). DLRover
+has no standby master and a restarted one forgets its jobs, so there is no peer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elastane_proto.v1 import job_pb2
 
 
 def gap(addresses: str, fault: Callable[[], None]) -> float:
-    """Seconds from a fault until a job can be read again."""
+    """Return the seconds from a fault until a job can be read again."""
     with MasterClient(addresses, timeout_seconds=60.0) as client:
         client.get_job("j")
         began = time.monotonic()
@@ -35,14 +35,14 @@ def gap(addresses: str, fault: Callable[[], None]) -> float:
 
 
 def terminate(master: EmbeddedMaster) -> None:
-    """SIGTERM, without waiting for its end."""
+    """Send SIGTERM without waiting for the end."""
     assert master._process is not None
     master._stopping = True
     master._process.signal(signal.SIGTERM)
 
 
 def restart(master: EmbeddedMaster, *, kill: bool) -> None:
-    """What a supervisor does at best: starts it anew as soon as it has ended."""
+    """End the master and restart it at once, as an ideal supervisor would."""
     if kill:
         master.sigkill()
     else:
@@ -52,7 +52,7 @@ def restart(master: EmbeddedMaster, *, kill: bool) -> None:
 
 
 def measure(rounds: int, lease_seconds: float) -> dict[str, list[float]]:
-    """Seconds by case."""
+    """Return the measured seconds by case."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store = EmbeddedStore(folder / "store")

@@ -2,9 +2,9 @@
 
     python benchmarks/worker_scale.py [--quick] [--json [FILE]] [--sessions 10,100,1000,5000]
 
-Simulated workers over real sockets, each with a connection of its own, step together once a second with
-contexts of 10 KB. The latency is that from the last StepReport sent to the Prepared received: by the last
-worker, and by any. The workers run beside the master on the same cores. No peer has such a step.
+Simulated workers over real sockets, with a connection each, step together once a second with contexts of
+10 KB. The latency runs from the last StepReport sent until Prepared is received: by the last worker, and by
+any. The workers share the master's cores. No peer has such a step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from elastane_proto.v1 import job_pb2, job_pb2_grpc
 CONTEXT_BYTES = 10_240
 SESSIONS_A_PROCESS = 2_500
 LEAD_SECONDS = 1.0
-"""Between the last Go and the first step: what the forming left to do is done by then."""
+"""Pause between the last Go and the first step, so that work left from forming the ring is not measured."""
 MEBIBYTE = 2**20
 BENDS = (
     "the master's one thread is busy for longer than the step lasts: docs/scaling.md has what a message costs"
@@ -43,7 +43,7 @@ BENDS = (
 
 @dataclass(frozen=True)
 class Case:
-    """So many workers in so many steps. changed: parts of the context sent each step, of 3."""
+    """One case. sessions: number of workers. changed: parts of the context (of 3) sent each step."""
 
     sessions: int
     steps: int
@@ -55,7 +55,7 @@ class Case:
 
 @dataclass
 class Figures:
-    """Of one case. Latencies in milliseconds; figures a step or a second where they say so."""
+    """Figures of one case. Latencies are in milliseconds; names say if a figure is per step or second."""
 
     last_ms: list[float] = field(default_factory=list)
     any_ms: list[float] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Figures:
 
 
 class Clients:
-    """The processes of the workers."""
+    """The processes that simulate the workers."""
 
     def __init__(self, address: str, case: Case) -> None:
         self._processes: list[subprocess.Popen[str]] = []
@@ -85,13 +85,13 @@ class Clients:
             )
 
     def wait_for(self, word: str) -> None:
-        """Until all have said it."""
+        """Wait until all processes have printed `word`. Raises RuntimeError for any other line."""
         for line in self.lines():
             if line != word:
                 raise RuntimeError(f"a process of workers said {line!r}, not {word!r}")
 
     def lines(self) -> list[str]:
-        """One line of each."""
+        """Read one line of output of each process."""
         lines = []
         for process in self._processes:
             assert process.stdout is not None
@@ -123,7 +123,7 @@ def clients_of(address: str, case: Case) -> Iterator[Clients]:
 
 
 class Store:
-    """The master's private store, looked at from outside."""
+    """Reads figures of the master's private store directly from it."""
 
     def __init__(self, folder: Path) -> None:
         store = EmbeddedStore(folder / "state")
@@ -157,7 +157,7 @@ def create_job(server: Server, case: Case) -> None:
 
 
 def measure(case: Case, profile: str = "") -> Figures:
-    """One case with a master of its own. profile: file for py-spy's stacks of the master in the steps."""
+    """Measure one case with a fresh master. profile: file for py-spy's stacks of the master in the steps."""
     figures = Figures()
     with elastane_master() as server:
         create_job(server, case)
@@ -225,7 +225,7 @@ def benchmark(args: argparse.Namespace, report: Report) -> None:
 
 
 def rows(name: str, figures: Figures, note: str = "") -> list[Row]:
-    """One case, in figures."""
+    """Build the rows of one case."""
     last, anyone = figures.last_ms, figures.any_ms
 
     def row(what: str, value: float, unit: str, **more: Any) -> Row:
@@ -247,7 +247,7 @@ def rows(name: str, figures: Figures, note: str = "") -> list[Row]:
 
 
 def plots(found: dict[int, Figures]) -> list[Plot]:
-    """The curves over the number of sessions."""
+    """Build the curves over the number of sessions."""
 
     def line(figure: Any) -> list[tuple[float, float]]:
         return [(float(size), float(figure(figures))) for size, figures in found.items()]

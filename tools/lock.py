@@ -2,9 +2,9 @@
 
     python tools/lock.py [--report FILE]
 
-Run by `make lock` when constraints.txt has changed. pip itself chooses the files; --report takes what it said
-before (`pip install --dry-run --no-deps --ignore-installed --report FILE`). torch is left out: who installs
-it chooses between builds of one version that are different files (CPU, CUDA), each from its own index.
+Run by `make lock` when constraints.txt has changed. pip itself chooses the files; --report takes an existing
+report (`pip install --dry-run --no-deps --ignore-installed --report FILE`). torch is left out, because one
+version has several builds (CPU, CUDA) that are different files, each from an index of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT = ("torch",)
 
 
 def pins() -> list[str]:
-    """The lines of constraints.txt that are locked."""
+    """Return the lines of constraints.txt that are locked."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     return [line for line in lines if "==" in line and line.partition("==")[0] not in LEFT_OUT]
 
@@ -34,7 +34,7 @@ def normalized(name: str) -> str:
 
 
 def ask_pip() -> dict[str, Any]:
-    """pip's report on the files it would install."""
+    """Run pip without installing; return its report on the files that it would install."""
     with tempfile.TemporaryDirectory() as folder:
         wanted, report = Path(folder) / "pins.txt", Path(folder) / "report.json"
         wanted.write_text("\n".join(pins()))
@@ -55,7 +55,7 @@ def ask_pip() -> dict[str, Any]:
 
 
 def locked(report: dict[str, Any]) -> list[str]:
-    """The lines of the lock; raises SystemExit when a pin has no file or no hash."""
+    """Build the lock file's text from pip's report. Raises SystemExit if a pin has no file or no hash."""
     lines = {}
     for item in report["install"]:
         name, version = normalized(item["metadata"]["name"]), item["metadata"]["version"]

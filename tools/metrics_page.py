@@ -1,4 +1,4 @@
-"""Writes the tables of docs/metrics.md from the metrics that there are: python tools/metrics_page.py."""
+"""Generates the tables of docs/metrics.md from the catalogues of metrics: python tools/metrics_page.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLACE = "<!-- metrics of the {who}: made by tools/metrics_page.py -->\n{table}<
 
 
 def table(metrics: Iterable[catalogue.Metric | agents.Metric]) -> str:
-    """A table in Markdown, a line for each metric."""
+    """Return a Markdown table with one row per metric."""
     lines = ["| metric | kind | labels | what it tells |", "|---|---|---|---|"]
     for metric in metrics:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
@@ -27,7 +27,7 @@ def table(metrics: Iterable[catalogue.Metric | agents.Metric]) -> str:
 
 
 def updated(page: str) -> str:
-    """The page with its tables as they should be. Raises ValueError when a place for one is missing."""
+    """Return the page with current tables. Raises ValueError if the markers of a table are missing."""
     for who, metrics in (("master", catalogue.METRICS), ("agent", agents.METRICS)):
         place = re.compile(_PLACE.format(who=who, table=r"(?:[^<]*\n)?"))
         if len(place.findall(page)) != 1:

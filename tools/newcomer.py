@@ -3,10 +3,10 @@
     make newcomer                        of this repository as it is committed
     python3 tools/newcomer.py URL        of another one; --json for programs
 
-Clones into a fresh folder, and then does what docs/tutorial.md of the clone says, up to its section "Verify",
-in one shell: a new virtual environment, the installation, the scripts as the page prints them, and every
-command as it stands there. Needs git, bash and Python's standard library, as the newcomer does. Exit code 1
-where a command of the page fails.
+Clones into a fresh folder, and then follows docs/tutorial.md of the clone up to its section "Verify", in one
+shell: a new virtual environment, the installation, the scripts as the page prints them, and every command as
+written there. Like a newcomer it needs only git, bash and Python's standard library. Exits with 1 if a
+command of the page fails.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```|^## ([^\n]+)$", re.MULTILINE |
 _NAME: Final = re.compile(r"`(\w+\.py)`")
 _MARK: Final = "::newcomer::"
 _KEPT_LINES: Final = 40
-#: Of the developer's own shell; a newcomer has none of it. How pip finds packages stays.
+#: Variables of a developer's shell that a newcomer does not have. Settings of pip's index are kept.
 _NOT_PASSED_ON: Final = ("PYTHONPATH", "VIRTUAL_ENV", "PIP_CONSTRAINT", "PIP_REQUIREMENT")
 
 
 class Stage(NamedTuple):
-    """One thing to do: a script to be saved (file, text), or a command (file is empty)."""
+    """One step of the tutorial: a script to save (file, text), or a command (file is empty)."""
 
     section: str
     text: str
@@ -51,7 +51,7 @@ class Timed(NamedTuple):
 
 
 class CommandFailedError(Exception):
-    """A command of the page ended with another code than 0. Its words are the newest output."""
+    """A command of the page did not exit with 0. said: the end of its output."""
 
     def __init__(self, command: str, code: int, said: str) -> None:
         super().__init__(f"`{command}` ended with code {code}")
@@ -59,9 +59,9 @@ class CommandFailedError(Exception):
 
 
 def plan(page: str) -> list[Stage]:
-    """What the page says to do up to the end of its section "Verify", in its order. Raises ValueError.
+    """Return the steps of the page up to the end of its section "Verify". Raises ValueError.
 
-    Commands: each of a `sh` block, and of the `console` block before the first section, which installs.
+    Commands are those of `sh` blocks, and of the `console` block before the first section, which installs.
     """
     stages: list[Stage] = []
     section, end = "", 0
@@ -85,7 +85,7 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def run(stages: list[Stage], folder: Path, env: dict[str, str], report: Any = print) -> list[Timed]:
-    """Do all stages in `folder`, in one shell. report: told of each command. Raises CommandFailedError."""
+    """Run all stages in one shell in `folder`. report: called for each command. Raises CommandFailedError."""
     for stage in stages:
         if stage.file:
             (folder / stage.file).write_text(stage.text, encoding="utf-8")
@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(f"{tool} is not installed")
     if given.folder is not None and given.folder.exists() and any(given.folder.iterdir()):
         parser.error(f"{given.folder} is not empty: a newcomer's folder is")
-    # As Ctrl-C: nothing is left behind.
+    # Exit as on Ctrl-C, so that everything is cleaned up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     report = (lambda line: None) if given.json else (lambda line: print(line, flush=True))
     try:
@@ -204,7 +204,7 @@ def _try(given: argparse.Namespace, folder: Path, report: Any) -> int:
 
 
 def machine() -> str:
-    """Cores, system and Python in words."""
+    """Describe cores, system and Python version in words."""
     cores = len(os.sched_getaffinity(0))
     system = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
     return f"{cores} {'core' if cores == 1 else 'cores'}, {system}"

@@ -1,7 +1,7 @@
-"""What the GPU benchmarks share: the device or a clear no, one run of either side, memory in use.
+"""Shared parts of the GPU benchmarks: the device, one run of each side, memory in use.
 
-All processes of a run use the first GPU. Stock DDP runs over gloo with CUDA tensors: NCCL refuses two
-ranks on one GPU, and gloo's order of additions is the one Elastane keeps.
+All processes of a run use the first GPU. Stock DDP runs over gloo with CUDA tensors, because NCCL refuses two
+ranks on one GPU, and because Elastane reproduces gloo's order of additions.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from elastane.determinism import DEFAULT_LEVEL, process_environment
 from elastane_proto.v1 import job_pb2, shard_pb2
 
 SCRIPT: Final = str(Path(__file__).with_name("train_script.py"))
-#: Exit codes of the benchmarks: equal or measured, different, wrong arguments, no such device here.
+#: Exit codes of the benchmarks: equal or measured, different, wrong arguments, no such device.
 EXIT_OK, EXIT_DIFFERENT, EXIT_USAGE, EXIT_NO_DEVICE = 0, 1, 2, 3
 _POLL_SECONDS: Final = 0.02
 _MIB: Final = 1 << 20
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with the arguments that all these benchmarks have."""
+    """Return a parser with the arguments that all GPU benchmarks share."""
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,7 +53,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 
 
 def device_or_exit(name: str) -> torch.device:
-    """The device; ends the program with EXIT_NO_DEVICE and a reason when it is not here."""
+    """Return the device; if it is missing, print why and exit with EXIT_NO_DEVICE."""
     if name == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -67,7 +67,7 @@ def device_or_exit(name: str) -> torch.device:
 
 
 def facts(device: torch.device) -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Describe the machine on which the figures were taken."""
     found: dict[str, Any] = {"torch": torch.__version__, "cpus": os.cpu_count(), "device": device.type}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -82,42 +82,42 @@ def facts(device: torch.device) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of either side left behind."""
+    """Results of one run of either side."""
 
-    #: What each process measured of itself (see train_script.py); the leader's first.
+    #: The measurements of each process (see train_script.py), the leader's first.
     processes: list[dict[str, Any]]
     #: Folder of the fingerprints, for compare_runs.
     reports: Path
     history: list[shard_pb2.AuditEntry] = field(default_factory=list)
-    #: Most bytes that were in use at once by all processes, as the device says; on CPU resident.
+    #: Peak of memory in use by all processes, in bytes, as the device reports it; on CPU the resident set.
     peak_device_bytes: int = 0
 
     @property
     def step_seconds(self) -> list[float]:
-        """Of every step after the first three, in which libraries warm up and buckets are laid out."""
+        """Seconds of each step, without the first three, in which libraries warm up and buckets are built."""
         return list(self.processes[0]["step_seconds"])[3:]
 
     def peak_bytes(self, kind: str) -> int:
-        """Sum over the processes of their own peaks; kind: rss, allocated, reserved."""
+        """Return the sum of the processes' own peaks in bytes. kind: rss, allocated or reserved."""
         return sum(int(process[f"peak_{kind}_bytes"]) for process in self.processes)
 
 
 class Runner:
-    """Runs the script on either side with the same arguments."""
+    """Runs the script on each side with the same arguments."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device, folder: Path) -> None:
         self._args, self._device, self._folder = args, device, folder
         self.steps: int = args.steps
 
     def script(self, out: Path, model: str, *more: str) -> list[str]:
-        """The command line of the training script, without the interpreter."""
+        """Return the command line of the training script, without the interpreter."""
         args = self._args
         command = [SCRIPT, "--device", args.device, "--model", model, "--out", str(out)]
         command += ["--picture-size", str(args.picture_size), "--batch-size", str(args.batch_size)]
         return [*command, "--steps", str(self.steps), "--data-workers", str(args.data_workers), *more]
 
     def elastic(self, model: str, ests: int) -> Run:
-        """All logical workers time-sliced in one process. Raises ClusterError."""
+        """Run all logical workers time-sliced in one process. Raises ClusterError."""
         folder = self._new_folder()
         settings = job_pb2.JobSettings(ests=ests, workers_min=1, workers_max=1, audit_samples=True)
         script = self.script(folder / "measured", model)
@@ -132,7 +132,7 @@ class Runner:
             return Run(_measured(folder), cluster.reports, history, memory.peak_bytes)
 
     def stock(self, model: str, processes: int) -> Run:
-        """Stock DDP over gloo in as many processes. Raises StockRunError."""
+        """Run stock DDP over gloo in `processes` processes. Raises StockRunError."""
         folder = self._new_folder()
         script = self.script(folder / "measured", model)
         with MemoryInUse(self._device) as memory:
@@ -146,7 +146,7 @@ class Runner:
         return Run(_measured(folder), reports, peak_device_bytes=memory.peak_bytes)
 
     def accumulation(self, model: str, mini_batches: int) -> Run:
-        """A plain process that accumulates as many mini-batches for a step. Raises CalledProcessError."""
+        """Run a plain process that accumulates `mini_batches` for each step. Raises CalledProcessError."""
         folder = self._new_folder()
         script = self.script(folder / "measured", model, "--accumulate", str(mini_batches))
         variables = {**os.environ, **process_environment(DEFAULT_LEVEL, 1), "ELASTANE_MODE": "plain"}
@@ -164,7 +164,7 @@ def _measured(folder: Path) -> list[dict[str, Any]]:
 
 
 def attempt(run: Callable[[], Run]) -> tuple[Run | None, str]:
-    """The run, or why it could not be: out of memory is a result here, anything else is raised."""
+    """Return the run, or None and the reason if memory ran out, which is a result; raise anything else."""
     try:
         return run(), ""
     except (ClusterError, StockRunError) as error:
@@ -174,10 +174,10 @@ def attempt(run: Callable[[], Run]) -> tuple[Run | None, str]:
 
 
 class MemoryInUse:
-    """The most memory in use on the device inside the block, over what was in use before it.
+    """Peak of memory in use on the device inside the block, above what was in use before it.
 
-    Of a GPU everything that lies on it, CUDA contexts and caches of all processes included; of the
-    CPU the resident memory of this program's children, but those in `excluded`.
+    On a GPU that is all memory in use, CUDA contexts and caches of all processes included; on the CPU the
+    resident memory of this program's children except those in `excluded`.
     """
 
     def __init__(self, device: torch.device, excluded: set[psutil.Process] | None = None) -> None:
@@ -214,12 +214,12 @@ class MemoryInUse:
 
 
 def mib(size: int) -> str:
-    """Bytes as MiB for a table."""
+    """Format bytes as MiB for a table."""
     return f"{size / _MIB:,.0f}"
 
 
 def positive_numbers(text: str) -> Sequence[int]:
-    """An argument like "1,2,4"."""
+    """Parse an argument like "1,2,4". Raises ArgumentTypeError."""
     numbers = [int(part) for part in text.split(",")]
     if min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text}: numbers from 1")
@@ -227,6 +227,6 @@ def positive_numbers(text: str) -> Sequence[int]:
 
 
 def write_json(path: Path | None, content: dict[str, Any]) -> None:
-    """To the file the user named, if any."""
+    """Write the content to the file that the user named, if any."""
     if path is not None:
         path.write_text(json.dumps(content, indent=1) + "\n")

@@ -3,11 +3,11 @@
     python benchmarks/gpu/context_switch.py [--counts 1,2,4,8,16] [--models resnet50,vit] [--device cpu]
         [--json FILE]
 
-For each k, in turn: k logical workers in one process; a plain process that accumulates k mini-batches
-(the difference is switches, gradients set aside and added in order, and the control plane); k processes of
-stock DDP that share the GPU. A mini-batch's time is the k-th part of a step's. And the switch alone: saving
-and restoring all generators and resetting the buffers, timed by itself. Printed are medians and the range
-over the repeats. Processes that do not fit the device are reported as such.
+For each k it measures alternately: k logical workers in one process; a plain process that accumulates k
+mini-batches (the difference is switches, gradients set aside and added in order, and the control plane); k
+processes of stock DDP that share the GPU. A mini-batch's time is a step's divided by k. The switch alone,
+which saves and restores all generators and resets the buffers, is timed separately. It prints medians and the
+range over the repeats, and reports processes that do not fit the device.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SWITCHES = 200
 
 
 def main() -> int:
-    """All figures for every model and k."""
+    """Entry point: measure every model and k."""
     parser = argument_parser(__doc__)
     parser.add_argument("--counts", type=positive_numbers, default=[1, 2, 4, 8, 16], help="k, e.g. 1,2,4")
     parser.add_argument("--repeats", type=int, default=3)
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def measure(runner: Runner, model: str, ests: int, repeats: int) -> dict[str, Any]:
-    """Seconds of a mini-batch on all sides, in turn."""
+    """Measure the seconds of a mini-batch on all sides, alternately."""
     pairs, stock_seconds, why_not = [], [], ""
     for _ in range(repeats):
         plain = statistics.median(runner.accumulation(model, ests).step_seconds) / ests
@@ -104,7 +104,7 @@ def measure(runner: Runner, model: str, ests: int, repeats: int) -> dict[str, An
 
 
 def switch_seconds(model: torch.nn.Module, device: torch.device) -> float:
-    """Median seconds of one switch: generators out and in, EST 0's buffers copied over the module's."""
+    """Return the median seconds of one switch: save and restore generators, reset buffers to EST 0's."""
     generators = Generators(device)
     states = []
     for seed in (1, 2):

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/memory.py [--counts 1,2,4,8,16] [--models resnet50] [--device cpu] [--json FILE]
 
-Per case: what the device says is in use by all processes at most (CUDA contexts included), and the sum
-of the processes' own peaks as torch's allocator saw them. A worker shares weights, optimizer state and
+For each case it prints the peak of memory that the device reports for all processes (CUDA contexts included),
+and the sum of the processes' own peaks by torch's allocator. A worker shares weights, optimizer state and
 activations among its logical workers and keeps one flat copy of the gradients for each of them; that
-share is printed too. A case that does not fit the device is reported as such.
+part is printed too. A case that does not fit the device is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GRADIENT_BYTES = 4
 
 
 def main() -> int:
-    """All counts of every model."""
+    """Entry point: measure all counts of every model."""
     parser = argument_parser(__doc__)
     parser.add_argument("--counts", type=positive_numbers, default=[1, 2, 4, 8, 16], help="k, e.g. 1,2,4")
     parser.add_argument("--models", default="resnet50", help=", ".join(MODELS))
@@ -80,14 +80,14 @@ def main() -> int:
 
 
 def columns(run: Run | None, own: str, why_not: str) -> tuple[str, str]:
-    """Memory on the device and the processes' own peaks, for the table."""
+    """Format memory on the device and the processes' own peaks for the table."""
     if run is None:
         return why_not, ""
     return mib(run.peak_device_bytes), mib(run.peak_bytes(own))
 
 
 def figures(run: Run | None, why_not: str) -> dict[str, Any]:
-    """The same for the file."""
+    """Return the same figures for the file, in bytes."""
     if run is None:
         return {"failed": why_not}
     return {

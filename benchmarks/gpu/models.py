@@ -1,7 +1,7 @@
-"""Models of the GPU benchmarks, written out because torchvision is not needed for anything else.
+"""Models of the GPU benchmarks, defined here because nothing else needs torchvision.
 
-They keep to operators that have deterministic CUDA kernels (no max pooling, no adaptive pooling, no
-fused attention), so that both sides of a comparison repeat their own bits.
+They only use operators with deterministic CUDA kernels (no max pooling, no adaptive pooling, no
+fused attention), so that both sides of a comparison are reproducible.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Bottleneck(nn.Module):
 
 
 class _Mean(nn.Module):
-    """(batch, channels, height, width) to (batch, channels)."""
+    """Mean over pixels: (batch, channels, height, width) to (batch, channels)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean((2, 3))
@@ -53,7 +53,7 @@ def resnet50(picture_size: int, classes: int) -> nn.Module:
 
 
 class _Attention(nn.Module):
-    """Self-attention written as two matrix products: the fused kernels add in no fixed order."""
+    """Self-attention as two matrix products, because fused kernels add in no fixed order."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Attention(nn.Module):
 
 
 class _Layer(nn.Module):
-    """A transformer's layer, normalised first."""
+    """A pre-norm transformer layer."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Layer(nn.Module):
 
 
 class _Patches(nn.Module):
-    """Squares of 8 x 8 pixels as a sequence with learned positions."""
+    """Patches of 8 x 8 pixels as a sequence, with learned positions."""
 
     def __init__(self, picture_size: int, width: int) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _Patches(nn.Module):
 
 
 class _MeanOfSequence(nn.Module):
-    """(batch, length, width) to (batch, width)."""
+    """Mean over the sequence: (batch, length, width) to (batch, width)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.mean(1)
@@ -114,7 +114,7 @@ def vit(picture_size: int, classes: int) -> nn.Module:
 
 
 def tiny(picture_size: int, classes: int) -> nn.Module:
-    """Something of both in a few thousand parameters, for dry runs."""
+    """A model of a few thousand parameters, for dry runs."""
     return nn.Sequential(
         _block(3, 8, 3, 2), nn.ReLU(), nn.Dropout(0.2), _Bottleneck(8, 4, 2), _Mean(), nn.Dropout(0.1),
         nn.Linear(16, classes),

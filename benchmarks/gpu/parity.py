@@ -32,7 +32,7 @@ TITLE = "k logical workers in one process beside k processes"
 
 
 def main() -> int:
-    """Both sides of every case; 0 when all bits are equal."""
+    """Entry point: run both sides of every case; return 0 if all bits are equal."""
     parser = argument_parser(__doc__)
     parser.add_argument("--ests", type=positive_numbers, default=[2, 4], help="logical workers, e.g. 2,4")
     parser.add_argument("--models", default="resnet50,vit", help=", ".join(MODELS))

@@ -1,8 +1,8 @@
 """The training script of the GPU benchmarks: one for Elastane, stock DDP and plain accumulation.
 
-Everything that could tell k logical workers in one process from k processes: dropout on the device,
-BatchNorm, augmentation that draws from torch, NumPy and Python in the data workers, mixing in the main
-process. Leaves `<out>/<process id>.json`: seconds of every step as the leader saw them, and the
+It uses everything that could make k logical workers in one process differ from k processes: dropout on the
+device, BatchNorm, augmentation that draws from torch, NumPy and Python in the data workers, mixing in the
+main process. It writes `<out>/<process id>.json`: seconds of every step as measured by the leader, and the
 process's own peak of memory.
 """
 
@@ -29,7 +29,7 @@ CLASSES = 10
 
 
 class Pictures(Dataset[tuple[torch.Tensor, int]]):
-    """Made-up pictures (3, size, size), augmented anew whenever they are read."""
+    """Synthetic pictures of shape (3, size, size), augmented anew at every read."""
 
     def __init__(self, samples: int, size: int) -> None:
         self.samples, self.size = samples, size
@@ -47,7 +47,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 def main() -> None:
-    """Train; started by the benchmarks of this folder in every mode of `elastane.init`."""
+    """Train. Started by the benchmarks of this folder in every mode of `elastane.init`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--model", choices=list(MODELS), default="resnet50")

@@ -1,4 +1,4 @@
-"""The pure parts of dispatch, without gRPC or a store: what a master does for one request.
+"""Times the pure parts of dispatch for one request, without gRPC or a store.
 
     pytest benchmarks/micro [--benchmark-json FILE]
 
@@ -78,7 +78,7 @@ def test_lease_and_report_a_run_of_64(benchmark: Any) -> None:
 
 
 def test_decision_on_a_request(benchmark: Any) -> None:
-    """One task reported and one leased, as the job's machine decides it."""
+    """Report one task and lease another through the job's state machine."""
     job = JobMachine.create("j", JobSettings(ests=1), 0.0)
     settings = DatasetSettings(task_size=TASK_SIZE, size=SIZE, lease_seconds=3600.0)
     job.handle(DatasetCreated("c", "d", settings), 0.0)
@@ -97,7 +97,7 @@ def test_decision_on_a_request(benchmark: Any) -> None:
 
 @pytest.fixture(scope="module")
 def scattered() -> DynamicQueue:
-    """A million tasks leased, half of them reported in random order: as many runs as there can be."""
+    """A queue with a million leased tasks, half of them reported in random order: very many runs."""
     tasks = queue()
     tasks.lease("w", OUT_OF_ORDER, 0.0, runs=True)
     order = random.Random(1).sample(range(OUT_OF_ORDER), OUT_OF_ORDER // 2)

@@ -1,4 +1,4 @@
-"""Sets of intervals and permutations: what keeps a dataset of 10^9 samples in kilobytes."""
+"""Times interval sets and permutations, with which a dataset of 10^9 samples takes kilobytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_intervals_added_out_of_order_until_they_merge(benchmark: Any) -> None:
 
 
 def test_intervals_apart(benchmark: Any) -> None:
-    """Every second number in random order: as many runs as numbers."""
+    """Add every second number in random order, so that each number is a run: the worst case."""
     done = benchmark.pedantic(added, ([2 * number for number in shuffled(2)],), rounds=5)
     assert (done.count, done.runs) == (NUMBERS, NUMBERS)
 

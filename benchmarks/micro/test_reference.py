@@ -1,4 +1,4 @@
-"""The unit of the others: a fixed amount of plain Python work, of the kind that decisions are made of."""
+"""The reference for the other micro-benchmarks: a fixed amount of plain Python work."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass
 class Entry:
-    """What is looked up and changed."""
+    """An object that the reference work looks up and changes."""
 
     index: int
     count: int = 0
 
 
 def work() -> int:
-    """Some thousand look-ups, attribute writes, calls and additions."""
+    """Do a thousand look-ups, attribute writes, calls and additions."""
     entries = {f"w{index}": Entry(index) for index in range(100)}
     total = 0
     for turn in range(1000):
@@ -26,7 +26,7 @@ def work() -> int:
 
 
 def test_reference(benchmark: Any) -> None:
-    """Beside it the others' times mean something on another machine."""
+    """Time the reference work: ratios to it can be compared between machines."""
     assert benchmark(work) == sum(
         (sum(range(turn % 100, turn + 1, 100)) - turn % 100) for turn in range(1000)
     )

@@ -1,13 +1,13 @@
-"""Simulated workers: many Attend sessions in one process, each with a connection of its own.
+"""Simulates many workers in one process: Attend sessions with a connection each.
 
 attend_sessions.py ADDRESS JOB FIRST COUNT ESTS BYTES CHANGED PERIOD STEPS SEED
 
-COUNT workers, from number FIRST on, of a job of ESTS, each with a context of BYTES in three parts, of
-which CHANGED (1 to 3) are sent each step. Workers say Hello, answer Prepare and Load as real ones do,
-print "go" when all of them have Go, and wait for a line with a time (CLOCK_MONOTONIC). From then on all
-report their step together, every PERIOD seconds or as soon as the step before is prepared, and send
-heartbeats as often as Welcome says. Prints JSON: of each step when its last report was sent and when each
-session got its Prepared.
+Simulates COUNT workers, numbered from FIRST, of a job of ESTS, each with a context of BYTES in three parts,
+of which CHANGED (1 to 3) are sent each step. Workers send Hello and answer Prepare and Load as real ones do.
+When all have received Go it prints "go" and waits for a line with a time (CLOCK_MONOTONIC). From then on all
+report their steps together, every PERIOD seconds or as soon as the previous step is prepared, and send
+heartbeats at the interval of Welcome. Prints JSON: for each step, when its last report was sent and when each
+session received its Prepared.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bare_http2 import BareStream
 from elastane_proto.v1 import common_pb2, ring_pb2
 
 CONNECTING_MAX = 100
-"""Connections being made at a time: the kernel's backlog is short."""
+"""Most connections opened at the same time, because the kernel's backlog is short."""
 
 
 class Worker:
-    """One session."""
+    """One simulated worker and its session."""
 
     def __init__(self, group: Group, number: int) -> None:
         self.group = group
@@ -62,7 +62,7 @@ class Worker:
             self.group.fail(f"worker {self.number}: {why}")
 
     def received(self, payload: bytes) -> None:
-        # Thousands of these come at once: what is not needed is not parsed. The first byte is the field's.
+        # Thousands of these arrive at once, so parse only the field number in the first byte (the tag).
         kind = payload[0] >> 3
         if kind == ring_pb2.AttendResponse.PREPARED_FIELD_NUMBER:
             prepared = ring_pb2.AttendResponse.FromString(payload).prepared
@@ -83,7 +83,7 @@ class Worker:
             self.group.welcomed.release()
 
     def load(self, generation: int) -> None:
-        """The leader's: contexts of the initial state, small ones, for they do not count."""
+        """Answer Load as the leader: send small initial contexts, which are not measured."""
         loaded = ring_pb2.Loaded(generation=generation, step=0)
         for rank in range(self.group.ests):
             loaded.contexts.add(virtual_rank=rank).rng.python = b"initial"
@@ -97,7 +97,7 @@ class Worker:
 
     def report(self, step: int) -> None:
         body = self.bodies[step % 2] if step else self.group.first_body(self.generation, self.ranks)
-        # A message is its fields one after the other: only the step differs from what was made beforehand.
+        # Serialized fields can be concatenated: append the step to the rest, which was serialized before.
         body += _tag(ring_pb2.StepReport.STEP_FIELD_NUMBER, 0) + _number(step)
         tag = _tag(ring_pb2.AttendRequest.STEP_REPORT_FIELD_NUMBER, 2)
         self.stream.send(tag + _number(len(body)) + body)
@@ -128,7 +128,7 @@ class Group:
         self.sent_at: list[float] = []
         self.step_over = asyncio.Event()
         draw = random.Random(seed)
-        # A real context's parts: generators of Python, NumPy (a quarter each) and torch (half).
+        # Parts as in a real context: generators of Python and NumPy (a quarter each) and torch (half).
         sizes = (size // 2, size // 4, size - size // 2 - size // 4)
         self.parts = [[draw.randbytes(length) for length in sizes] for _ in range(2)]
         self.changed = changed
@@ -138,7 +138,7 @@ class Group:
             self.failed.set_exception(RuntimeError(why))
 
     def body(self, generation: int, ranks: range, variant: int, changed: int | None = None) -> bytes:
-        """A StepReport without its step; changed: so many parts of each context are in it."""
+        """Serialize a StepReport without its step. changed: number of parts of each context to include."""
         count = self.changed if changed is None else changed
         report = ring_pb2.StepReport(generation=generation)
         for rank in ranks:
@@ -152,7 +152,7 @@ class Group:
         return report.SerializeToString()
 
     def first_body(self, generation: int, ranks: range) -> bytes:
-        """The whole context, in the first step."""
+        """Serialize the first report, which has the whole context."""
         return self.body(generation, ranks, 0, 3)
 
     def got_go(self) -> None:
@@ -185,16 +185,16 @@ class Group:
             for number, worker in enumerate(self.workers):
                 worker.report(step)
                 if number % 50 == 49:
-                    await asyncio.sleep(0)  # answers are read meanwhile
+                    await asyncio.sleep(0)  # let the event loop read answers
             self.sent_at.append(time.monotonic())
             if len(self.prepared_at.get(step, ())) < len(self.workers):
                 await self.step_over.wait()
-            # The next of the common times that is still to come.
+            # The next multiple of the common period that is not past.
             at = began + period * max(step + 1, -(-(time.monotonic() - began) // period))
         beats.cancel()
 
     async def keep_beating(self) -> None:
-        """Each worker as often as the master asked for, each at a moment of its own."""
+        """Send each worker's heartbeats at the requested interval, spread evenly over it."""
         while True:
             began = time.monotonic()
             for number, worker in enumerate(self.workers):
@@ -212,7 +212,7 @@ def _tag(field: int, wire_type: int) -> bytes:
 
 
 def _number(value: int) -> bytes:
-    """As protobuf writes it."""
+    """Encode a number as a protobuf varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -222,7 +222,7 @@ def _number(value: int) -> bytes:
 
 
 def _first_number(payload: bytes) -> int:
-    """Field 1 of the one message in `payload`, however long it is."""
+    """Return field 1, a varint, of the message nested in `payload`, skipping the nested message's length."""
     place = 1
     while payload[place] & 128:
         place += 1
@@ -262,7 +262,7 @@ async def main() -> None:
     await task
     prepared = [group.prepared_at[step] for step in range(steps)]
     print(json.dumps({"sent": group.sent_at, "prepared": prepared}), flush=True)
-    sys.stdin.readline()  # the others may not be through: sessions stay until the parent says so
+    sys.stdin.readline()  # keep the sessions until the parent says so: other processes may not be done
     for worker in group.workers:
         worker.stream.close()
 

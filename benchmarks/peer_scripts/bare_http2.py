@@ -1,7 +1,7 @@
-"""A gRPC stream over HTTP/2 with as little work as can be, for benchmarks with thousands of clients.
+"""A minimal gRPC stream over HTTP/2, for benchmarks with thousands of clients.
 
-The server cannot tell it from a gRPC client: one connection, one stream, messages with their five bytes in
-front. A Python gRPC client costs more CPU a message than the master does; this one costs a tenth of it.
+To the server it looks like a gRPC client: one connection, one stream, messages with their prefix of five
+bytes. A Python gRPC client uses more CPU per message than the master does; this one uses a tenth of it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _STREAM = 1
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One frame."""
+    """Return one HTTP/2 frame."""
     return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 class BareStream(asyncio.Protocol):
-    """One connection with one call. received: gets every message; lost: gets why it ended."""
+    """One connection with one call. received: called with every message; lost: with why it ended."""
 
     def __init__(self, path: str, received: Callable[[bytes], None], lost: Callable[[str], None]) -> None:
         self._path = path.encode()
@@ -43,7 +43,7 @@ class BareStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is not one by its class
-        # Literals without indexing: no table to keep, no Huffman code.
+        # HPACK literals without indexing: no dynamic table and no Huffman code needed.
         headers = b"\x83\x86" + b"\x04" + _text(self._path) + b"\x01" + _text(b"master")
         headers += b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
         self._transport.write(
@@ -54,7 +54,7 @@ class BareStream(asyncio.Protocol):
         )
 
     def send(self, message: bytes) -> None:
-        """Sends a message, as far as the server's windows allow at once."""
+        """Send a message; queue what exceeds the server's flow-control windows."""
         data = b"\0" + struct.pack(">I", len(message)) + message
         fits = min(self._connection_window, self._stream_window, _FRAME_MAX)
         if not self._waiting and len(data) <= fits:
@@ -67,7 +67,7 @@ class BareStream(asyncio.Protocol):
         self._flush()
 
     def close(self) -> None:
-        """Cuts the connection."""
+        """Abort the connection."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""A DLRover client that takes one task and reports it, again and again. Run in the peer's environment.
+"""A DLRover client that repeatedly takes one task and reports it. Run in the peer's environment.
 
 dlrover_client.py ADDRESS SECONDS      starts at a line on standard input, prints JSON
 """
@@ -38,6 +38,6 @@ while now - began < seconds:
     now = after
 count = len(latencies)
 latencies.sort()
-thinned = latencies[:: max(1, count // 1000)]  # what a pipe takes at once
+thinned = latencies[:: max(1, count // 1000)]  # small enough for one write to a pipe
 outcome = {"tasks": count, "seconds": now - began, "latencies": thinned, "cpu": time.process_time()}
 print(json.dumps(outcome), flush=True)

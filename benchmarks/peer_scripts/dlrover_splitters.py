@@ -2,9 +2,9 @@
 
 dlrover_splitters.py KIND SIZE SHARD HELD      KIND: table, table-whole or text; prints JSON
 
-Creates a shuffled dataset as its master does (the first task makes the shards), holds HELD tasks, takes its
-checkpoint and reads it back. A table has at most 50,000 shards at a time and is shuffled within them;
-table-whole lifts that. Memory is what the process has grown by. Runs within 12 GiB.
+Creates a shuffled dataset as DLRover's master does (the first task makes the shards), holds HELD tasks, takes
+its checkpoint and reads it back. A table has at most 50,000 shards at a time and is shuffled within them;
+table-whole lifts that limit. Memory is the growth of the process. Runs within 12 GiB.
 """
 
 import json

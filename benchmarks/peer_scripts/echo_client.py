@@ -1,4 +1,4 @@
-"""Calls the bare echo again and again, as lease_client.py asks for tasks; prints what the other clients do.
+"""Calls the bare echo repeatedly, as lease_client.py leases tasks; prints the same JSON as other clients.
 
 echo_client.py ADDRESS SECONDS REQUEST_BYTES call     one call after the other
 echo_client.py ADDRESS SECONDS REQUEST_BYTES DEPTH    one stream, DEPTH messages in flight
@@ -63,6 +63,6 @@ else:
     uvloop.run(stream())
 count = len(latencies)
 latencies.sort()
-thinned = latencies[:: max(1, count // 1000)]  # what a pipe takes at once
+thinned = latencies[:: max(1, count // 1000)]  # small enough for one write to a pipe
 outcome = {"tasks": count, "seconds": now - began, "latencies": thinned, "cpu": time.process_time()}
 print(json.dumps(outcome), flush=True)

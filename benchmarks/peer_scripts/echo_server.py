@@ -1,8 +1,8 @@
-"""A bare grpc.aio server: the most that a Python gRPC server can do. Writes its address to the file named.
+"""A bare grpc.aio server, the upper bound for a Python gRPC server. Writes its address to FILE.
 
     echo_server.py FILE ANSWER_BYTES
 
-Answers each request, of a call or of a stream, with so many bytes.
+Answers each request, of a call or of a stream, with ANSWER_BYTES bytes.
 """
 
 import asyncio

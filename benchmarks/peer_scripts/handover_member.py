@@ -3,8 +3,9 @@
     handover_member.py handover RANK SIZE STORE REPEATS     through `elastane.state.handover`; prints seconds
     handover_member.py socket   RANK SIZE STORE REPEATS     a plain socket into tensor memory, for comparison
 
-STORE is a file: the receiver writes there where it listens. The receiver prints a JSON list of GB/s. The
-state is that of 25 million parameters with AdamW, 300 MB; like a newcomer's, the memory it lands in is fresh.
+STORE is a file to which the receiver writes its address. The receiver prints a JSON list of GB/s. The
+state is that of 25 million parameters with AdamW, 300 MB. As for a joining worker, the receiving memory is
+freshly allocated.
 """
 
 import json
@@ -55,7 +56,7 @@ def handover(rank, size, file, repeats):
             transport.recv(torch.zeros(1), 0, 0).wait()
             send_state(transport, exported, donor_index=rank - 1, donors=donors, receivers=[0], tag_base=TAG)
             continue
-        time.sleep(0.1)  # until the donors wait, and nothing else runs
+        time.sleep(0.1)  # let the donors get ready, so that nothing else runs
         began = time.perf_counter()
         for donor in donors:
             transport.send(torch.ones(1), donor, 0).wait()

@@ -1,9 +1,9 @@
-"""A client of ours that leases tasks and reports them, again and again.
+"""An Elastane client that repeatedly leases tasks and reports them.
 
     lease_client.py ADDRESS SECONDS WORKER TASKS call       one LeaseTasks call for report and lease
     lease_client.py ADDRESS SECONDS WORKER TASKS DEPTH      StreamTasks, DEPTH requests in flight
 
-Starts at a line on standard input, prints JSON. Tasks come as runs where several are asked for.
+Starts at a line on standard input, prints JSON. If TASKS is above 1, tasks are leased as runs.
 """
 
 import collections
@@ -53,7 +53,7 @@ began = now = 0.0
 
 
 def call() -> None:
-    """One call after the other."""
+    """Send one call after the other."""
     global began, now, done
     shards = shard_pb2_grpc.ShardServiceStub(grpc.insecure_channel(address))
     held = reports(shards.LeaseTasks(request([])))
@@ -70,7 +70,7 @@ def call() -> None:
 
 
 async def stream() -> None:
-    """Several messages in flight, over one stream."""
+    """Send messages over one stream, several of them in flight."""
     global began, now, done
     channel = grpc.aio.insecure_channel(address)
     calls = shard_pb2_grpc.ShardServiceStub(channel).StreamTasks()
@@ -106,6 +106,6 @@ if mode == "call":
 else:
     uvloop.run(stream())
 latencies.sort()
-thinned = latencies[:: max(1, len(latencies) // 1000)]  # what a pipe takes at once
+thinned = latencies[:: max(1, len(latencies) // 1000)]  # small enough for one write to a pipe
 outcome = {"tasks": done, "seconds": now - began, "latencies": thinned, "cpu": time.process_time()}
 print(json.dumps(outcome), flush=True)

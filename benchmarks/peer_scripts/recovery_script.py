@@ -2,8 +2,8 @@
 
     recovery_script.py elastane|torchft|torchrun MODEL MARKS
 
-Every worker appends "seconds step" to MARKS/<pid> for each step it has taken part in, as it is applied, and
-"seconds ready" when it asks to be let in. Trains until it is killed. Clock: CLOCK_MONOTONIC of the machine.
+Every worker appends "seconds step" to MARKS/<pid> when it applies a step, and "seconds ready" when it asks
+to join. Trains until it is killed. Times are CLOCK_MONOTONIC of the machine.
 """
 
 import os
@@ -21,7 +21,7 @@ SAMPLES = 6_000_000
 
 
 class Noise(torch.utils.data.Dataset):
-    """Enough samples for any run, made on the way."""
+    """Random samples, generated on access, enough for any run."""
 
     def __len__(self):
         return SAMPLES
@@ -63,7 +63,7 @@ def train_elastane():
 
 
 def batches():
-    """Endless mini-batches for the frameworks that have no loader of their own."""
+    """Yield endless mini-batches, for the frameworks without their own loader."""
     loader = torch.utils.data.DataLoader(Noise(), BATCH)
     while True:
         yield from loader

@@ -1,6 +1,6 @@
 """The operator against a Kubernetes API: `kmock` in `make test`, any cluster in `make test-kube`.
 
-`scene` is the stage on which a scenario is played: an API, a master, the operator in a process of its
-own, and `kubelet`, which starts what the pods would run: a `trainer` that attends at the master.
-Scenarios are written once, in the test modules; `clusters` says against which APIs they run.
+`scene` sets up a scenario: an API, a master, the operator in a separate process, and `kubelet`, which runs a
+`trainer` for each pod: a worker that connects to the master. Scenarios are written once, in the test modules;
+the fixture `cluster` in `conftest` decides against which APIs they run.
 """

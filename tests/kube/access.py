@@ -1,4 +1,4 @@
-"""The operator's access rights, as the shipped manifests give them."""
+"""The operator's access rights, as granted by the shipped manifests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from kube.api import CORE, Api, ApiError, Object
 
-#: On what these tests make outside of their own namespaces.
+#: Annotation on objects that these tests create outside their own namespaces.
 MARK = "elastane.io/made-by-tests"
 RBAC = "apis/rbac.authorization.k8s.io/v1"
 PLACES = {
@@ -31,14 +31,16 @@ RESOURCE = re.compile(
 
 
 class Rights:
-    """What roles allow, for an API that does not know access rights itself. Roles and cluster roles alike:
-    in which namespace is left to a real API."""
+    """Evaluates roles for an API without access rights.
+
+    Roles and cluster roles are treated alike; only a real API checks the namespace.
+    """
 
     def __init__(self, roles: list[Object]) -> None:
         self._rules = [rule for role in roles for rule in role["rules"]]
 
     def allow(self, method: str, path: str, *, is_watch: bool) -> bool:
-        """Whether a request is within them; what is no object (discovery) is everybody's."""
+        """True if the roles allow a request; paths that are not objects (discovery) are always allowed."""
         match = RESOURCE.fullmatch(path)
         if match is None:
             return True
@@ -57,7 +59,7 @@ class Rights:
 
 
 def shipped_rights(folder: Path) -> Rights:
-    """Of the operator's roles: they bear the name of its service account."""
+    """Read the rights of the operator's roles, which have the same name as its service account."""
     objects = manifests(folder)
     account = next(item for item in objects if item["kind"] == "ServiceAccount")["metadata"]["name"]
     roles = [item for item in objects if item["kind"] in ("Role", "ClusterRole")]
@@ -65,13 +67,13 @@ def shipped_rights(folder: Path) -> Rights:
 
 
 def manifests(folder: Path) -> list[Object]:
-    """All objects of a folder's files."""
+    """Read all objects from a folder's YAML files."""
     found = [item for path in sorted(folder.glob("*.yaml")) for item in yaml.safe_load_all(path.read_text())]
     return [item for item in found if item]
 
 
 async def _create(api: Api, path: str, item: Object) -> None:
-    """Makes it, also where a run that was killed has left it. Raises ApiError (409) for somebody else's."""
+    """Create an object, replacing one that a killed run has left. Raises ApiError (409) for any other one."""
     own = f"{path}/{item['metadata']['name']}"
     try:
         await api.create(path, item)
@@ -84,13 +86,13 @@ async def _create(api: Api, path: str, item: Object) -> None:
 
 @contextlib.asynccontextmanager
 async def service_account(api: Api, folder: Path) -> AsyncIterator[str]:
-    """The user name of the operator's service account, with its rights; taken back afterwards."""
+    """Create the operator's service account with its rights; yield its user name; remove it afterwards."""
     objects = [item for item in manifests(folder) if item["kind"] in PLACES]
     account = next(item for item in objects if item["kind"] == "ServiceAccount")
     namespace = account["metadata"]["namespace"]
     made: list[str] = []
     try:
-        with contextlib.suppress(ApiError):  # it may be there already
+        with contextlib.suppress(ApiError):  # it may exist already
             await api.create(f"{CORE}/namespaces", {"metadata": {"name": namespace}})
             made.append(f"{CORE}/namespaces/{namespace}")
         for item in objects:

@@ -1,4 +1,4 @@
-"""Raw calls to a Kubernetes API: what the scenarios and the kubelet say to it."""
+"""A minimal client of the Kubernetes API, for the scenarios and the kubelet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = "api/v1"
 
 
 class ApiError(Exception):
-    """The server refused. status: HTTP's; message: the server's."""
+    """The server refused a request. status: the HTTP status; message: the server's."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"{status}: {message}")
@@ -27,7 +27,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Connection:
-    """Where an API is and how it is spoken to."""
+    """Address of an API, with authentication and TLS."""
 
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Connection:
 
     @classmethod
     def of_kubeconfig(cls, path: Path) -> Connection:
-        """The current context's cluster and user, whatever the file says they authenticate with."""
+        """Read cluster and user of the current context from a kubeconfig, with any kind of authentication."""
         from kubernetes.client import Configuration
         from kubernetes.config import load_kube_config
 
@@ -51,7 +51,7 @@ class Connection:
 
 
 class Api:
-    """Calls by path; objects as they come."""
+    """API client: calls by path, with objects as plain dicts."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -74,7 +74,7 @@ class Api:
         content_type: str = "application/json",
         **params: str,
     ) -> Object:
-        """One request. Raises ApiError."""
+        """Send one request; return the answer. Raises ApiError."""
         async with self._session.request(
             method,
             f"{self.connection.url}/{path}",
@@ -102,7 +102,7 @@ class Api:
         return await self.call("PUT", path, body)
 
     async def patch(self, path: str, body: Object) -> Object:
-        """Merge patch."""
+        """Send a JSON merge patch."""
         return await self.call("PATCH", path, body, content_type="application/merge-patch+json")
 
     async def delete(self, path: str, options: Object | None = None) -> Object:
@@ -111,21 +111,21 @@ class Api:
         )
 
     async def watch(self, path: str, since: str) -> AsyncIterator[Object]:
-        """Changes after a version, until the connection ends."""
+        """Yield changes after the resource version `since`, until the connection ends."""
         async with self._session.get(
             f"{self.connection.url}/{path}",
             params={"watch": "true", "resourceVersion": since, "timeoutSeconds": "20"},
             # A server that is killed while a watch is being opened may never answer it.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=30),
         ) as response:
-            if response.status >= 400:  # a server that has just started knows no definitions yet
+            if response.status >= 400:  # a server that has just started may not have loaded CRDs yet
                 raise ApiError(response.status, await response.text())
             async for line in response.content:
                 yield json.loads(line)
 
 
 def kubeconfig(folder: Path, url: str) -> Path:
-    """A file that names this API; no user is needed behind a gateway."""
+    """Write a kubeconfig for this API; it has no user, because the gateway authenticates."""
     path = folder / "kubeconfig"
     config = {
         "apiVersion": "v1",

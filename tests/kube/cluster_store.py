@@ -1,9 +1,9 @@
-"""What a Kubernetes API server does with objects, as far as the operator depends on it: no HTTP here.
+"""Emulates how a Kubernetes API server stores objects, as far as the operator depends on it, without HTTP.
 
 `kmock` keeps objects, but has no resourceVersion, uid, generation, selectors, subresources, schema,
-grace periods or owners. Those are here: conflicts (409), writes that change nothing and tell nobody,
-status and scale as subresources, structural pruning and defaults, deletion that waits for finalizers and
-for the kubelet, and the deletion of what a deleted object owned.
+grace periods or owners. This module adds conflicts (409), no-op writes without an event, status and scale as
+subresources, structural pruning and defaults, deletion that waits for finalizers and for the kubelet, and
+garbage collection of owned objects.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 
 Object = dict[str, Any]
-#: Group, plural, namespace ("" for the cluster's own), name.
+#: Group, plural, namespace ("" for cluster-scoped objects), name.
 Key = tuple[str, str, str, str]
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -28,7 +28,7 @@ OVER = ("Succeeded", "Failed")
 
 
 class Refusal(Exception):  # noqa: N818 - an answer
-    """An answer that is no object. reason: as in Status."""
+    """An error answer. reason: as in Kubernetes' Status."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class Refusal(Exception):  # noqa: N818 - an answer
 
 @dataclass
 class Kind:
-    """What the server knows of a resource. schema: of custom resources; subresources: those it has."""
+    """Definition of a resource. schema: of a custom resource; subresources: by name."""
 
     kind: str
     schema: Object | None = None
@@ -45,7 +45,7 @@ class Kind:
 
 
 class ClusterStore:
-    """All objects, every change in order, and who waits for the next one."""
+    """All objects, the ordered events of their changes, and the watches that wait for more."""
 
     def __init__(self, kinds: dict[tuple[str, str], Kind]) -> None:
         self.kinds = kinds
@@ -57,7 +57,7 @@ class ClusterStore:
     # ------------------------------------------------------------------ reading
 
     def get(self, key: Key) -> Object:
-        """The object as it is. Raises Refusal (404)."""
+        """Return an object. Raises Refusal (404)."""
         if key not in self.objects:
             raise Refusal(404, "NotFound", f"{key[1]} {key[3]!r} not found")
         return self.objects[key]
@@ -65,7 +65,7 @@ class ClusterStore:
     def list(
         self, group: str, plural: str, namespace: str, labels: str = "", fields: str = ""
     ) -> list[Object]:
-        """Objects of a namespace, or of all."""
+        """Return the objects of a namespace ("": of all) that the selectors match."""
         return [
             item
             for key, item in self.objects.items()
@@ -75,12 +75,12 @@ class ClusterStore:
     async def watch(
         self, group: str, plural: str, namespace: str, since: int | None, labels: str = "", fields: str = ""
     ) -> AsyncIterator[Object]:
-        """Changes after a version, or all that is there and then changes."""
+        """Yield changes after the version `since`; None: first all existing objects."""
         start = self.version if since is None else since
         if since is None:
             for item in self.list(group, plural, namespace, labels, fields):
                 yield {"type": "ADDED", "object": item}
-        # Versions grow by one with each event: an event's place in the list follows from its version.
+        # Versions grow by one with each event, so an event's index in the list follows from its version.
         place = next((at for at, event in enumerate(self.events) if event[0] > start), len(self.events))
         while True:
             while place < len(self.events):
@@ -94,7 +94,7 @@ class ClusterStore:
     # ------------------------------------------------------------------ writing
 
     async def create(self, group: str, plural: str, namespace: str, body: Object) -> Object:
-        """A new object. Raises Refusal (409, 422)."""
+        """Create an object. Raises Refusal (409, 422)."""
         item = copy.deepcopy(body)
         meta = item.setdefault("metadata", {})
         if not meta.get("name") and meta.get("generateName"):
@@ -121,7 +121,7 @@ class ClusterStore:
         return self.objects[key]
 
     async def update(self, key: Key, body: Object, subresource: str = "") -> Object:
-        """Replaces an object, or its status. Raises Refusal (404, 409, 422)."""
+        """Replace an object, or its status. Raises Refusal (404, 409, 422)."""
         old = self.get(key)
         kind = self.kinds[key[:2]]
         new = copy.deepcopy(body)
@@ -156,7 +156,10 @@ class ClusterStore:
         return new
 
     async def delete(self, key: Key, options: Object | None = None) -> Object:
-        """Deletes at once, or marks for those who have to do something first. Raises Refusal (404, 409)."""
+        """Delete an object, or mark it as deleted if finalizers or the kubelet must act first.
+
+        Raises Refusal (404, 409).
+        """
         item, options = self.get(key), options or {}
         meta = item["metadata"]
         expected = options.get("preconditions", {}).get("uid")
@@ -179,7 +182,7 @@ class ClusterStore:
     async def _remove_when_due(self, key: Key, grace: int) -> None:
         item = self.objects[key]
         if grace and item["metadata"].get("deletionTimestamp"):
-            return  # the kubelet ends it
+            return  # the kubelet completes the deletion
         await self._tell(key, "DELETED")
         del self.objects[key]
         uid = item["metadata"]["uid"]
@@ -207,7 +210,7 @@ class ClusterStore:
 
     @staticmethod
     def _metadata(old: Object, new: Object, *, status: bool) -> Object:
-        """What a write may change of the metadata: nothing, when it is to the status."""
+        """Merge the metadata that a write may change; a write to the status changes none."""
         if status:
             return old
         fixed = ("name", "namespace", "uid", "creationTimestamp", "generation", "resourceVersion")
@@ -219,7 +222,7 @@ class ClusterStore:
 
     @staticmethod
     def _admitted(kind: Kind, item: Object) -> Object:
-        """Pruned, with defaults, checked."""
+        """Apply the schema: prune unknown fields, set defaults, validate. Raises Refusal (422)."""
         if kind.schema is None:
             return item
         item = _structural(item, kind.schema)
@@ -232,7 +235,7 @@ class ClusterStore:
 
 
 def selects(item: Object, labels: str, fields: str) -> bool:
-    """Equality selectors, and labels that only have to be there."""
+    """Match label and field selectors: equality, and existence of a label."""
     own = item["metadata"].get("labels", {})
     for term in filter(None, labels.split(",")):
         name, _, value = term.replace("==", "=").partition("=")
@@ -261,7 +264,7 @@ def _without_node(spec: Any) -> Object:
 
 
 def _path(error: jsonschema.ValidationError) -> str:
-    """The field as the API server names it."""
+    """Return the path of the invalid field as the API server writes it."""
     parts = list(error.absolute_path)
     if error.validator == "required":
         parts.append(next(name for name in error.validator_value if name not in error.instance))
@@ -269,7 +272,7 @@ def _path(error: jsonschema.ValidationError) -> str:
 
 
 def _structural(value: Any, schema: Object, *, top: bool = True) -> Any:
-    """Without unknown fields, with defaults: what an API server makes of a custom resource."""
+    """Prune unknown fields and set defaults, as an API server does for a custom resource."""
     if isinstance(value, dict) and "properties" in schema:
         known = schema["properties"]
         free = schema.get("x-kubernetes-preserve-unknown-fields")

@@ -1,4 +1,4 @@
-"""Against which APIs the scenarios run, and what they share: a master, an operator."""
+"""Fixtures of the scenarios: the APIs to run against, and a shared master and operator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APISERVER = pytest.param(
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=["kmock", APISERVER])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """An API with the custom resource, and a node that takes every pod."""
+    """An API with the custom resource, and a node that accepts every pod."""
     async with contextlib.AsyncExitStack() as stack:
         if request.param == "kmock":
             connection = Connection(await stack.enter_async_context(emulated_cluster(CRD)))
@@ -65,8 +65,8 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 
 @contextlib.asynccontextmanager
 async def custom_resource(api: Api) -> AsyncIterator[None]:
-    """The CRD of this tree, gone afterwards. One that these tests did not make is not touched: it may hold
-    somebody's jobs."""
+    """Install the repository's CRD inside the block. An existing one that these tests did not create is left
+    alone, because it may hold a user's jobs."""
     crd = yaml.safe_load(CRD.read_text())
     name = crd["metadata"]["name"]
     crd["metadata"].setdefault("annotations", {})[MARK] = "true"
@@ -105,7 +105,7 @@ async def master(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Mast
 async def shared_operator(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[OperatorProcess]:
-    """The operator of all scenarios; those that kill it leave it to the next one to start it again."""
+    """The operator of all scenarios; after a scenario that killed it, the next one restarts it."""
     folder = tmp_path_factory.mktemp("operator")
     async with operator_process(cluster, folder) as started:
         yield started

@@ -1,4 +1,4 @@
-"""A Kubernetes API without a cluster: `kmock` for HTTP and discovery, `ClusterStore` for what objects do."""
+"""Emulates a Kubernetes API: `kmock` does HTTP and discovery, `ClusterStore` the behaviour of objects."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kubernetes_validate import ValidationError, validate
 
 from kube.cluster_store import ClusterStore, Key, Kind, Object, Refusal
 
-#: Against which release's schemas what is sent is checked.
+#: Kubernetes release whose schemas validate the created objects.
 RELEASE = "1.34"
-#: Checked against the release's schemas when they are made.
+#: Kinds that are validated against the release's schemas when they are created.
 CHECKED = ("Pod", "Service", "Secret", "NetworkPolicy", "StatefulSet", "Deployment", "PersistentVolumeClaim")
 
 
@@ -48,7 +48,7 @@ PATH = re.compile(
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of which object, or of all of a kind. kmock's own parser fails at /namespaces."""
+    """A parsed request for one object, or all of a kind. (kmock's own parser fails at /namespaces.)"""
 
     method: str
     group: str
@@ -75,7 +75,7 @@ class Request:
 
 
 class Emulator(kmock.KubernetesEmulator):
-    """kmock's server whose objects are in a `ClusterStore`."""
+    """kmock's server with its objects in a `ClusterStore`."""
 
     store: ClusterStore
 
@@ -162,7 +162,7 @@ class Emulator(kmock.KubernetesEmulator):
 
 @contextlib.asynccontextmanager
 async def emulated_cluster(crd_path: Path) -> AsyncIterator[str]:
-    """A server with Kubernetes' own resources and one custom one; its URL."""
+    """Run a server with the built-in resources and one custom resource; yield its URL."""
     async with Emulator() as emulator, kmock.Server(emulator) as server:
         crd = yaml.safe_load(crd_path.read_text())
         group, names, version = crd["spec"]["group"], crd["spec"]["names"], crd["spec"]["versions"][0]
@@ -181,7 +181,7 @@ async def emulated_cluster(crd_path: Path) -> AsyncIterator[str]:
 
 
 def _declare(emulator: Emulator, resource: kmock.resource, kind: Kind) -> None:
-    """Makes a resource known to who asks what there is."""
+    """Add a resource to the API's discovery."""
     emulator.resources[resource] = kmock.ResourceInfo(
         namespaced=resource.plural not in CLUSTER_WIDE,
         kind=kind.kind,
@@ -191,7 +191,7 @@ def _declare(emulator: Emulator, resource: kmock.resource, kind: Kind) -> None:
 
 
 def _check(item: Object) -> None:
-    """Raises Refusal (422) for what Kubernetes would not take."""
+    """Raise Refusal (422) for an object that Kubernetes' schemas reject."""
     if item["kind"] in CHECKED:
         try:
             validate(item, RELEASE, strict=True)
@@ -200,7 +200,7 @@ def _check(item: Object) -> None:
 
 
 def _admit(store: ClusterStore, item: Object) -> None:
-    """Raises Refusal (403) for a pod of a priority that there is not."""
+    """Raise Refusal (403) for a pod with an unknown priority class."""
     priority = item["spec"].get("priorityClassName") if item["kind"] == "Pod" else None
     if priority and ("scheduling.k8s.io", "priorityclasses", "", priority) not in store.objects:
         name = item["metadata"].get("name")
@@ -218,7 +218,7 @@ def _patched(item: Object, request: Request) -> Object:
 
 
 def _merge(item: Any, patch: Any) -> Any:
-    """RFC 7386."""
+    """Apply a JSON merge patch (RFC 7386)."""
     if not isinstance(patch, dict):
         return patch
     out = dict(item) if isinstance(item, dict) else {}

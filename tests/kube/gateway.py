@@ -1,7 +1,7 @@
-"""A proxy between one operator and the API: counts what it writes, and cuts it off at a chosen write.
+"""A proxy between one operator and the API that records writes and can cut it off at a chosen write.
 
-Every operator of a scenario has its own. It forwards all requests, as the service account of the shipped
-manifests where the API knows access rights, so that the rights that are shipped are those that suffice.
+Every operator of a scenario has one. It forwards all requests; if the API enforces access rights, it does so
+as the service account of the shipped manifests, which shows that the shipped rights suffice.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import aiohttp.web
 from kube.api import Connection
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
-#: Told to the API afresh: hop by hop, or the gateway's own.
+#: Headers that are not forwarded: hop-by-hop, or set by the gateway itself.
 DROPPED = ("host", "authorization", "content-length", "transfer-encoding", "connection", "accept-encoding")
 
 
 @dataclass(frozen=True)
 class Write:
-    """What an operator wrote, and what the API said."""
+    """A write of the operator, and the API's answer."""
 
     method: str
     path: str
@@ -35,9 +35,9 @@ class Write:
 
 @dataclass
 class Cut:
-    """At the `at`-th write from now (1: the next): `then` is called, and the operator gets no answer.
+    """A cut at the `at`-th write from now (1: the next): `then` is called, and the operator gets no answer.
 
-    side: "before", the API does not see the write; "after", it has carried it out.
+    side: "before": the API does not get the write; "after": it has executed it.
     """
 
     at: int
@@ -65,7 +65,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[Gateway]:
-        """Listens on loopback inside the block."""
+        """Listen on loopback inside the block."""
         connector = aiohttp.TCPConnector(ssl=self.target.tls, limit=0)
         async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as self._session:
             runner = aiohttp.web.ServerRunner(
@@ -82,14 +82,14 @@ class Gateway:
                 await runner.cleanup()
 
     def close(self) -> None:
-        """The API is away: every connection ends, and none gets through until `open`."""
+        """Make the API unreachable: abort all connections, and refuse new ones until `open`."""
         self.closed = True
         for request in list(self._open):
             if request.transport is not None:
                 request.transport.abort()
 
     def open(self) -> None:
-        """The API is back."""
+        """Make the API reachable again."""
         self.closed = False
 
     async def _handle(self, request: aiohttp.web.BaseRequest) -> aiohttp.web.StreamResponse:
@@ -130,7 +130,7 @@ class Gateway:
                 self.writes.append(Write(request.method, request.path, content, answer.status))
             if answer.status == 403:
                 refusal = await answer.read()
-                if b" cannot " in refusal:  # else it is admission's, and no missing right
+                if b" cannot " in refusal:  # otherwise admission refused it, not a missing right
                     self.refused.append(f"{request.method} {request.path}: {refusal.decode()}")
                 return aiohttp.web.Response(body=refusal, status=403, content_type=answer.content_type)
             if cut is not None and cut.at == 0:

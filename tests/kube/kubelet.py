@@ -1,7 +1,7 @@
-"""Plays scheduler and kubelet: binds pods, says they run, runs a trainer in each, ends them.
+"""Emulates scheduler and kubelet: binds pods, reports them as running, runs a trainer in each, ends them.
 
-A pod's trainer is started from the environment that the operator gave its container, so a variable that
-is wrong or missing is a worker that never attends.
+A pod's trainer is started with the environment that the operator gave its container, so with a wrong or
+missing variable the worker never connects to the master.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kube.trainer import EXIT_KILLED, Script, Trainer
 
 
 class Kubelet:
-    """All nodes of one namespace.
+    """Scheduler and kubelets of all pods of one namespace.
 
-    capacity: pods that fit; others stay Pending. script: what containers run. Workers attend unless
-    `attends` is False: then their containers run and do nothing.
+    capacity: number of pods that fit; others stay Pending. script: what containers run. attends: if False,
+    containers run but their workers never connect to the master.
     """
 
     def __init__(self, api: Api, mirror: Mirror, node: str, script: Script) -> None:
@@ -33,7 +33,7 @@ class Kubelet:
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._ends: dict[str, asyncio.Task[None]] = {}
         self._bound: set[str] = set()
-        #: Whose trainer has ended, or was ended.
+        #: Uids of pods whose trainer has ended or was killed.
         self._out: set[str] = set()
         self._ended: dict[str, Object] = {}
         self._loop: asyncio.Task[None] | None = None
@@ -53,18 +53,18 @@ class Kubelet:
     # ------------------------------------------------------------------ what happens to pods
 
     async def exit(self, name: str, code: int, reason: str = "Error") -> None:
-        """The container of a pod ends by itself, at once."""
+        """Let the container of a pod exit by itself, at once."""
         pod = self._take_out(name)
         await self._over(pod, code, reason)
 
     async def evict(self, name: str) -> None:
-        """The node ran short of something: the kubelet puts the pod out."""
+        """Evict the pod, as a kubelet does when the node runs short of a resource."""
         pod = self._take_out(name)
         status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
         await self._patch_status(pod, status)
 
     async def preempt(self, name: str) -> None:
-        """The scheduler makes room: condition DisruptionTarget, then a deletion with grace."""
+        """Preempt the pod as the scheduler does: condition DisruptionTarget, then deletion with grace."""
         pod = self.mirror.pods[name]
         condition = {
             "type": "DisruptionTarget",
@@ -79,12 +79,12 @@ class Kubelet:
         await self.api.delete(self._path(name))
 
     async def lose_node_of(self, name: str) -> None:
-        """The node is gone with all its processes; the pod is deleted by force."""
+        """Lose the pod's node with all its processes; the pod is deleted by force."""
         pod = self._take_out(name)
         await self.api.delete(self._path(name), {"gracePeriodSeconds": 0, **_only(pod)})
 
     def _take_out(self, name: str) -> Object:
-        """SIGKILL to the pod's trainer; the pod as it was."""
+        """Kill the pod's trainer; return the pod as it was."""
         pod = self.mirror.pods[name]
         uid = pod["metadata"]["uid"]
         self._out.add(uid)
@@ -106,7 +106,7 @@ class Kubelet:
         return any(True for _ in self._due())
 
     def _due(self) -> list[tuple[str, Object]]:
-        """What has to be done now, pod by pod."""
+        """Return the actions that are due now, as (action, pod)."""
         due: list[tuple[str, Object]] = []
         there = {pod["metadata"]["uid"] for pod in self.mirror.pods.values()}
         running = sum(1 for uid in self._bound if uid in there and uid not in self._ended)
@@ -168,11 +168,11 @@ class Kubelet:
 
     @staticmethod
     def worker_id(environment: dict[str, str], pod: Object) -> str:
-        """What `elastane run` calls the pod's only worker: by host, which is the pod, and process."""
+        """Return the id that `elastane run` gives the pod's only worker, from host (the pod) and a number."""
         return environment.get("ELASTANE_WORKER_ID", f"{pod['metadata']['name']}-7-0")
 
     async def _end(self, pod: Object) -> None:
-        """The pod is being deleted: SIGTERM, the grace period, SIGKILL; then it is gone."""
+        """End a pod that is being deleted: SIGTERM, the grace period, SIGKILL; then remove it."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         grace = float(pod["metadata"].get("deletionGracePeriodSeconds", 30))
         run, trainer = self._runs.get(uid), self.trainers.get(name)
@@ -189,7 +189,7 @@ class Kubelet:
         ended = {"exitCode": code, "reason": reason, "startedAt": _now(), "finishedAt": _now()}
         if code == EXIT_KILLED:
             ended["signal"] = 9
-        # A patch replaces the list; a kubelet keeps the conditions that others have set.
+        # A merge patch replaces the list, but a kubelet keeps the conditions that others have set.
         now = self.mirror.pods.get(pod["metadata"]["name"], pod)
         known = now if now["metadata"]["uid"] == pod["metadata"]["uid"] else pod
         kept = [each for each in known["status"].get("conditions", []) if each["type"] != "Ready"]
@@ -204,12 +204,12 @@ class Kubelet:
         await self.mirror.changed()
 
     async def _patch_status(self, pod: Object, status: Object) -> None:
-        # A uid in the patch is a precondition: never a later pod of the same name.
+        # The uid in the patch is a precondition, so that a later pod of the same name is never patched.
         body = {"metadata": {"uid": pod["metadata"]["uid"]}, "status": status}
         await self.api.patch(self._path(pod["metadata"]["name"], "status"), body)
 
     async def _environment(self, pod: Object) -> dict[str, str]:
-        """Variables of the first container, with what they refer to."""
+        """Return the variables of the first container, with references resolved."""
         found: dict[str, str] = {}
         for entry in pod["spec"]["containers"][0].get("env", []):
             source = entry.get("valueFrom", {})

@@ -1,4 +1,4 @@
-"""What is in a namespace now, kept by watches, and what can be waited for in it."""
+"""A live copy of a namespace's objects, kept up to date by watches, with methods to wait for conditions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Mirror:
         self.jobs: dict[str, Object] = {}
         self.pods: dict[str, Object] = {}
         self.events: dict[str, Object] = {}
-        #: Pods that were ever there, in order, by uid.
+        #: All pods ever seen, in order, by uid.
         self.pods_seen: dict[str, Object] = {}
-        #: Most pods that had not ended at one time.
+        #: Highest number of pods that had not ended at the same time.
         self.pods_most = 0
         self._condition = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
@@ -52,7 +52,7 @@ class Mirror:
 
     async def _follow(self, path: str, version: str, objects: dict[str, Object]) -> None:
         while True:
-            # The API server may be killed on purpose: looked at afresh once it is back.
+            # The API server may be killed by the test: list and watch again once it is back.
             with contextlib.suppress(aiohttp.ClientError, ApiError, ValueError, TimeoutError):
                 async for change in self.api.watch(path, version):
                     if change["type"] == "ERROR":
@@ -76,14 +76,14 @@ class Mirror:
             self.pods_most = max(self.pods_most, len(self.live_pods()))
 
     async def changed(self) -> None:
-        """Something that is waited for may have come true."""
+        """Wake all waits, because a condition may have become true."""
         async with self._condition:
             self._condition.notify_all()
 
     # ------------------------------------------------------------------ questions
 
     def live_pods(self) -> dict[str, Object]:
-        """Pods that have not ended and are not on their way out."""
+        """Return the pods that have not ended and are not being deleted."""
         return {
             name: pod
             for name, pod in self.pods.items()
@@ -97,7 +97,11 @@ class Mirror:
         seconds: float = SAY_AFTER_SECONDS,
         why: Callable[[], str] = str,
     ) -> Any:
-        """Until it holds; what it gave. Raises AssertionError that says what was there instead."""
+        """Wait until the condition is true, and return its value.
+
+        Raises AssertionError after `seconds`, with the state that was found instead. what: names the
+        condition.
+        """
         try:
             async with asyncio.timeout(seconds), self._condition:
                 found = None
@@ -115,7 +119,7 @@ class Mirror:
     async def wait_quiet(
         self, count: Callable[[], int], seconds: float, why: Callable[[], str] = str
     ) -> None:
-        """Until a count has not grown for so long."""
+        """Wait until a count has not changed for `seconds`."""
         last = -1
         for _ in range(20):
             if last == (last := count()):

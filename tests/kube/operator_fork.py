@@ -1,4 +1,4 @@
-"""Runs `python -m elastane_operator` again and again, each in a fork of a process that has its imports."""
+"""Runs `python -m elastane_operator` on request, in forks of a process that has imported its modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from integration.forkserver import leave, serve
 
 
 def main() -> None:
-    """Serves until the other side is gone; goes on below in each fork."""
+    """Serve requests until the other side is gone; each fork continues below and runs the operator."""
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))
     sys.argv = ["elastane_operator"]

@@ -1,4 +1,4 @@
-"""The operator as it is run: a process of its own, which can be killed, stopped and started again."""
+"""The operator in a separate process, which can be killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kube.gateway import Gateway
 TESTS = str(ROOT / "tests")
 FORK_SCRIPT = Path(__file__).with_name("operator_fork.py")
 SOURCES = [str(ROOT / name) for name in ("proto", "shard_service", "worker", "deploy")]
-#: What the operator is told beside where its API is. Who leads is a scenario of its own; elsewhere a lease
-#: would only have to run out each time an operator is killed.
+#: Default settings of the operator. Leader election is off except in its own scenario, because the lease
+#: would have to expire each time an operator is killed.
 SETTINGS = {
     "ELASTANE_OPERATOR_LOOK_SECONDS": "0.3",
     "ELASTANE_OPERATOR_MASTER_TIMEOUT_SECONDS": "2",
@@ -34,9 +34,9 @@ LOG_LINES = 40
 class Cluster:
     """An API under test.
 
-    operators: forks them. account: as whom the operator speaks; empty: as the tests do. rights: what the
-    operator may, where the API does not know it. crash, start: shell commands that SIGKILL its server and
-    bring it back, where the tests may do that.
+    operators: server that forks operators. account: user that the operator acts as; empty: the tests' own.
+    rights: checks the operator's access rights if the API does not. crash, start: shell commands that SIGKILL
+    the API server and restart it, if the tests may do that.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Cluster:
 
 
 class OperatorProcess:
-    """One operator behind its own gateway. `start` after `kill` is a restart of its pod."""
+    """One operator behind its gateway. `start` after `kill` emulates a restart of its pod."""
 
     def __init__(
         self, gateway: Gateway, folder: Path, server: ForkServer, settings: Mapping[str, str]
@@ -74,11 +74,11 @@ class OperatorProcess:
 
     @property
     def has_process(self) -> bool:
-        """Whether there is one that `ended` has not been awaited for."""
+        """True if there is a process for which `ended` has not been awaited."""
         return self._pid is not None
 
     def start(self) -> None:
-        """Starts it, unless it runs. It is not waited for: what it does is."""
+        """Start it, unless it runs. Does not wait for it to be ready: tests wait for its effects."""
         if self.is_running:
             return
         if self._pid is not None:
@@ -98,11 +98,11 @@ class OperatorProcess:
             self._pid = self._server.fork(request, [log.fileno(), log.fileno()])
 
     def kill(self) -> None:
-        """SIGKILL, at once."""
+        """SIGKILL the process."""
         self._signal(signal.SIGKILL)
 
     async def ended(self) -> int:
-        """Waits for its end; its exit code."""
+        """Wait for its end; return its exit code."""
         assert self._pid is not None
         pid, self._pid = self._pid, None
         descriptor, over = os.pidfd_open(pid), asyncio.Event()
@@ -120,17 +120,17 @@ class OperatorProcess:
         return self._server.reap(pid)
 
     async def stop(self) -> int:
-        """SIGTERM; its exit code."""
+        """SIGTERM the process; return its exit code."""
         self._signal(signal.SIGTERM)
         return await self.ended()
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not reaped before `ended`: until then the number is nobody else's.
+        # `ended` reaps the process; until then the kernel cannot reuse its id.
         assert self._pid is not None
         os.kill(self._pid, number)
 
     def said(self) -> str:
-        """The end of its log."""
+        """Return the end of its log."""
         if not self.log_path.exists():
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_LINES:])
@@ -138,8 +138,10 @@ class OperatorProcess:
 
 @contextlib.contextmanager
 def operator_server() -> Iterator[ForkServer]:
-    """Forks operators off a process that has imported what `python -m elastane_operator` does: seconds of CPU
-    for each of dozens of restarts."""
+    """Run a server that forks operators from a process that has imported their modules.
+
+    That saves seconds of CPU time for each of dozens of restarts.
+    """
     server = ForkServer({**os.environ, "PYTHONPATH": os.pathsep.join([*SOURCES, TESTS])}, str(FORK_SCRIPT))
     try:
         yield server
@@ -149,7 +151,7 @@ def operator_server() -> Iterator[ForkServer]:
 
 @contextlib.asynccontextmanager
 async def operator_process(cluster: Cluster, folder: Path, **settings: str) -> AsyncIterator[OperatorProcess]:
-    """An operator that is not started yet; gone afterwards. settings: its variables."""
+    """Yield an operator that is not started yet; stop it afterwards. settings: its environment variables."""
     folder.mkdir(parents=True, exist_ok=True)
     async with Gateway(cluster.api.connection, cluster.account, cluster.rights).serve() as gateway:
         operator = OperatorProcess(gateway, folder, cluster.operators, settings)

@@ -1,4 +1,4 @@
-"""The stage of a scenario: a namespace of an API, a master, an operator, a kubelet, and one ElasticJob."""
+"""Set-up of a scenario: a namespace of an API, a master, an operator, a kubelet, and one ElasticJob."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINISHED = ("Succeeded", "Failed", "Cancelled", "MaxWaitTimeExceeded")
 
 @dataclass
 class Scene:
-    """One test's part of the cluster."""
+    """One scenario's namespace, with actions of a user and waits for their effects."""
 
     cluster: Cluster
     namespace: str
@@ -39,7 +39,7 @@ class Scene:
     # ------------------------------------------------------------------ what a user does
 
     def body(self, name: str = JOB, **spec: Any) -> Object:
-        """An ElasticJob with what the schema wants; `spec` goes over it."""
+        """Return an ElasticJob with all required fields; `spec` overrides them."""
         base: Object = {
             "ests": 4,
             "workers": {"min": 1, "max": 2},
@@ -47,7 +47,7 @@ class Scene:
             "restartBackoffSeconds": 0,
             "template": {
                 "spec": {
-                    # A real scheduler leaves these pods alone: the test's kubelet binds them.
+                    # A real scheduler ignores these pods: the test's kubelet binds them.
                     "schedulerName": "elastane-test",
                     "terminationGracePeriodSeconds": 10,
                     "containers": [{"name": "worker", "image": "registry.invalid/worker:1"}],
@@ -63,7 +63,7 @@ class Scene:
         }
 
     async def apply(self, **spec: Any) -> Object:
-        """kubectl create. Raises ApiError."""
+        """Create the job, as `kubectl create` does. Raises ApiError."""
         if "ests" in spec:
             self.script.ests = spec["ests"]
         job = await self.cluster.api.create(self._path(), self.body(**spec))
@@ -71,11 +71,11 @@ class Scene:
         return job
 
     async def change(self, **spec: Any) -> Object:
-        """kubectl patch."""
+        """Patch the job's spec, as `kubectl patch` does."""
         return await self.cluster.api.patch(self._path(JOB), {"spec": spec})
 
     async def scale(self, replicas: int) -> Object:
-        """What kubectl scale and an HPA do: a PUT to the scale subresource."""
+        """Scale by a PUT to the scale subresource, as `kubectl scale` and an HPA do."""
         path = f"{self._path(JOB)}/scale"
         while True:
             scale = await self.cluster.api.get(path)
@@ -83,11 +83,11 @@ class Scene:
             try:
                 return await self.cluster.api.replace(path, scale)
             except ApiError as error:
-                if error.status != 409:  # the operator wrote the status in between; kubectl tries again too
+                if error.status != 409:  # conflict with a write of the operator; kubectl retries too
                     raise
 
     async def delete(self) -> None:
-        """kubectl delete --wait=false."""
+        """Delete the job without waiting, as `kubectl delete --wait=false` does."""
         await self.cluster.api.delete(self._path(JOB))
 
     def _path(self, name: str = "") -> str:
@@ -106,15 +106,15 @@ class Scene:
 
     @property
     def pods(self) -> dict[str, Object]:
-        """Those that work or will."""
+        """Pods that have not ended and are not being deleted, by name."""
         return self.mirror.live_pods()
 
     def condition(self, kind: str) -> Object:
-        """A condition of the job; empty without it."""
+        """Return a condition of the job by type; empty if it has none."""
         return next((each for each in self.status.get("conditions", []) if each["type"] == kind), {})
 
     def events(self, reason: str = "") -> list[Object]:
-        """Events of the job, of one reason or all."""
+        """Return the job's events, of one reason or all ("")."""
         return [
             event
             for event in self.mirror.events.values()
@@ -122,12 +122,12 @@ class Scene:
         ]
 
     async def at_master(self) -> job_pb2.Job:
-        """The job as its master has it."""
+        """Return the job as known to its master."""
         request = job_pb2.JobServiceGetRequest(name=self.status["jobName"])
         return (await self.jobs.Get(request, wait_for_ready=True, timeout=20)).job
 
     def attending(self) -> list[str]:
-        """Pods whose worker is in the ring, or stands by, and has entered it."""
+        """Return the pods whose worker is connected to the master and has received a generation."""
         return [
             name
             for name, trainer in self.kubelet.trainers.items()
@@ -137,7 +137,10 @@ class Scene:
     # ------------------------------------------------------------------ waiting
 
     async def wait(self, condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
-        """Until it holds. Raises AssertionError that shows job, pods, events and the operator's log."""
+        """Wait until the condition is true, and return its value.
+
+        Raises AssertionError after `seconds`, with job, pods, events and the operator's log.
+        """
         return await self.mirror.wait(condition, what, seconds, self.describe)
 
     async def eventually(
@@ -147,7 +150,7 @@ class Scene:
         what: str,
         seconds: float = 20.0,
     ) -> Any:
-        """Looks again and again, where nothing tells of a change."""
+        """Poll `look` until the condition is true, for states without a watch; return what was found."""
         found: Any = None
         try:
             async with asyncio.timeout(seconds):
@@ -158,12 +161,12 @@ class Scene:
         return found
 
     async def wait_phase(self, *phases: str, seconds: float = 20.0) -> Object:
-        """Until the job is in one of these phases."""
+        """Wait until the job is in one of these phases; return its status."""
         await self.wait(lambda: self.status.get("phase") in phases, f"phase {' or '.join(phases)}", seconds)
         return self.status
 
     async def wait_ready(self, count: int, seconds: float = 20.0) -> None:
-        """Until so many workers are ready, no more pods are there, and the job runs."""
+        """Wait until the job runs with exactly `count` pods, whose workers are all ready."""
 
         def holds() -> bool:
             workers = self.status.get("workers", {})
@@ -173,20 +176,20 @@ class Scene:
         await self.wait(holds, f"{count} workers ready", seconds)
 
     async def wait_event(self, reason: str) -> Object:
-        """Until the job has an event of that reason."""
+        """Wait until the job has an event of that reason; return the latest one."""
         found = await self.wait(lambda: self.events(reason), f"an event {reason}")
         return dict(found[-1])
 
     async def wait_quiet(self, seconds: float) -> None:
-        """Until the operator has written nothing for so long."""
+        """Wait until the operator has written nothing for `seconds`."""
         await self.mirror.wait_quiet(lambda: len(self.operator.gateway.writes), seconds, self.describe)
 
     async def wait_gone(self, seconds: float = 20.0) -> None:
-        """Until the job and its pods are gone."""
+        """Wait until the job and its pods are deleted."""
         await self.wait(lambda: not self.job and not self.mirror.pods, "the job and its pods gone", seconds)
 
     def describe(self) -> str:
-        """Everything one would ask for."""
+        """Describe job, pods, events and the operator's log, for error messages."""
         pods = [
             f"{name} {pod['status'].get('phase')} {pod['status'].get('reason', '')}"
             f" node={pod['spec'].get('nodeName')} deleted={pod['metadata'].get('deletionTimestamp')}"
@@ -213,7 +216,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def new_scene(cluster: Cluster, operator: OperatorProcess, master_address: str) -> AsyncIterator[Scene]:
-    """A namespace of its own; all that is in it is gone afterwards."""
+    """Create a namespace for one scenario; remove it with all its objects afterwards."""
     namespace = f"elastane-test-{uuid.uuid4().hex[:8]}"
     api, script = cluster.api, Script()
     await api.create(f"{CORE}/namespaces", {"metadata": {"name": namespace}})
@@ -234,7 +237,7 @@ async def new_scene(cluster: Cluster, operator: OperatorProcess, master_address:
 
 
 async def _clear(scene: Scene) -> None:
-    """No job, pod or finalizer stays, whatever state the scenario ended in."""
+    """Remove all jobs, pods and finalizers, whatever state the scenario ended in."""
     api = scene.cluster.api
     path = f"{JOBS}/namespaces/{scene.namespace}/elasticjobs"
     for job in (await api.get(path))["items"]:

@@ -1,4 +1,4 @@
-"""The stage itself: what the emulated API does as a real one does it; run against both."""
+"""Tests of the emulated API's behaviour, run against a real API too, so that both must agree."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Operators that die between any two writes, run in pairs, or lose the API: the outcome is the same.
+"""Operators that die between any two writes, run in pairs, or lose the API must reach the same outcome.
 
-The gateway of an operator kills it at a chosen write, before the API sees it or after it was carried out, and
-a new one is started. Whatever was cut, each worker's pod is made once, and each end is counted once.
+The gateway of an operator kills it at a chosen write, before or after the API has executed it, and a new
+operator is started. In every case each worker's pod is created once, and each end is counted once.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 FIRST, SECOND, THIRD = (f"{JOB}-worker-{index}" for index in range(3))
 Side = Literal["before", "after"]
 CHECKPOINTS = {"url": "memory://elastane-test"}
-#: More writes than any one change takes.
+#: Upper bound on the writes of any one change.
 WRITES_MAX = 8
 
 
 async def live_through(scene: Scene, cuts: Iterator[tuple[int, Side]]) -> int:
-    """The life of a job, the operator killed once in each of its changes; how often it was."""
+    """Play the life of a job, killing the operator once in each change; return the number of kills."""
     killed = 0
 
     async def survive(act: Callable[[], Awaitable[object]], reached: Callable[[], bool], what: str) -> None:
@@ -83,7 +83,7 @@ async def live_through(scene: Scene, cuts: Iterator[tuple[int, Side]]) -> int:
     assert (
         await scene.jobs.Get(job_pb2.JobServiceGetRequest(name=name))
     ).job.phase == job_pb2.JOB_PHASE_CANCELLED
-    # 2 at first, the third, one for the preempted, one for the restarted, one after the pause.
+    # Two at first, a third by scaling, one for the preempted, one for the restarted, one after the pause.
     assert len(scene.mirror.pods_seen) == 6
     assert scene.mirror.pods_most == 3
     return killed
@@ -107,13 +107,13 @@ async def test_an_operator_is_killed_at_each_write(scene: Scene, at: int, side: 
 async def test_two_operators_make_no_pod_twice(
     cluster: Cluster, scene: Scene, tmp_path: Path, election: str
 ) -> None:
-    """With a lease one of them acts and the other takes over; without it they race, and that does no harm."""
+    """With a lease one operator acts and the other takes over; without one they race, without harm."""
     shared, settings = scene.operator, {"ELASTANE_OPERATOR_LEADER_ELECTION": election}
     shared.kill()
     await shared.ended()
-    # A service account may write the lease of its own namespace only.
+    # The service account may only write leases in its own namespace.
     place = cluster.account.split(":")[2] if cluster.account else scene.namespace
-    # Long enough that a busy machine does not make the leader late, which may rightly hand the lease on.
+    # Long enough for a busy machine: a leader that renews too late would rightly lose the lease.
     settings |= {"ELASTANE_OPERATOR_LEASE_SECONDS": "5", "ELASTANE_OPERATOR_LEASE_NAMESPACE": place}
     async with contextlib.AsyncExitStack() as stack:
         pair = []
@@ -131,7 +131,7 @@ async def test_two_operators_make_no_pod_twice(
         await scene.wait_ready(3)
         await scene.scale(2)
         await scene.wait_ready(2)
-        # The one that acted goes, or either of those that did.
+        # Kill the operator that acted, or either one if both did.
         acted = [each for each in pair if any("/pods" in write.path for write in each.gateway.writes)]
         assert len(acted) == 1 or election == "false"
         acted[0].kill()
@@ -172,12 +172,12 @@ async def test_an_api_server_that_is_killed_and_started_again(scene: Scene) -> N
     await scene.scale(3)
 
     async def ready() -> int:
-        scene.operator.start()  # should it end over this, its pod is started again
+        scene.operator.start()  # if the operator exits because of this, its pod would be restarted
         return int(scene.status.get("workers", {}).get("attending", 0))
 
     await scene.eventually(ready, lambda count: count == 3, "three workers", 60)
     assert len(scene.mirror.pods_seen) == 3
-    # A server that has just started knows no roles yet, and refuses for a moment.
+    # A server that has just started has not loaded the roles yet and refuses requests for a moment.
     scene.operator.gateway.refused.clear()
     await scene.delete()
     await scene.wait_gone()

@@ -1,4 +1,4 @@
-"""Pods that end, and jobs that do: preemption, exit codes, the budget, time limits, time to live."""
+"""Ends of pods and jobs: preemption, exit codes, the budget, time limits, time to live."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FIRST, SECOND, THIRD = (f"{JOB}-worker-{index}" for index in range(3))
 
 
 async def stays_over(scene: Scene, phase: str) -> None:
-    """A job that has ended is left alone: by a restarted operator too, with its spec changed."""
+    """Check that a finished job is left alone, even by a restarted operator and with a changed spec."""
     seen = set(scene.mirror.pods_seen)
     scene.operator.kill()
     await scene.operator.ended()

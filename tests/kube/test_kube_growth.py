@@ -125,5 +125,5 @@ async def test_nothing_is_written_about_a_job_that_only_waits(scene: Scene) -> N
     await scene.wait(lambda: len(scene.pods) == 2 and scene.status.get("replicas") == 2, "two pods that wait")
     await scene.wait_quiet(1.0)
     before = len(scene.operator.gateway.writes)
-    await asyncio.sleep(2.5)  # what must not happen has no event
+    await asyncio.sleep(2.5)  # there is no event to wait for if nothing must happen
     assert scene.operator.gateway.writes[before:] == []

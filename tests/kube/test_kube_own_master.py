@@ -1,7 +1,7 @@
-"""A master for one job alone: the objects it is made of come, are mended, and go with the job.
+"""A dedicated master of a job: its objects are created, repaired, and deleted with the job.
 
-Nothing runs in its pod here, so the operator cannot ask it: how a job goes on from there is played with a
-shared master by the other scenarios.
+Its pod runs nothing here, so the operator cannot reach it; how a job continues is tested with a shared master
+in the other scenarios.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACES = {"StatefulSet": (APPS, "statefulsets"), "Service": (CORE, "services")}
 PLACES["NetworkPolicy"] = (NETWORKING, "networkpolicies")
 NAME = f"{JOB}-master"
 OWN: dict[str, Any] = {"perJob": {"image": "master.invalid/master:1", "storage": {"size": "1Gi"}}}
-#: The garbage collector of a real cluster takes its time.
+#: Timeout for the garbage collector, which is slow in a real cluster.
 COLLECT_SECONDS = 90.0
 
 
@@ -29,7 +29,7 @@ def path(scene: Scene, kind: str) -> str:
 
 
 async def there(scene: Scene) -> dict[str, Object]:
-    """The master's objects by kind."""
+    """Return the master's existing objects by kind."""
     found = {}
     for kind in PLACES:
         try:

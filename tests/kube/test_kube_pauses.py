@@ -1,4 +1,4 @@
-"""Suspending, resuming, deleting; a master that is away."""
+"""Suspending, resuming and deleting jobs; an unreachable master."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an ElasticJob may say: every bad field is refused, with a message that names it.
+"""Validation of ElasticJobs: every invalid field is refused, with a message that names it.
 
-Rules across fields are the API server's from Kubernetes 1.25 on; before, and in the emulated API, the
-operator says them in the condition Accepted and starts nothing.
+Rules across fields are checked by the API server from Kubernetes 1.25 on; in older versions and in the
+emulated API, the operator reports a violation in the condition Accepted and starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CRD = ROOT / "deploy" / "kubernetes" / "crd" / "elasticjob.yaml"
 MASTER = {"address": "127.0.0.1:50051"}
 CONTAINERS = [{"name": "worker", "image": "i.invalid/i:1"}]
 
-#: The spec's part that is bad, the field's name in the message.
+#: Invalid part of the spec, and the name of the field in the message.
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"ests": 0}, "ests"),
     ({"ests": 65537}, "ests"),
@@ -70,7 +70,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"template": {"metadata": {"labels": {"a": 1}}, "spec": {"containers": CONTAINERS}}}, "labels"),
 ]
 
-#: The same for rules that more than one field takes part in.
+#: The same for rules across fields.
 BAD_TOGETHER: list[tuple[dict[str, Any], str]] = [
     ({"workers": {"min": 3, "max": 2}}, "workers.min"),
     ({"workers": {"min": 5, "max": 5}, "ests": 4}, "workers.min"),

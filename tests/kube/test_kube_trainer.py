@@ -1,4 +1,4 @@
-"""The trainer that pods of these tests run behaves as a worker: ring, drain, checkpoint, end."""
+"""Tests that the trainer which the pods run behaves like a worker: ring, drain, checkpoint, end."""
 
 from __future__ import annotations
 

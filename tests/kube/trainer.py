@@ -1,7 +1,7 @@
-"""What runs in a pod: a worker that attends at a real master and trains nothing.
+"""The program of a pod: a worker that connects to a real master and trains nothing.
 
-It speaks the ring protocol by the worker's own `WorkerProtocol`, so that drains, checkpoints and changes
-of the ring are those of a job; its steps are empty. No torch, no process: dozens fit into a test.
+It uses the product's `WorkerProtocol`, so drains, checkpoints and ring changes are those of a real job; its
+steps are empty. It needs neither torch nor a process, so dozens fit into a test.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ RECONNECT_SECONDS = 0.05
 
 @dataclass
 class Script:
-    """What all workers of a job run. ests: logical workers; steps: when the script ends; step_seconds: how
-    long one lasts; checkpoints: name to step, what the job's checkpoint URL would hold."""
+    """The script of all workers of a job.
+
+    ests: logical workers; steps: total number; step_seconds: duration of one; checkpoints: step by name, the
+    contents of the job's checkpoint URL.
+    """
 
     ests: int = 4
     steps: int = 10 * STEPS_PER_EPOCH
@@ -33,7 +36,7 @@ class Script:
 
 
 class Trainer:
-    """One worker. `run` returns the exit code of its process, or is cancelled, which is its SIGKILL."""
+    """One worker. `run` returns the exit code of its process; cancelling it emulates a SIGKILL."""
 
     def __init__(self, address: str, job: str, worker_id: str, script: Script) -> None:
         self.address, self.job, self.worker_id, self.script = address, job, worker_id, script
@@ -44,7 +47,7 @@ class Trainer:
         self._exit_code: int | None = None
 
     async def run(self) -> int:
-        """Attends until the job has no use for it."""
+        """Stay connected to the master until the worker is finished or drained; return the exit code."""
         async with grpc.aio.insecure_channel(self.address) as channel:
             stub = ring_pb2_grpc.RingServiceStub(channel)
             try:
@@ -61,7 +64,7 @@ class Trainer:
                     self._step.cancel()
 
     def leave(self, reason: str, notice_seconds: float) -> None:
-        """SIGTERM, or a spot notice: drained at the next step boundary."""
+        """Ask to be drained at the next step boundary, as after SIGTERM or a spot notice."""
         message = ring_pb2.Leaving(reason=reason)
         message.notice.FromMilliseconds(int(notice_seconds * 1000))
         self.protocol.leaving = message
@@ -89,7 +92,7 @@ class Trainer:
             applied_step=protocol.applied_step,
             holds_state=protocol.holds_state,
         )
-        with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already, and below says how
+        with contextlib.suppress(asyncio.InvalidStateError):  # the call has ended; handled below
             await call.write(ring_pb2.AttendRequest(hello=hello))
         writer = asyncio.create_task(self._write(call))
         beats = asyncio.create_task(self._beat())

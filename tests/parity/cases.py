@@ -1,8 +1,8 @@
-"""A random training script, drawn from a seed: what it trains, how it is fed, on how many ESTs. Pure.
+"""Draws a random training script from a seed: model, data, options, number of ESTs. Pure.
 
-Every draw is made whether it counts or not, so that a case keeps its other features when one dimension
-gets a further value at the end. What scripts do besides the plain loop (`Habits`) is drawn from a stream of
-its own. What torch or the job would refuse is not drawn.
+Every draw is made even if it is not used, so that a case keeps its other features when a dimension gets
+another value at the end. Features beyond the plain loop (`Habits`) are drawn from a separate generator.
+Combinations that torch or the job would refuse are not drawn.
 """
 
 from __future__ import annotations
@@ -41,15 +41,16 @@ AVERAGES: Final = ("none", "none", "kept", "teacher")
 
 @dataclass(frozen=True)
 class Habits:
-    """What a script does around the plain loop, and besides it once a step; nothing by default.
+    """Features of a script beyond the plain loop; none by default.
 
-    validation: who validates after an epoch, with a DataLoader of validation_workers (in train mode if
-    left_on). seeded: where all ranks get the same seed. draws_early: random numbers before the first epoch;
-    draws_each_rank: as many as the state says, for each rank. carried: best metric and patience decide the
-    lr, and after `patience` bad epochs (0: never) the end; rolled_back: the best weights, too, are carried,
-    and taken up again. steps_max: 0 for all. rate_by_step: the lr is made of `job.step`. clamped: weights,
-    once a step. copied: a moving average made by hand. second_forward, evaluated: in the body. draws_own:
-    samples drawn by a RandomSampler with replacement, beside the data's size, from torch's generator.
+    validation: which ranks validate after an epoch, with a DataLoader of validation_workers (in train mode if
+    left_on). seeded: where all ranks set the same seed. draws_early: random numbers drawn before the first
+    epoch; draws_each_rank: a number of draws that depends on the state, in each rank. carried: best metric
+    and patience decide the lr, and end the run after `patience` bad epochs (0: never); rolled_back: the best
+    weights are carried too, and restored. steps_max: limit of steps; 0: none. rate_by_step: compute the lr
+    from `job.step`. clamped: clamp the weights once a step. copied: keep a moving average by hand.
+    second_forward, evaluated: a further forward, or an evaluation, in the loop's body. draws_own: number of
+    samples that a RandomSampler draws with replacement from torch's generator, instead of the data's size.
     """
 
     validation: str = "none"
@@ -72,7 +73,7 @@ class Habits:
 
 @dataclass(frozen=True)
 class Case:
-    """One script. seed: the job's, or None; the other fields are named after what they choose."""
+    """One script. seed: the job's, or None; every other field is named after the feature that it selects."""
 
     ests: int
     model: str
@@ -107,18 +108,18 @@ class Case:
     habits: Habits = Habits()
 
     def arguments(self) -> list[str]:
-        """What the script is called with."""
+        """Return the script's command-line arguments."""
         return [json.dumps(dataclasses.asdict(self))]
 
     @classmethod
     def parse(cls, text: str) -> Case:
-        """Inverse of `arguments`."""
+        """Parse the argument that `arguments` returns."""
         fields = json.loads(text)
         return cls(**{**fields, "habits": Habits(**fields["habits"])})
 
 
 def random_case(seed: int) -> Case:
-    """The case of a seed; always one that stock DDP can run."""
+    """Draw the case of a seed; stock DDP can run every case."""
     draw = random.Random(f"elastane case {seed}")
 
     def chance(share: float) -> bool:
@@ -130,7 +131,7 @@ def random_case(seed: int) -> Case:
     data_workers = draw.choice((0, 0, 1, 2, 3))
     accumulation = draw.choice((1, 1, 1, 2, 3))
     if sampler == "stream" and data_workers == 0:
-        data_workers = 2  # without state_dict it can only be gone through again by data workers
+        data_workers = 2  # a dataset without state_dict can only be replayed in data workers
     checkpointing = draw.choice(CHECKPOINTING) if model == "transformer" else ""
     unused = chance(0.15)
     static = chance(0.15)
@@ -176,13 +177,13 @@ def random_case(seed: int) -> Case:
 
 
 def _random_habits(seed: int, case: Case) -> Habits:
-    """What the case of a seed does besides, as far as its other features allow it."""
+    """Draw the habits of a case, as far as its other features allow them."""
     draw = random.Random(f"elastane habits {seed}")
 
     def chance(share: float) -> bool:
         return draw.random() < share
 
-    buffers = case.model == "cnn"  # DDP's ranks have statistics of their own
+    buffers = case.model == "cnn"  # its running statistics differ between DDP's ranks
     seeded = draw.choice(SEEDS)
     habits = Habits(
         validation=draw.choice(VALIDATIONS),
@@ -206,7 +207,7 @@ def _random_habits(seed: int, case: Case) -> Habits:
         habits = dataclasses.replace(habits, copied="kept")
     if not habits.carried:
         habits = dataclasses.replace(habits, patience=0, rolled_back=False)
-    if seeded == "epoch":  # where something has been drawn by then, one seed for all is refused
+    if seeded == "epoch":  # if random numbers were drawn before, one seed for all ranks is refused
         habits = dataclasses.replace(
             habits, validation="none", draws_early=False, draws_each_rank=False, left_on=False
         )

@@ -1,9 +1,9 @@
-"""Detectors switched off, one at a time: does the script that each refuses then end with other bits?
+"""Removes detectors one at a time, and checks that the script which each refuses then gives different bits.
 
-A detector without which nothing differs would be a needless refusal, and a test that it refuses something
-shows only that it speaks. So each is taken out of a copy of the worker's package, and the script of the
-gallery that it refuses runs as `elastane verify` runs it, beside stock DDP and under kills. Fingerprints,
-which the master compares, are off in that run: they find most of what a detector is for, steps later.
+If nothing differed without a detector, its refusals would be needless, and a test that it refuses a script
+would not show that. So each is removed from a copy of the worker's package, and the script of the gallery
+that it refuses is run by `elastane verify`, beside stock DDP and under kills. Fingerprints, which the master
+compares, are off in that run, because they would find most of these differences some steps later.
 
     make controls                          all, with a table
     python -m parity.controls --only clamp
@@ -38,7 +38,7 @@ REFUSED, DIFFERS, EQUAL = "refused", "differs", "equal"
 
 
 def off(module: str, old: str, new: str) -> Mutant:
-    """A detector taken out: `old` in the module's source becomes `new`."""
+    """Return the mutant that removes a detector by replacing `old` in the module's source by `new`."""
     return Mutant(f"{module}: {old}", module, old, new)
 
 
@@ -57,9 +57,10 @@ WEIGHTS = off(f"{RUNTIME}.turn_watch", "        if not written:\n            ret
 
 @dataclass(frozen=True)
 class Control:
-    """detector: in words. off: what takes it out. command: the script that it refuses, in the gallery.
+    """One detector to remove.
 
-    on: variables that switch it on, where `verify` has it off.
+    detector: its description. off: the mutants that remove it. command: the script of the gallery that it
+    refuses, with arguments. on: variables that enable it, if `verify` disables it.
     """
 
     detector: str
@@ -144,7 +145,7 @@ CONTROLS = (
 
 
 def planted(mutants: tuple[Mutant, ...], folder: Path) -> Path:
-    """A copy of the worker's package in the folder, without these detectors."""
+    """Copy the worker's package into the folder without these detectors; return the copy."""
     shutil.copytree(ROOT / "worker", folder, ignore=shutil.ignore_patterns("__pycache__"))
     for mutant in mutants:
         path = folder.joinpath(*mutant.module.split(".")).with_suffix(".py")
@@ -153,7 +154,7 @@ def planted(mutants: tuple[Mutant, ...], folder: Path) -> Path:
 
 
 def verify(control: Control, worker: Path, *, on: bool, runs: int, kills: int, seed: str) -> tuple[str, str]:
-    """What `elastane verify` finds with the worker's package in this folder: verdict and detail."""
+    """Run `elastane verify` with the worker's package in this folder; return verdict and detail."""
     script, *arguments = shlex.split(control.command)
     command = [
         sys.executable,

@@ -4,9 +4,9 @@
     make fuzz-parity SEED=17             one case again, with everything said
     make fuzz-parity CASES=1000 FIRST=5000
 
-Every case is drawn from its seed alone (`cases`), its churn too. Results go to a file of JSON lines, and
-cases that are in it as equal are not run again: an interrupted run is taken up where it was. Delete the
-file, or give another (RESULTS=...), to start afresh.
+Every case and its churn are drawn from its seed alone (`cases`). Results are written to a file of JSON lines,
+and cases that it has as equal are not run again, so that an interrupted run continues where it was. Delete
+the file, or give another (RESULTS=...), to start afresh.
 
 Exit codes: 0 all equal, 1 a case differs or failed, 2 usage.
 """
@@ -36,7 +36,7 @@ CASE_SECONDS_MAX = 120.0
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a case. verdict: "equal", "differs", "not deterministic by itself" or "failed"."""
+    """Result of a case. verdict: "equal", "differs", "not deterministic by itself" or "failed"."""
 
     seed: int
     verdict: str
@@ -55,7 +55,10 @@ def run_case(
     *,
     case: Case | None = None,
 ) -> Outcome:
-    """Verify the case of a seed, with one kill at least, in `folder`. case: another one, under its churn."""
+    """Verify the case of a seed, with at least one kill, in `folder`.
+
+    case: a different case to run under the churn of this seed.
+    """
     case = case or random_case(seed)
     started = time.monotonic()
     try:
@@ -79,7 +82,7 @@ def run_case(
 
 
 def equal_before(results: Path) -> set[int]:
-    """Seeds that a results file tells were equal; a line cut short by an interruption counts for nothing."""
+    """Return the seeds that a results file has as equal; a line truncated by an interruption is ignored."""
     found: dict[int, str] = {}
     for line in results.read_text().splitlines() if results.exists() else ():
         try:
@@ -93,7 +96,7 @@ def equal_before(results: Path) -> set[int]:
 def run_cases(
     seeds: Iterable[int], results: Path | None, *, deadline: float, say: Callable[[str], None]
 ) -> int:
-    """Run cases until the deadline (monotonic seconds); returns the number of those that were not equal."""
+    """Run cases until the deadline (monotonic seconds); return the number of those that were not equal."""
     done = equal_before(results) if results is not None else set()
     wanted = list(seeds)
     todo = [seed for seed in wanted if seed not in done]
@@ -124,7 +127,7 @@ def run_cases(
 
 
 def verify_command(seed: int, case: Case | None = None) -> str:
-    """The same case, but with fresh processes, by the command users have."""
+    """Return the `elastane verify` command that runs the same case in fresh processes."""
     case = case or random_case(seed)
     script = shlex.join([str(SCRIPT), *case.arguments()])
     return f"   or: elastane verify --ests {case.ests} --seed {seed} --kills {1 + seed % 2} {script}"

@@ -1,4 +1,4 @@
-"""`make controls` takes a quarter of an hour; that its detectors are where it looks for them is seen here."""
+"""Checks that the mutants of `make controls` still apply; the command itself takes a quarter of an hour."""
 
 from __future__ import annotations
 

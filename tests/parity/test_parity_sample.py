@@ -1,4 +1,4 @@
-"""A sample of `make fuzz-parity`, and what it is made of."""
+"""A sample of `make fuzz-parity`, and tests of its parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SAMPLE = (2, 7, 25, 50, 52, 59)
 ONCE_FAILED = (
     6167,  # donors whose optimizers had used their parameters in another order sent stripes that did not fit
 )
-#: With what scripts do besides the plain loop.
+#: Cases with habits, which are features beyond the plain loop.
 ONCE_FAILED_BESIDES = (
     7002,  # a leader that was drained at an epoch's end: the others must begin anew, and verify gave up
 )
@@ -28,7 +28,7 @@ ONCE_FAILED_BESIDES = (
 def test_random_script_has_the_bits_of_stock_ddp(servers: ForkServers, tmp_path: Path, seed: int) -> None:
     case = random_case(seed)
     if seed in ONCE_FAILED:
-        case = dataclasses.replace(case, habits=Habits())  # as it was when it was found
+        case = dataclasses.replace(case, habits=Habits())  # found before there were habits
     outcome = fuzz.run_case(seed, tmp_path, servers.launch, case=case)
     assert outcome.verdict == "equal", f"{case}\n{outcome.said}\n{fuzz.verify_command(seed, case)}"
 
@@ -71,7 +71,7 @@ def test_the_sample_is_varied() -> None:
 
 
 def test_results_are_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal cases are not run again; failed ones, and a line that was cut short, are."""
+    """Equal cases are not run again; failed cases and those of a truncated line are."""
     results = tmp_path / "results.jsonl"
     verdicts = {3: "differs"}
     ran: list[int] = []

@@ -1,4 +1,4 @@
-"""The one script of all cases: reads what it trains, and how, from its argument (see `cases`)."""
+"""The training script of all cases: its argument selects what it trains and how (see `cases`)."""
 
 import contextlib
 import copy
@@ -39,7 +39,7 @@ LENGTH = 12
 
 
 class Samples(Dataset):
-    """Images, or sequences of tokens, with noise from all generators there are."""
+    """Images or sequences of tokens, with noise from the generators of Python, NumPy and torch."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(31)
@@ -62,7 +62,7 @@ class Samples(Dataset):
 
 
 class HeldOut(Dataset):
-    """Ten of the samples, with noise that takes as many random numbers in all ranks."""
+    """Ten of the samples, with noise that draws the same number of random numbers in all ranks."""
 
     def __len__(self) -> int:
         return 10
@@ -75,7 +75,7 @@ class HeldOut(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same samples without end; every rank and data worker has its own."""
+    """An endless stream of the samples; every rank and data worker has its own part."""
 
     def __init__(self, samples: Samples) -> None:
         self.samples = samples
@@ -101,7 +101,7 @@ class StatefulStream(Stream):
 
 
 class Batches(Sampler[list[int]]):
-    """Batches of the script's own making: shuffled ranges, one of them short."""
+    """A custom batch sampler: shuffled ranges, one of them short."""
 
     def __iter__(self) -> Iterator[list[int]]:
         starts = list(range(0, case.size, case.batch_size))
@@ -116,7 +116,7 @@ class Batches(Sampler[list[int]]):
 
 
 class Branching(nn.Module):
-    """Two heads, of which a mini-batch uses one or both, and a layer nobody uses."""
+    """A model with two heads, of which a mini-batch uses one or both, and a layer that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ def build_optimizers(net: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def build_schedulers(optimizers: list[torch.optim.Optimizer]) -> tuple[list[Any], list[Any]]:
-    """(stepped after every mini-batch, stepped after every epoch)"""
+    """Return the schedulers to step after every mini-batch, and those to step after every epoch."""
     kinds, first = torch.optim.lr_scheduler, optimizers[0]
     each_step: list[Any] = []
     each_epoch: list[Any] = []
@@ -185,7 +185,7 @@ def build_schedulers(optimizers: list[torch.optim.Optimizer]) -> tuple[list[Any]
 
 
 def settle_in(worker: int) -> None:
-    """A script's worker_init_fn: seeds NumPy, draws."""
+    """Seed NumPy and Python's generator, with draws: the script's worker_init_fn."""
     np.random.seed((torch.initial_seed() + worker) % 2**32)
     random.seed(np.random.randint(1 << 30))
 
@@ -243,7 +243,7 @@ def loss_of(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> tor
 
 
 def scores_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
-    """Without noise: for validation and teachers."""
+    """Return the model's scores without noise, for validation and teachers."""
     if case.model == "transformer":
         return model(inputs[:, :-1]).float()
     if case.model == "bag":
@@ -253,7 +253,7 @@ def scores_of(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def validate(model: nn.Module) -> None:
-    """Goes through the samples held out; only the random numbers and the time are felt."""
+    """Iterate over the held-out samples; only its draws of random numbers affect the result."""
     model.train(habits.left_on)
     with torch.no_grad():
         for inputs, _ in validation:
@@ -262,7 +262,7 @@ def validate(model: nn.Module) -> None:
 
 
 def metric() -> float:
-    """The same in all ranks: no random numbers in it, nor buffers that are each rank's own."""
+    """Return a metric that is equal in all ranks: it uses no random numbers and no per-rank buffers."""
     with torch.no_grad():
         if case.model == "cnn":
             return float(sum(parameter.double().abs().mean() for parameter in net.parameters()))

@@ -1,4 +1,4 @@
-"""`make sim`: seeds of the simulation, one after the other; a failure prints its seed and stops.
+"""`make sim`: runs seeds of the simulation one after the other; a failure prints its seed and stops.
 
 make sim                        the fixed seeds, about a minute
 make sim SEED=17                one seed again, with its trace
@@ -25,7 +25,7 @@ SEEDS = 1000
 
 @dataclass
 class Totals:
-    """What all runs together show."""
+    """Totals over all runs."""
 
     seeds: int = 0
     virtual_seconds: float = 0.0

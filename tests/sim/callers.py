@@ -1,7 +1,7 @@
-"""Unary callers: a worker that leases dynamic tasks, and the operator. Both repeat a request until answered.
+"""Unary callers: a worker that leases dynamic tasks, and the operator. Both repeat requests until answered.
 
-The task client forgets tasks now and then (its process died between lease and report), so leases run out;
-it never reports an error, so no task may end as FAILED as long as attempts are left.
+The task client sometimes drops tasks, as if its process had died between lease and report, so that leases
+expire. It never reports an error, so no task may become FAILED while attempts are left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RETRIED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED)
 
 @dataclass(eq=False)
 class Caller:
-    """A process that makes unary calls to whichever master it finds."""
+    """A process that makes unary calls to any master it can reach."""
 
     world: World
     network: Network
@@ -47,7 +47,7 @@ class Caller:
     async def ask(
         self, method: str, request: Any, patience_seconds: float = 1.0, *, may_be_wrong: bool = False
     ) -> Any:
-        """The response; the same request again while the master is away. Raises Ended on a refusal."""
+        """Send a request, repeated while the master is away; return the response. Raises Ended if refused."""
         while True:
             masters = self.masters()
             if masters:
@@ -71,7 +71,7 @@ class Caller:
 
 @dataclass(eq=False)
 class TaskClient(Caller):
-    """A worker in dynamic mode."""
+    """A worker in dynamic mode, which leases and reports tasks."""
 
     is_through: bool = False
 
@@ -129,14 +129,14 @@ class TaskClient(Caller):
 
 @dataclass(eq=False)
 class Operator(Caller):
-    """Asks for changes of the job, one after the other; checks at the end that the last scaling stands."""
+    """An operator that changes the job repeatedly; checks at the end that the last scaling is in effect."""
 
     scaled: tuple[int, int] | None = None
     _queue: list[Callable[[], Any]] = field(default_factory=list)
     _asks: bool = False
 
     async def create(self, settings: job_pb2.JobSettings, name: str = JOB) -> None:
-        """Creates the job, or another one."""
+        """Create the job, or another one."""
         request = job_pb2.JobServiceCreateRequest(name=name, settings=settings, request_id=self.request_id())
         await self.ask("JobService/Create", request)
 
@@ -199,7 +199,7 @@ class Operator(Caller):
         self._asks = False
 
     async def last_look(self) -> None:
-        """What was acknowledged stands."""
+        """Check that the last acknowledged scaling is in effect."""
         request = job_pb2.JobServiceGetRequest(name=JOB)
         job = (await self.ask("JobService/Get", request)).job
         if self.scaled is not None and (job.settings.workers_min, job.settings.workers_max) != self.scaled:

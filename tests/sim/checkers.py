@@ -1,20 +1,20 @@
-"""The properties, checked from outside: messages, the committed history in the store, and weights.
+"""The checked properties. Checkers observe messages, the committed history in the store, and weights.
 
-They know the fixed run and what can be seen, not the master's state.
+They compare with the fixed run and do not look at the master's state.
 
-same bits           what a worker holds or saves, and every context handed out, is the fixed run's
+same bits           weights and contexts that a worker holds, saves or receives equal those of the fixed run
 one ring            a generation has one ring, one resume step, one history; each EST has one owner in it
 monotone            generations and steps grow, on every stream and in the history
-prepared            Prepared only when all N contexts of that step and generation were reported; nothing is
-                    applied without it
-contexts exist      a Go carries the contexts of its resume step, all of them
-history             committed steps follow each other; only a rewinding that was announced goes back
-nothing lost        history is not rewound while an attending process holds it; who was away when a checkpoint
-                    was loaded holds a run that is over, although its bits are the same
-no write lost       what a caller was told is in the store, and at the end the history is whole
+prepared            Prepared is sent only when all N contexts of that step and generation were reported;
+                    nothing is applied without it
+contexts exist      a Go carries all contexts of its resume step
+history             committed steps are consecutive; history goes back only by an announced rewind
+nothing lost        history is not rewound while a connected process holds it; a process that was away when a
+                    checkpoint was loaded holds an abandoned run, although its bits are the same
+no write lost       what was acknowledged to a caller is in the store; at the end the history is complete
 exactly once        each sample counts once in the committed history
-one owner           an attempt of a task has one holder; what came back is given out first, as it was
-no refusal          a well-behaved caller is not refused for what it says
+one owner           an attempt of a task has one holder; a returned task is leased first, and unchanged
+no refusal          a well-behaved caller's requests are not refused as wrong
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS, grpc.
 
 @dataclass
 class Ring:
-    """A generation as it was made known. owners: worker of each virtual rank."""
+    """A generation as announced in messages. owners: worker of each virtual rank."""
 
     owners: list[str]
     resume_step: int | None = None
@@ -60,7 +60,7 @@ class Ring:
 
 @dataclass
 class Sent:
-    """What went down one stream."""
+    """Highest values sent down one stream."""
 
     generation: int = 0
     go: int = 0
@@ -69,10 +69,11 @@ class Sent:
 
 @dataclass
 class Checkers:
-    """standing: generation of the commit of each step that counts. next_step: the first that has none.
+    """All checkers of one run, called by the models of workers, masters and store.
 
-    prepared_until: steps below it were prepared in the history that stands. loaded_generation: the newest in
-    which a checkpoint was loaded: history goes on from there, whoever held more of the run before.
+    standing: generation of the valid commit of each step. next_step: the first step without one.
+    prepared_until: steps below it were prepared in the valid history. loaded_generation: the newest in which
+    a checkpoint was loaded; history continues from there, even if a worker holds more of the run before.
     """
 
     world: World
@@ -86,7 +87,7 @@ class Checkers:
     tasks_done: set[tuple[int, int]] = field(default_factory=set)
     next_step: int = 0
     prepared_until: int = 0
-    #: The code before this step ran, and what it did is lost: it is no step to go on from.
+    #: The script's code before this step has run and its effect is lost, so no ring may resume at this step.
     lost_before: int = -1
     applied_generation: int = 0
     loaded_generation: int = 0
@@ -106,14 +107,14 @@ class Checkers:
     # ------------------------------------------------------------------ workers
 
     def applied(self, worker: str, generation: int, lineage: int, step: int, weights: bytes) -> None:
-        """A worker's weights in `generation` after `step` steps, trained or received."""
+        """Check a worker's weights in `generation` after `step` steps, trained or received."""
         if weights != self.fixed.weights(lineage, step):
             self._broken("same bits", f"{worker} has other weights after {step} steps than the fixed run")
         self._reached[worker] = step
         self._trained_in[worker] = generation
         ring = self.rings[generation]
         if ring.lineage not in (None, lineage) and generation in self._forgotten_rings:
-            # The store forgot it with all who were in it; the same workers, started anew, have its number.
+            # The store lost this ring with all its members; a ring of restarted workers reuses its number.
             self._forgotten_rings.discard(generation)
             ring = self.rings[generation] = Ring(ring.owners, ring.resume_step)
         if ring.lineage not in (None, lineage):
@@ -127,7 +128,7 @@ class Checkers:
             self._broken("prepared", text)
 
     def said(self, worker: str, message: ring_pb2.AttendRequest) -> None:
-        """A worker sends a message."""
+        """Check a message that a worker sends."""
         match message.WhichOneof("message"):
             case "step_report":
                 report = message.step_report
@@ -137,7 +138,7 @@ class Checkers:
                     ring.reported.setdefault(report.step, set()).update(ranks)
 
     def checkpoint(self, step: int, shards: list[StoredShard]) -> None:
-        """A checkpoint becomes complete."""
+        """Check a checkpoint that has become complete."""
         contexts = {rank: parts for shard in shards for rank, parts in shard.contexts.items()}
         if sorted(contexts) != list(range(self.ests)):
             self._broken(
@@ -152,12 +153,12 @@ class Checkers:
     # ------------------------------------------------------------------ the master's messages
 
     def sent(self, master: str, stream: Stream, message: ring_pb2.AttendResponse) -> None:
-        """A master sends a message down a worker's stream."""
+        """Check a message that a master sends down a worker's stream."""
         sent, worker = self._sent.setdefault(stream, Sent()), stream.worker_name
         kind = message.WhichOneof("message")
         body = getattr(message, str(kind))
         self.world.log(f"{master} -> {worker}: {_short(kind, body)}")
-        # A planned change comes with the Prepared of the ring before it; after its Go nothing does.
+        # A planned change comes with a Prepared of the previous ring, which sends nothing after the new Go.
         newest = sent.go if kind == "prepared" else sent.generation
         if kind in ("welcome", "prepare", "load", "go", "prepared"):
             if body.generation < newest:
@@ -191,7 +192,7 @@ class Checkers:
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners and generation in self._forgotten_rings:
             self._forgotten_rings.discard(generation)
-            del self.rings[generation]  # it comes after those that are there
+            del self.rings[generation]  # reinsert, so that it comes after the existing ones
             known = self.rings[generation] = Ring(owners)
         elif known.owners != owners:
             self._broken("one ring", f"ring {generation} is {known.owners} and {owners}")
@@ -230,9 +231,9 @@ class Checkers:
         self.prepared_until = max(self.prepared_until, step + 1)
 
     def _check_load(self, stream: Stream, generation: int) -> None:
-        """A leader is asked to load: nobody may attend who could go on from what was committed."""
+        """Check a Load: no connected worker may hold a state from which the history could continue."""
         if not self.standing or (self.ests == 1 and not self.saves):
-            return  # a single EST that moves cannot be handed over: its worker leaves first
+            return  # a single EST that moves cannot be handed over, because its worker leaves first
         ring = self.rings.get(self.applied_generation)
         lineage = ring.lineage if ring is not None else None
         saved = max((saved.step for saved in self.world.checkpoints if not saved.corrupt), default=-1)
@@ -242,7 +243,7 @@ class Checkers:
                 self._broken("nothing lost", text)
 
     def _check_resume_step(self, stream: Stream, go: ring_pb2.Go) -> None:
-        """No member of the ring holds more of its history than the step it goes on from."""
+        """Check that no member of the ring has applied more steps of its history than the resume step."""
         before = self.rings.get(self.applied_generation)
         lineage = before.lineage if before is not None else None
         members = {member.worker_id for member in go.members}
@@ -259,7 +260,7 @@ class Checkers:
                 self._broken("nothing lost", text)
 
     def _holders_of(self, stream: Stream, generation: int, lineage: int | None) -> Iterator[WorkerModel]:
-        """Who attends at the master of this stream, has answered Ready, and could be gone on from."""
+        """Yield workers of this stream's master that have answered Ready and hold a state to resume from."""
         for worker in self.workers():
             ready = self._ready.get((worker.name, generation))
             if (
@@ -271,14 +272,14 @@ class Checkers:
                 and ready == (worker.protocol.applied_step, True)
                 and worker.lineage == lineage
                 and self._trained_in.get(worker.name, 0) >= self.loaded_generation
-                and worker.protocol.history_generation in self._formed  # else its beginning is forgotten
+                and worker.protocol.history_generation in self._formed  # else the store lost its beginning
                 and self.next_step <= worker.protocol.applied_step <= self.prepared_until
                 and worker.protocol.applied_step != self.lost_before
             ):
                 yield worker
 
     def heard(self, worker: str, message: ring_pb2.AttendRequest) -> None:
-        """A master got a worker's message."""
+        """Record a message that a master received from a worker."""
         kind = str(message.WhichOneof("message"))
         if kind != "heartbeat":
             self.world.log(f"{worker} -> master: {_short(kind, getattr(message, kind))}")
@@ -287,22 +288,22 @@ class Checkers:
             self._ready[worker, ready.generation] = ready.applied_step, ready.holds_state
 
     def refused(self, method: str, ended: Ended) -> None:
-        """A master refuses a call."""
+        """Count a call that a master refuses."""
         name = ended.code.name
         self.refusals[name] = self.refusals.get(name, 0) + 1
 
     def refused_wrongly(self, what: str, ended: Ended) -> None:
-        """A caller that did nothing wrong got a refusal that will not change."""
+        """Check a refusal to a well-behaved caller: it must not be a permanent one."""
         if ended.code in WRONG:
             self._broken("no refusal", f"{what} was refused: {ended}")
 
     # ------------------------------------------------------------------ the store
 
     def stored(self, key: bytes, payload: bytes) -> None:
-        """An entry was added to a stream of the store."""
+        """Check an entry that was added to a stream of the store."""
         lost = self._lost.get(key)
         if lost and lost[0] == payload:
-            lost.popleft()  # written again
+            lost.popleft()  # a lost entry was written again
         elif key == HISTORY:
             stored = records.decode_commit(payload)
             commit = stored.commit
@@ -330,16 +331,16 @@ class Checkers:
         self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
     def _is_applied_by_all(self, step: int) -> bool:
-        """Some ring of the last ones has applied the step, all of it, or a checkpoint holds it.
+        """True if all members of one of the last rings have applied the step, or a checkpoint holds it.
 
-        The script's last step counts by those whose script came to its end with it: all others may have died.
+        For the script's last step one worker that finished the script is enough: all others may have died.
         """
         if step == self.steps - 1 and any(reached > step for reached in self._reached.values()):
             return True
         rings = list(self.rings.values())[-4:]
         if any(all(self._reached.get(owner, 0) > step for owner in ring.owners) for ring in rings):
             return True
-        # Whoever came to the end of the script has the result, even if a peer died before its last step.
+        # A worker at the end of the script has the result, even if a peer died before its last step.
         ended = step == self.steps - 1 and self.steps in self._reached.values()
         return ended or any(saved.step > step for saved in self.world.checkpoints)
 
@@ -355,19 +356,18 @@ class Checkers:
             self._broken("one owner", f"{commit} counts although another worker had that attempt")
 
     def store_lost(self, key: bytes, payloads: list[bytes]) -> None:
-        """The store's host lost power: these entries of a stream are gone, and must come again, in order."""
+        """Record entries of a stream that a power cut has erased; they must be written again, in order."""
         self._lost.setdefault(key, deque()).extendleft(reversed(payloads))
 
     def forgotten(self, server: StoreServer) -> int:
-        """The end of the store is gone, with all masters: what is left of the history is what there is.
+        """Adopt the store's remaining history after its end was lost together with all masters.
 
-        The number of a ring that nobody remembers may be given to another. Returns the newest that the store
-        knows.
+        The generation of a lost ring may be used again. Returns the newest generation that the store knows.
         """
         self._lost.clear()
         self.next_step, self.loaded_generation, self.standing = 0, 0, {}
         notes = [records.decode_note(payload) for _, payload in server.entries(EVENTS)]
-        # At one time a commit comes first: a checkpoint proves it, then history goes back.
+        # At equal times a commit comes first: a checkpoint proves it, then history goes back.
         told = [(one.now, 0, one.commit) for one in self._stored(server)]
         told += [(one.now, 1, one.note) for one in notes]
         for _, _, one in sorted(told, key=lambda item: item[:2]):
@@ -409,12 +409,12 @@ class Checkers:
         self.standing[commit.step] = commit
 
     def task_acknowledged(self, epoch: int, index: int) -> None:
-        """A caller was told that its task counts."""
+        """Check that a task that was acknowledged as done is in the store."""
         if (epoch, index) not in self.tasks_done:
             self._broken("no write lost", f"task {(epoch, index)} was acknowledged and is not in the store")
 
     def leased(self, worker: str, tasks: list[shard_pb2.Task]) -> None:
-        """A caller got tasks of the dynamic dataset."""
+        """Check tasks of the dynamic dataset that a caller has leased."""
         for task in tasks:
             key = task.epoch, task.index
             if self._holders.setdefault((*key, task.attempt), worker) != worker:
@@ -430,7 +430,7 @@ class Checkers:
             )
 
     def dataset_complete(self, tasks: int) -> None:
-        """A caller was told that there will be no more tasks."""
+        """Check that all tasks are done when a caller is told that there are no more."""
         if len(self.tasks_done) != tasks:
             text = f"the dataset is called complete with {len(self.tasks_done)} of {tasks} tasks done"
             self._broken("exactly once", text)
@@ -438,7 +438,7 @@ class Checkers:
     # ------------------------------------------------------------------ at the end
 
     def finished(self, server: StoreServer, tasks: int) -> None:
-        """The job succeeded: the history in the store is whole, and so is the dynamic dataset of `tasks`."""
+        """Check, once the job has succeeded, that history and dynamic dataset (of `tasks`) are complete."""
         if gone := [records.decode_commit(payload).commit for payload in self._lost.get(HISTORY, ())]:
             self._broken("no write lost", f"the store lost {len(gone)} commits for good: {gone[0]}")
         if len(self.tasks_done) != tasks:
@@ -469,7 +469,7 @@ class Checkers:
 
 
 def _short(kind: str | None, body: Any) -> str:
-    """A message in a line of the trace."""
+    """Format a message for a line of the trace."""
     match kind:
         case "go":
             members = [f"{member.worker_id}:{member.ests.start}-{member.ests.end}" for member in body.members]

@@ -1,4 +1,4 @@
-"""The supervisor, the agents, the operator's whims and the faults of one run."""
+"""The supervisor, the agents, the operator's random actions and the faults of one run."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ FAULTS = (
     "storage broken or mended",
     "checkpoint corrupted",
 )
-"""What can happen to a run; `Cluster._choices` says how."""
+"""Names of all faults; `Cluster._choices` implements them."""
 
 
 @dataclass
 class Cluster:
-    """Starts masters and workers, and makes things go wrong until `faults_until`."""
+    """Starts masters and workers, and injects faults until `faults_until`."""
 
     world: World
     network: Network
@@ -92,7 +92,7 @@ class Cluster:
         self.operator = Operator(self.world, self.network, self.checkers, self.serving, "operator")
 
     def begin(self, workers: int) -> None:
-        """Workers come within half a second, then the faults begin."""
+        """Start the workers within half a second, then begin with the faults."""
         for number in range(workers):
             self.world.after(self.world.rng.uniform(0.0, 0.5), lambda number=number: self.start(f"w{number}"))
         for seconds, spot, on_demand in self.policies.prices:
@@ -103,7 +103,7 @@ class Cluster:
         self.world.after(0.2, self._supervise)
 
     def start_master(self) -> None:
-        """A master process, whether or not another one runs."""
+        """Start a master process, whether or not another one runs."""
         offset = self.world.rng.choice(CLOCK_ERRORS_SECONDS) if self.calm_in > 0 else 0.0
         name = f"master-{len(self.masters)}"
         self.world.log(f"{name} starts, its clock is off by {offset:g} s")
@@ -122,14 +122,14 @@ class Cluster:
         self.masters.append(master)
 
     def _renamed(self, key: bytes, holder: bytes) -> None:
-        # A store that forgot who renewed the lease may give it away before the holder renews it again: then
-        # the jobs' fencing tokens alone keep the old one from writing.
+        # A store that lost a renewal of the lease may grant it to another master before the holder renews it
+        # again. Then only the jobs' fencing tokens prevent writes of the old one.
         forgot = self.world.now - self.server.forgot_at < self.takeovers.lease_seconds
         if key == LEASE and not forgot:
             check_granted(self.world, self.masters_alive, holder)
 
     def start(self, name: str) -> None:
-        """Starts a worker process, unless one of that name runs or the job is over."""
+        """Start a worker process, unless one of that name runs or the job is over."""
         running = self.workers.get(name)
         if self.is_over or (running is not None and running.is_alive):
             return
@@ -157,7 +157,7 @@ class Cluster:
 
     @property
     def alive(self) -> list[WorkerModel]:
-        """Processes that run, frozen or not."""
+        """Workers whose process runs, frozen or not."""
         return [worker for worker in self.workers.values() if worker.is_alive]
 
     @property
@@ -165,7 +165,7 @@ class Cluster:
         return [master for master in self.masters if master.process.alive]
 
     def serving(self) -> list[MasterModel]:
-        """Those a connection may reach; a silent host keeps its address for a while, and that is a cut."""
+        """Return the masters that a connection may reach. A dead host's silence is modelled as a cut link."""
         return [master for master in self.masters_alive if master.serving]
 
     @property
@@ -176,31 +176,34 @@ class Cluster:
 
     @property
     def phase(self) -> str:
-        """As the newest master would say."""
+        """Phase of the job as the newest master knows it; "" if none serves."""
         host = self.newest.host if self.newest is not None else None
         return host.machine.state.phase if host is not None else ""
 
     @property
     def is_over(self) -> bool:
-        """A job that failed, because random errors hit one step three times, is resumed by its operator."""
+        """True if the job has succeeded or was cancelled.
+
+        A failed job is not over: it fails when random errors hit one step three times, and is then resumed.
+        """
         return self.phase in ("succeeded", "cancelled")
 
     @property
     def is_settled(self) -> bool:
-        """Everything the newest master decided is stored."""
+        """True if everything that the newest master decided is stored."""
         host = self.newest.host if self.newest is not None else None
         return host is not None and host.log.pending is None
 
     @property
     def _store_is_whole(self) -> bool:
-        """Masters made good what the store lost: until then only their memory holds it."""
+        """True if masters have rewritten what the store lost; until then only their memory holds it."""
         table = self.server.data.get(FENCE, {})
         return self.server.is_up and int(table.get(b"sequence", b"0")) >= self._healed_at
 
     # ------------------------------------------------------------------ supervisor and agents
 
     def _supervise(self) -> None:
-        """Keeps a master running."""
+        """Keep the wanted number of masters running."""
         if not self.masters_alive:
             self.world.after(self.world.rng.choice((0.02, 0.3, 2.0)), self._replace_master)
         elif self.takeovers is not None and len(self.masters_alive) < self.takeovers.masters:
@@ -212,20 +215,20 @@ class Cluster:
 
     def _replace_master(self) -> None:
         if not self.masters_alive:
-            # What the one before acknowledged has reached the disk by now; nobody has it in memory any more.
+            # No process remembers what the previous master acknowledged, so it must be on the disk by now.
             self.server.sync()
             self.start_master()
             self.masters[-1].follows_a_sync = True
         self.world.after(0.2, self._supervise)
 
     def _agents(self) -> None:
-        """Keeps workers coming: few while there are faults, enough of them afterwards."""
+        """Restart workers: few during the faults, enough of them afterwards."""
         calm = self.calm_in <= 0
         phase = self.phase
         for worker in self.alive:
             told_at = worker.told_to_end_at
             if told_at is not None and self.world.now - told_at > OVER_GRACE_SECONDS:
-                worker.kill()  # who is told to end and does not, its agent puts away
+                worker.kill()  # its agent kills a worker that does not end when told to
         wanted = max(self.workers_min, 1) if calm else 1
         if calm and phase in ("suspended", "failed", "max_wait_exceeded"):
             self.operator.resume()
@@ -239,7 +242,7 @@ class Cluster:
             at_once = wanted - len(self.alive) if calm and self.policies.max_wait_seconds else 1
             for _ in range(at_once):
                 self.start(f"w{self.started}")
-        # Also of a job that is over: its store may lose that, and then workers are wanted again.
+        # Continue even when the job is over: the store may lose its end, and workers are needed again.
         self.world.after(1.0, self._agents)
 
     # ------------------------------------------------------------------ faults
@@ -306,17 +309,17 @@ class Cluster:
             action(self.world.rng.choice(self.alive))
 
     def _master(self, action: Callable[[MasterModel], object]) -> None:
-        """Not while its memory is all there is: what was acknowledged would be lost with it."""
+        """Apply a fault to a random master, unless acknowledged writes are only in masters' memory."""
         if self.masters_alive and self._store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
 
     def kill_leader(self) -> None:
-        """Whoever serves now dies."""
+        """Kill the master that serves now."""
         if self.newest is not None:
             self.newest.kill()
 
     def _second_master(self) -> None:
-        """Started while the first runs; now and then two of them at once, and a store that takes its time."""
+        """Start another master while the first runs, sometimes two at once, sometimes with a slow store."""
         if not self._store_is_whole:
             return
         self.start_master()
@@ -329,17 +332,17 @@ class Cluster:
             self.start_master()
 
     def _stop(self, master: MasterModel) -> None:
-        """SIGTERM, and now and then to a master whose last writes take long."""
+        """Send SIGTERM to a master, often while the store is slow, so that its last writes take long."""
         if self.world.rng.random() < 0.6:
             self._slow()
         master.stop()
 
     def _set_clock(self, master: MasterModel) -> None:
-        """The time of day jumps under a running master."""
+        """Make a running master's wall clock jump."""
         master.process.wall_offset_seconds = self.world.rng.choice(CLOCK_ERRORS_SECONDS)
 
     def _set_store_clock(self) -> None:
-        """Back: a lease that is counted by it seems to last for longer."""
+        """Set the store's clock back, so that a lease expires later than it should."""
         seconds = self.world.rng.choice((2.0, 3600.0))
         self.world.log(f"STORE's clock is set back by {seconds:g} s")
         self.server.clock_offset_seconds -= seconds
@@ -349,7 +352,7 @@ class Cluster:
         return [master.name for master in self.masters_alive]
 
     def _restart(self, worker: WorkerModel) -> None:
-        """The agent starts a worker anew under its name, before or after the master sees the death."""
+        """Kill a worker and restart it under its name, before or after the master notices its death."""
         worker.kill()
         self.world.after(self.world.rng.choice((0.0001, 0.5)), lambda: self.start(worker.name))
 
@@ -365,7 +368,7 @@ class Cluster:
             self.world.rng.choice(groups).disturb()
 
     def _crash_all(self) -> None:
-        """Master and some workers at once."""
+        """Kill the master and some workers at once."""
         self._master(lambda master: master.kill())
         for worker in self.alive:
             if self.world.rng.random() < 0.4:
@@ -376,20 +379,20 @@ class Cluster:
         self.server.down_seconds = down_seconds
 
     def _lose_writes(self) -> None:
-        """The store's host loses power; a master that lives has everything in its memory."""
+        """Cut the power of the store's host while a live master has everything in its memory."""
         master = self.newest
         if master is None or master.host is None or self.masters_alive != [master] or master.process.frozen:
             return
         if master.host.stopping or not self.network.passes(master.name, PLACE):
             return
-        # What another master acknowledged within the last seconds is in no memory any more.
+        # Writes that a previous master acknowledged within the last seconds are in no process's memory.
         is_old = master.follows_a_sync or self.world.now - master.serving_since > LOST_SECONDS_MAX
         if self._store_is_whole and is_old:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
             self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)
 
     def forgot(self) -> None:
-        """Masters are gone, and so is the end of the store: nobody is held to what was acknowledged there."""
+        """Reset the expectations after a loss of all masters and the store's newest acknowledged writes."""
         self._healed_at = 0
         known = self.checkers.forgotten(self.server)
         for key in [key for key in self.groups if key[0] > known]:

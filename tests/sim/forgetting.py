@@ -1,11 +1,11 @@
-"""A store that loses the end of what it acknowledged, together with every master that remembered it.
+"""Faults in which the store loses acknowledged writes together with every master that remembers them.
 
-A power cut with `appendfsync everysec`, or a file that is cut short. What is lost is the end: the store comes
-back as it was some writes ago, but not before the first commit: a job whose beginning is lost is a new one,
-which begins with whatever checkpoint there is. Runs with dynamic tasks are left alone: their callers do not
-bring anything.
+They model a power cut with `appendfsync everysec`, or a truncated file. The store returns to its state some
+writes ago, but not before the first commit: a job whose beginning is lost would be a new one, started from
+any existing checkpoint. Runs with dynamic tasks are excluded, because their callers cannot restore lost
+state.
 
-Draws come from a generator of their own: runs in which nothing is forgotten stay as they were.
+Faults are drawn from a separate generator, so that all other runs keep their draws.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sim.faults import Cluster
 
 FORGETTING = "store and master forget"
 SHARE = 0.5
-"""Of the runs without dynamic tasks."""
+"""Share of the runs without dynamic tasks that have such faults."""
 WRITES = (1, 1, 1, 2, 3, 5, 10, 40)
 
 
 @dataclass(frozen=True)
 class Power:
-    """A cut. workers: how many of them die with it."""
+    """A power cut. writes: number of lost newest writes. workers: number of workers that die with it."""
 
     at_seconds: float
     writes: int
@@ -32,7 +32,7 @@ class Power:
 
 
 def draw(seed: int) -> tuple[Power, ...]:
-    """Those of a run; none in most."""
+    """Draw the power cuts of a run; none for half of the seeds."""
     rng = random.Random(f"forgetting {seed}")
     if rng.random() >= SHARE:
         return ()
@@ -44,7 +44,7 @@ def draw(seed: int) -> tuple[Power, ...]:
 
 
 def plan(cluster: Cluster, cuts: tuple[Power, ...]) -> None:
-    """Has them happen."""
+    """Schedule the cuts."""
     if cuts:
         cluster.server.is_begun = lambda: bool(cluster.checkers.standing)
     for cut in cuts:

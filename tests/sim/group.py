@@ -1,4 +1,4 @@
-"""The process groups between workers: form when all members have come, break when one goes."""
+"""Process groups between workers: they form when all members have arrived, and break when one leaves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Group:
-    """The process group of one generation. exported: what each donor sends, as when the group formed."""
+    """The process group of one generation. exported: each donor's state at the time the group formed."""
 
     def __init__(self, world: World, go: ring_pb2.Go, ests: int) -> None:
         self.world, self.ests = world, ests
@@ -28,15 +28,15 @@ class Group:
         self.formed = self.is_broken = False
 
     def enter(self, worker: WorkerModel) -> None:
-        """A member has its Go and asks for the group."""
+        """Add a member that has received its Go."""
         self.present[worker.name] = worker
         if not self.is_broken and set(self.present) == set(self.members):
             self.world.after(0.005, self._form)
 
     def leave(self, worker: WorkerModel, *, through_with: int = -1) -> None:
-        """A member died, was fenced or went away: the others find out, or not, and at different times.
+        """Remove a member that died, was fenced or left; the others notice at different times, or never.
 
-        through_with: the step whose all-reduce it completed; if that is the newest, nobody waits for it.
+        through_with: the last step whose all-reduce it completed; if that is the newest, no one waits for it.
         """
         if self.present.get(worker.name) is not worker:
             return
@@ -46,7 +46,7 @@ class Group:
         self.disturb()
 
     def disturb(self) -> None:
-        """Connections between members broke."""
+        """Break connections between members."""
         if self.is_broken:
             return
         self.is_broken = True
@@ -56,13 +56,13 @@ class Group:
                 self.world.after(self.world.rng.uniform(0.0, 0.3), partial(other.group_broke, self))
 
     def taken(self, worker: WorkerModel) -> None:
-        """A receiver has all it was sent; donors wait for that."""
+        """Record that a receiver has all state, for which the donors wait."""
         self.received.add(worker.name)
         for other in list(self.present.values()):
             other.process.call_soon(other.notify)
 
     def contribute(self, step: int, gradients: dict[int, bytes]) -> None:
-        """A member's part of the all-reduce of a step; the last one's lets all of them complete."""
+        """Add a member's part to the all-reduce of a step; the last part completes it for all members."""
         if self.is_broken:
             return
         parts = self.contributions.setdefault(step, {})

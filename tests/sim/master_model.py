@@ -1,7 +1,7 @@
-"""A master process: everything behind the sockets is the product's code, unmodified.
+"""A master process that runs the product's unmodified code behind simulated sockets.
 
 Servicers, translation, hosts, decisions, log and recovery run in a process of virtual time; this module
-takes the place of the gRPC server, of the command line that starts and stops it, and of its Redis client.
+replaces the gRPC server, the command line that starts and stops it, and its Redis client.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ FAULTS_OF_OURS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 @dataclass(frozen=True)
 class _Details:
-    """What a generic handler is asked with."""
+    """Call details that a generic handler receives."""
 
     method: str
     invocation_metadata: Any = ()
 
 
 class _Leadership(Leadership):
-    """The product's; begins: called when it begins to take the jobs over."""
+    """The product's leadership. begins: called when it begins to take over the jobs."""
 
     def __init__(self, begins: Callable[[], None], *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -65,9 +65,10 @@ class _Leadership(Leadership):
 
 
 class MasterModel:
-    """One process, started once. takeovers: with the leader's lease; None: it serves at once.
+    """One master process. takeovers: the run uses the leader's lease; None: the master serves at once.
 
-    serving: it answers calls, if only with a refusal. follows_a_sync: all before it is on the disk.
+    serving: it answers calls, even if only with a refusal. follows_a_sync: all earlier writes are on the
+    disk.
     """
 
     def __init__(
@@ -129,14 +130,14 @@ class MasterModel:
                 self.world.fail("no crash", f"{self.name} cannot read the store: {error}")
             self.kill()
             return
-        with contextlib.suppress(Rejection):  # its lease may be over, as it will notice soon
+        with contextlib.suppress(Rejection):  # its lease may have expired, which it will notice soon
             for error in self.hosts.held().values() if self.leadership.leads else ():
                 self.world.fail("nothing lost", f"{self.name} holds a job: {error}")
         self.serving, self.serving_since = True, self.world.now
         self.world.log(f"{self.name} serves")
 
     def kill(self, *, silent: bool = False) -> None:
-        """SIGKILL. silent: its host is gone, and nobody closes its sockets."""
+        """SIGKILL the process. silent: its host is gone too, so its sockets are not closed."""
         if not self.process.alive:
             return
         self.world.log(f"{self.name} dies, silent={silent}")
@@ -154,7 +155,7 @@ class MasterModel:
         self._calls.clear()
 
     def stop(self) -> None:
-        """SIGTERM: an orderly end."""
+        """SIGTERM the process, which then stops in an orderly way."""
         if self.process.alive and self.serving:
             self.world.log(f"{self.name} is asked to stop")
             self.process.spawn(self._stop())
@@ -163,7 +164,7 @@ class MasterModel:
         if self._takeovers is not None:
             await self.leadership.stop()
         else:
-            # Without the refusal that the product puts before it, which only late requests would get past.
+            # The product refuses new requests first; skipped here, so that more of them race with the stop.
             await self.hosts.stop(stopping())
         self.kill()
 
@@ -191,7 +192,7 @@ class MasterModel:
 
     @property
     def host(self) -> JobHost | None:
-        """The job's host; for the agents, who would ask with GetJob."""
+        """The job's host, or None; the simulated agents read it instead of calling GetJob."""
         if not self.serving or not self.leadership.leads:
             return None
         try:
@@ -202,7 +203,7 @@ class MasterModel:
     # ------------------------------------------------------------------ the server
 
     def accept(self, stream: Stream) -> None:
-        """A stream's first bytes arrived. Runs in the process."""
+        """Accept a stream whose first bytes have arrived. Runs in the process."""
         if not self.serving:
             stream.end(unavailable("connection refused"))
             return
@@ -235,7 +236,7 @@ class MasterModel:
             stream.end(None)
 
     def take_call(self, method: str, payload: bytes, answered: Callable[[Ended | None, Any], None]) -> None:
-        """A unary request arrived at the host."""
+        """Handle a unary request that has arrived. answered: called with the error or the response."""
         if not self.process.alive or not self.serving:
             answered(unavailable("connection refused"), None)
             return

@@ -1,8 +1,8 @@
-"""Realistic bugs, planted one at a time into the unmodified code: does the simulation find them?
+"""Plants realistic bugs into the code, one at a time, and checks that the simulation finds them.
 
-A mutant is a piece of a module's source and what takes its place. The piece must be there exactly once, so
-that a mutant which no longer applies says so. Each runs in a process of its own: the module is compiled
-from the changed source when it is first imported, nothing on the disk changes.
+A mutant is a piece of a module's source and its replacement. The piece must occur exactly once, so that a
+mutant that no longer applies raises an error. Each runs in a separate process: the module is compiled
+from the changed source when it is first imported, and no file is changed.
 
     make sim-mutants                     those that must be found, with a table
     python -m sim.mutants --only NAME    one of them
@@ -35,7 +35,7 @@ SOURCES = [str(TESTS.parent / name) for name in ("proto", "shard_service", "mast
 
 @dataclass(frozen=True)
 class Mutant:
-    """name: in words. In `module`, `old` becomes `new`, and likewise each pair of `more`."""
+    """One planted bug: in `module`, `old` is replaced by `new`. more: further such pairs."""
 
     name: str
     module: str
@@ -44,7 +44,7 @@ class Mutant:
     more: tuple[tuple[str, str], ...] = ()
 
     def applied(self, source: str) -> str:
-        """The changed source; raises LookupError unless every old text is there exactly once."""
+        """Return the changed source. Raises LookupError unless every old text occurs exactly once."""
         for old, new in ((self.old, self.new), *self.more):
             if source.count(old) != 1:
                 raise LookupError(f"{self.name!r}: {self.module} has its text {source.count(old)} times")
@@ -52,7 +52,7 @@ class Mutant:
         return source
 
     def path(self) -> Path:
-        """The module's file; nothing of it is imported."""
+        """Return the module's file without importing it."""
         return next(
             path
             for root in SOURCES
@@ -383,8 +383,8 @@ SELDOM = frozenset(
         "a worker that was put out goes on",
     }
 )
-"""Not found within 250 seeds. Some need what happens in a few seeds of a thousand (two masters at one moment,
-a clock that goes back while a trainer hangs); behind others a second check may stand. Tried with `--all`."""
+"""Bugs that are not found within 250 seeds. Some need events of a few seeds in a thousand (two masters at the
+same time, a clock set back while a trainer hangs); others a second check masks. Tried with `--all`."""
 
 
 # ---------------------------------------------------------------- in the process of one mutant
@@ -416,7 +416,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def hunt(mutant: Mutant, seeds_max: int) -> dict[str, object]:
-    """In a fresh process: plants the bug, runs seeds from 0 until a checker finds it."""
+    """Plant the bug and run seeds from 0 until a checker finds it. Call this in a fresh process."""
     assert mutant.module not in sys.modules, "the module is there already, unchanged"
     sys.meta_path.insert(0, _Finder(mutant))
     from sim.simulation import simulate
@@ -438,7 +438,7 @@ def hunt(mutant: Mutant, seeds_max: int) -> dict[str, object]:
 
 
 def hunt_in_process(mutant: Mutant, seeds_max: int) -> dict[str, object]:
-    """`hunt` in a process of its own. Raises RuntimeError when that one could not even begin."""
+    """Run `hunt` in a separate process. Raises RuntimeError if that process fails."""
     command = [sys.executable, "-m", "sim.mutants", "--one", mutant.name, "--seeds", str(seeds_max)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*SOURCES, str(TESTS)])}
     done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=False)

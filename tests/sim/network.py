@@ -1,8 +1,8 @@
-"""The network: who reaches whom, streams and unary calls to the master.
+"""The simulated network: links between processes, streams and unary calls to the master.
 
-A link has a direction. While it is cut, what belongs to a stream waits and arrives afterwards, as TCP
-repeats it; a unary request or its answer may be lost instead. A stream keeps its order; everything else
-overtakes. A connection on which nothing came through for the keepalive's time is given up by the worker.
+A link has a direction. While it is cut, data of a stream waits and arrives afterwards, as TCP retransmits it;
+a unary request or its answer may be lost instead. A stream keeps its order; all other messages may overtake
+each other. The worker drops a connection that was silent for the keepalive time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAYS_SECONDS = (0.0005, 0.001, 0.002, 0.004, 0.02)
 
 
 class Network:
-    """Links by (from, to). troubled_until: until then unary calls are also lost, late and doubled."""
+    """All links. troubled_until: until then unary calls are also lost, delayed and duplicated."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -38,7 +38,7 @@ class Network:
     def cut(
         self, one: str, others: Collection[str], seconds: float, *, to: bool = True, back: bool = True
     ) -> None:
-        """Cuts the links from `one` to others, and back, for a while."""
+        """Cut the links from `one` to `others` (if `to`) and back (if `back`) for `seconds`."""
         arrows = "->" * to + "<-" * back
         self.world.log(f"NETWORK {one} {arrows} {', '.join(others)} is cut for {seconds:.1f} s")
         until = self.world.now + seconds
@@ -48,16 +48,16 @@ class Network:
                     self._cut_until[link] = max(until, self._cut_until.get(link, 0.0))
 
     def passes(self, source: str, target: str) -> bool:
-        """Whether something sent now goes through at once."""
+        """True if the link is not cut now."""
         return self._cut_until.get((source, target), 0.0) <= self.world.now
 
     def arrival(self, source: str, target: str) -> float:
-        """When something sent now arrives, at the earliest when the link is whole again."""
+        """Return when a message sent now arrives; not before the link works again."""
         delay = self.world.rng.choice(DELAYS_SECONDS)
         return max(self.world.now, self._cut_until.get((source, target), 0.0)) + delay
 
     def is_lost(self, source: str, target: str) -> bool:
-        """Whether a datagram of a unary call sent now never arrives."""
+        """Draw whether a message of a unary call sent now is lost."""
         rng = self.world.rng
         if not self.passes(source, target):
             return rng.random() < LOST_SHARE
@@ -65,7 +65,7 @@ class Network:
 
 
 class Ended(Exception):  # noqa: N818 - the end of a call, not an error of ours
-    """How a call ended: a status code, and the master's detail."""
+    """The end of a call: status code and the master's error detail."""
 
     def __init__(self, code: grpc.StatusCode, details: str, detail: errors_pb2.ErrorDetail) -> None:
         super().__init__(f"{code.name}: {details}")
@@ -73,7 +73,7 @@ class Ended(Exception):  # noqa: N818 - the end of a call, not an error of ours
 
     @classmethod
     def of(cls, code: grpc.StatusCode, details: str, metadata: Any = ()) -> Ended:
-        """From what a servicer gives to `abort`."""
+        """Build it from the arguments that a servicer passes to `abort`."""
         detail = errors_pb2.ErrorDetail()
         for key, value in metadata or ():
             if key == "grpc-status-details-bin":
@@ -87,7 +87,7 @@ def unavailable(details: str) -> Ended:
 
 
 class CallContext:
-    """What a servicer gets as its context."""
+    """The context that a servicer receives."""
 
     def __init__(self, write: Callable[[Any], None] = lambda message: None) -> None:
         self._write = write
@@ -99,16 +99,16 @@ class CallContext:
         return ()
 
     def set_trailing_metadata(self, metadata: Any) -> None:
-        """What a good answer says besides: nobody here reads it."""
+        """Ignore trailing metadata, which the simulation does not read."""
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
         raise Ended.of(code, details, trailing_metadata)
 
 
 class Stream:
-    """One Attend stream: bytes both ways, in order.
+    """One Attend stream: bytes in both directions, in order.
 
-    on_message, on_end: run in the worker's process; on_end gets None when the stream ended in good order.
+    on_message, on_end: called in the worker's process; on_end gets None if the stream ended regularly.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Stream:
 
     @property
     def attends(self) -> bool:
-        """Both ends take it for open."""
+        """True if both ends consider the stream open."""
         return self.open_up and self.open_down and not self._ended and self.serving is not None
 
     @property
@@ -144,25 +144,25 @@ class Stream:
     # ------------------------------------------------------------------ the worker's end
 
     def write(self, payload: bytes) -> None:
-        """A message up."""
+        """Send a message to the master."""
         if self.open_up:
             self._up(lambda: self._take(payload))
 
     def close_up(self) -> None:
-        """The worker has nothing more to say."""
+        """Half-close: the worker sends no more messages."""
         if self.open_up:
             self._up(lambda: self._take(None))
             self.open_up = False
 
     def reset(self) -> None:
-        """The worker's end is gone: the master's is cancelled."""
+        """Drop the worker's end, which cancels the call at the master."""
         if self.open_up:
             self.open_up = False
             self._ended = True
             self._up(self._cancelled)
 
     def give_up(self, why: str) -> None:
-        """The worker's end breaks without a word, and its process is told."""
+        """Break the stream at the worker's end and report that to its process. why: text of the error."""
         if not self._ended:
             self.reset()
             self._on_end(unavailable(why))
@@ -213,12 +213,12 @@ class Stream:
             self.serving.cancel()
 
     def send(self, payload: bytes) -> None:
-        """A message down."""
+        """Send a message to the worker."""
         if self.open_down:
             self._down(lambda: None if self._ended else self._on_message(payload))
 
     def end(self, ended: Ended | None) -> None:
-        """The master's end is over."""
+        """Close the master's end. ended: the error; None: a regular end."""
         if self.open_down:
             self.open_down = False
             self._down(lambda: self._end_here(ended))
@@ -242,7 +242,7 @@ async def call(
     request: Any,
     patience_seconds: float,
 ) -> Any:
-    """A unary call: the response, or raises Ended. It may be carried out although no answer comes."""
+    """Make a unary call; return the response or raise Ended. It may take effect although no answer comes."""
     world, answer = network.world, process.create_future()
 
     def settle(ended: Ended | None, response: Any) -> None:

@@ -1,10 +1,10 @@
-"""The supervisor's policies under faults: what is drawn for a run, and what must hold, seen from outside.
+"""The job's policies (prices, recovery, max wait) under faults: their random choice, and their checkers.
 
-cost        every nanosecond and every part of a micro is charged as an account kept apart says
+cost        every nanosecond and every fraction of a micro is charged as in an independent account
 too few     no ring is decided on with fewer members than are needed
 max wait    workers are released after the wait, not before, and not much later
 
-Draws come from a generator of their own: runs without policies stay as they were.
+Policies are drawn from a separate generator, so that all other runs keep their draws.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from elastane_proto.v1 import job_pb2
 from sim.world import World
 
 LATE_SECONDS = 2.0
-"""A master that stops for a while counts no more than this of it (clock.py), so no decision comes later."""
+"""A master counts at most this much of a pause of its process (clock.py), so no decision is later."""
 
 
 @dataclass(frozen=True)
 class Policies:
-    """prices: (seconds from the beginning, spot, on demand)."""
+    """The policies of one run. prices: (seconds from the beginning, spot, on demand)."""
 
     max_wait_seconds: float = 0.0
     fixed: bool = False
     prices: tuple[tuple[float, int, int], ...] = ()
 
     def apply(self, settings: job_pb2.JobSettings) -> None:
-        """Makes them the job's."""
+        """Write the policies into a job's settings."""
         settings.max_wait.FromNanoseconds(round(self.max_wait_seconds * 1e9))
         if self.fixed:
             settings.recovery = job_pb2.RECOVERY_POLICY_FIXED
@@ -42,13 +42,13 @@ class Policies:
             settings.spot_price_micros, settings.on_demand_price_micros = 300_000, 1_000_000
 
     def needed(self, settings: job_pb2.JobSettings) -> int:
-        """Workers without which nothing goes on."""
+        """Return the least number of workers with which the job trains."""
         full = min(settings.workers_max or settings.ests, settings.ests)
         return full if self.fixed else settings.workers_min
 
 
 def draw(seed: int) -> Policies:
-    """Those of a run; none in most."""
+    """Draw the policies of a run; none for most seeds."""
     rng = random.Random(f"policies {seed}")
     if rng.random() < 0.6:
         return Policies()
@@ -59,15 +59,15 @@ def draw(seed: int) -> Policies:
 
 @dataclass
 class PolicyChecker:
-    """Looks at every decision of every master of a run."""
+    """Checks every decision of every master of a run."""
 
     world: World
     accounts: dict[int, tuple[JobMachine, CostOracle, dict[str, Charged]]] = field(default_factory=dict)
-    #: When the master of a machine took it over: what was due before it is due then.
+    #: When a master took over its state machine: timers that expired before are due then.
     started: dict[int, float] = field(default_factory=dict)
 
     def wrap(self, handle: Callable[..., Decision]) -> Callable[..., Decision]:
-        """`JobMachine.handle`, looked at."""
+        """Wrap `JobMachine.handle` so that every decision is checked."""
 
         def looked_at(machine: JobMachine, event: Any, now: float) -> Decision:
             if id(machine) not in self.accounts:
@@ -90,7 +90,7 @@ class PolicyChecker:
     def _check_cost(self, machine: JobMachine, decision: Decision, now: float) -> None:
         _, oracle, base = self.accounts[id(machine)]
         oracle.seen([effect for effect in decision.effects if isinstance(effect, Note)], now)
-        if oracle.is_lost:  # what is thrown away was charged before the account began
+        if oracle.is_lost:  # discarded work was charged before the account began
             del self.accounts[id(machine)]
             return
         wrong = difference(oracle, base, charged(machine, oracle.now))

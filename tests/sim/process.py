@@ -1,8 +1,8 @@
-"""A process in virtual time: an asyncio event loop of its own on the heap of the world.
+"""A process in virtual time: an asyncio event loop that uses the world's heap of events.
 
 The master's code runs in it unmodified: its tasks, futures, timers and timeouts are asyncio's, only
-time and the order of things come from the world. Killing a process drops whatever it would still have
-done, `finally` blocks included, as SIGKILL does; freezing it delays everything until it goes on.
+time and order of events come from the world. Killing a process drops all its pending work, `finally` blocks
+included, as SIGKILL does; freezing it delays everything until it continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TASKS_KEPT = 200
 
 
 class Process(asyncio.AbstractEventLoop):
-    """One process. wall_offset_seconds: how wrong its wall clock is."""
+    """One process. wall_offset_seconds: error of its wall clock."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -37,12 +37,12 @@ class Process(asyncio.AbstractEventLoop):
         return self.world.now < self.frozen_until
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """SIGKILL: drop all pending work."""
         self.alive = False
         self._backlog.clear()
 
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after a while."""
+        """SIGSTOP, and SIGCONT after `seconds`."""
         if self.alive and not self.frozen:
             self.world.log(f"{self.name} is frozen for {seconds:.2f} s")
             self.frozen_until = self.world.now + seconds
@@ -54,7 +54,7 @@ class Process(asyncio.AbstractEventLoop):
             self._run(handle)
 
     def bury(self) -> None:
-        """Ends what is left of it, so that nothing of it runs when its memory is collected."""
+        """Close all tasks, so that none of their code runs when they are garbage-collected."""
         self.alive = False
         asyncio._set_running_loop(self)
         try:
@@ -64,7 +64,7 @@ class Process(asyncio.AbstractEventLoop):
                     try:
                         task.get_coro().close()
                     except (RuntimeError, ValueError):
-                        continue  # it waits again in its `finally`, or runs inside another one
+                        continue  # it awaits again in its `finally`, or runs inside another task
         finally:
             asyncio._set_running_loop(None)
         self._tasks.clear()
@@ -72,11 +72,11 @@ class Process(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ what asyncio asks of a loop
 
     def time(self) -> float:
-        """Monotonic time."""
+        """Return the virtual monotonic time, in seconds."""
         return self.world.now
 
     def wall(self) -> float:
-        """What this process takes for the time of day."""
+        """Return the time of day by this process's clock, in seconds."""
         return self.world.now + self.wall_offset_seconds
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
@@ -109,7 +109,7 @@ class Process(asyncio.AbstractEventLoop):
         return task
 
     def spawn(self, coro: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """A task of the simulation's own: an error that nobody handles breaks the run."""
+        """Start a task of the simulation itself: an unhandled error fails the run."""
         task = self.create_task(coro)
         task.add_done_callback(self._spawned_ended)
         return task
@@ -129,7 +129,7 @@ class Process(asyncio.AbstractEventLoop):
             self._broke(error)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        pass  # the entry stays in the heap and does nothing
+        pass  # the cancelled entry stays in the heap and has no effect
 
     def _spawned_ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

@@ -1,13 +1,13 @@
-"""What a fixed run computes: weights and contexts after each step, as hashes.
+"""The results of a fixed run: weights and contexts after each step, modelled as hashes.
 
-Without a seed every process builds other initial weights. A history has the weights of the process
-that began it, its lineage; mixing two lineages, as believing an outdated claim would, gives bytes that
-no fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all
-contributions in the order of virtual ranks; the next context on the one before. Whatever workers do,
-an applied step must give these very bytes.
+Without a seed every process builds different initial weights. A history has the weights of the process that
+began it, its lineage; a mixture of two lineages, for instance from an outdated claim, gives bytes that no
+fixed run has. A contribution depends on the weights, the EST and its context; the next weights on all
+contributions in the order of virtual ranks; the next context on the previous one. Every applied step must
+give exactly these bytes.
 
-Before the first step of an epoch the script's code draws: EST 0 more than the others, as an evaluation on the
-leader does, but for the first epoch.
+Before the first step of an epoch the script's code draws random numbers. Except in the first epoch EST 0
+draws more than the others, like an evaluation on the leader.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ LEADER_DRAWS = 5
 
 
 def digest(*parts: bytes) -> bytes:
-    """Eight bytes of a hash."""
+    """Return eight bytes of a hash over all parts."""
     return hashlib.blake2b(b"|".join(parts), digest_size=8).digest()
 
 
 def initial_weights(lineage: int) -> bytes:
-    """The weights that a process (its pid) starts from."""
+    """Return the initial weights of a process. lineage: its pid."""
     return digest(b"weights", b"%d" % lineage)
 
 
 def initial_context(rank: int) -> Context:
-    """The context of an EST before step 0. One part never changes: it is not in any delta."""
+    """Return the context of an EST before step 0. One part never changes, so no delta contains it."""
     return {"rng/python": digest(b"context", str(rank).encode()), "item/fixed": b"fixed-%d" % rank}
 
 
 def behind(context: Context, step: int, rank: int, draws: int = DRAWS) -> Context:
-    """The context behind the code before `step`, the first of an epoch."""
+    """Return the context after the script's code that runs before `step`, the first of an epoch."""
     draws += LEADER_DRAWS if rank == 0 and step > 0 else 0
     state = digest(context["rng/python"], b"%d draws" % draws)
     return {**context, "rng/python": state, "item/@behind": b"%d" % step}
 
 
 def is_behind(context: Context, step: int) -> bool:
-    """Whether that code is in the context."""
+    """True if the context includes the draws of the code before `step`."""
     return context.get("item/@behind") == b"%d" % step
 
 
 def contribution(weights: bytes, rank: int, step: int, context: Context) -> bytes:
-    """What an EST gives to the all-reduce."""
+    """Return an EST's contribution to the all-reduce."""
     return digest(weights, b"%d/%d" % (rank, step), context["rng/python"], context["item/fixed"])
 
 
 def next_context(rank: int, step: int, context: Context) -> Context:
-    """The context after a step, complete."""
+    """Return the complete context after a step."""
     return {**context, "rng/python": digest(context["rng/python"], b"%d/%d" % (rank, step))}
 
 
 def next_weights(weights: bytes, contributions: Mapping[int, bytes]) -> bytes:
-    """The weights after the optimizer step."""
+    """Return the weights after the optimizer step. contributions: by virtual rank."""
     return digest(weights, *(contributions[rank] for rank in sorted(contributions)))
 
 
 class FixedRuns:
-    """What fixed runs compute: contexts[s][rank], and weights by lineage, at the start of step s.
+    """Results of fixed runs: contexts[s][rank], and weights by lineage, at the start of step s.
 
-    The contexts of an epoch's first step are those behind the code before it; before: those it starts from.
+    For an epoch's first step, `contexts` has those after the code between epochs, `before` those ahead of it.
     """
 
     def __init__(self, ests: int, steps: int, steps_per_epoch: int) -> None:
@@ -82,7 +82,7 @@ class FixedRuns:
         self._weights: dict[int, list[bytes]] = {}
 
     def weights(self, lineage: int, step: int) -> bytes:
-        """The weights after `step` steps of the run that the process `lineage` began."""
+        """Return the weights after `step` steps of the run that the process `lineage` began."""
         known = self._weights.setdefault(lineage, [initial_weights(lineage)])
         while len(known) <= step:
             contexts = self.contexts[len(known) - 1]

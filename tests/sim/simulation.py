@@ -1,4 +1,4 @@
-"""One seeded run: a job under faults, then calm; then it must have finished, with the fixed run's bits."""
+"""One seeded run: a job under faults, then a calm phase in which it must finish with the fixed run's bits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TRACE_LINES = 200
 
 @dataclass
 class Outcome:
-    """What a run shows afterwards."""
+    """Results of one run."""
 
     seed: int
     checkers: Checkers
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
-    """Runs one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
+    """Run one seed. Raises SimulationError with the seed and the end of the trace (None: all of it)."""
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
@@ -63,7 +63,7 @@ def simulate(seed: int, *, trace_lines: int | None = TRACE_LINES) -> Outcome:
 
 
 def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
-    """A run without dynamic tasks in which nothing goes wrong but these cuts."""
+    """Run a job without dynamic tasks in which these power cuts are the only faults."""
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
@@ -71,18 +71,18 @@ def simulate_cuts(seed: int, cuts: tuple[Power, ...]) -> Outcome:
 
 
 def simulate_takeover(seed: int, cut: Cut) -> tuple[Outcome, Takeovers]:
-    """A run in which nothing goes wrong but this: the leader dies, and the store goes away at one call of the
+    """Run a job in which the only faults are the leader's death, and the loss of the store at one call of the
     takeover that follows."""
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
-        # The first to be made is the leader's own.
+        # The first takeover is that of the initial leader.
         takeovers = Takeovers(random.Random(seed), cuts=[Cut(0, False, 0.0), cut], deaths=(1.5,))
         return _Run(seed, rng, world, cuts=(), takeovers=takeovers).outcome(TRACE_LINES), takeovers
 
 
 def stored_by(seed: int) -> tuple[bytes, tuple[bytes, ...]]:
-    """The snapshot, and the batches after it, that a run of this seed has in its store amid its faults."""
+    """Return the stored snapshot and later batches of a run of this seed, in the middle of its faults."""
     rng = random.Random(seed)
     world = World(rng)
     with _seeded(world):
@@ -149,7 +149,7 @@ class _Run:
         return Outcome(self.seed, self.checkers, self.world, injected)
 
     def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:
-        """Runs that far and says what lies in the store."""
+        """Run for `seconds`; return the stored snapshot and the batches after it."""
         try:
             self._begin()
             self.world.run_until(lambda: False, self.world.now + seconds, EVENTS_MAX)
@@ -200,7 +200,7 @@ class _Run:
         )
 
     def _bury(self) -> None:
-        """What still waits is ended here, in order, and not by the collector in the middle of another run."""
+        """End all pending tasks in order, so that the garbage collector does not do so during another run."""
         cluster = self.cluster
         processes = [master.process for master in cluster.masters]
         processes += [worker.process for worker in (*cluster.buried, *cluster.workers.values())]
@@ -213,7 +213,7 @@ class _Run:
 
 
 def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
-    """A script and settings, small enough for a run of milliseconds."""
+    """Draw a script and settings, small enough for a run of milliseconds."""
     ests = rng.randint(1, 6)
     seconds = rng.choice((0.05, 0.2, 0.5)), rng.choice((0.2, 3.0))
     script = Script(ests, rng.randint(2, 12), rng.randint(1, 4), *seconds)
@@ -235,7 +235,7 @@ def _draw(rng: random.Random) -> tuple[Script, job_pb2.JobSettings]:
 
 @contextlib.contextmanager
 def _seeded(world: World) -> Iterator[None]:
-    """Time and randomness that the product takes from modules are the world's; nothing is logged."""
+    """Replace modules' sources of time and randomness by the world's in the block; log nothing."""
     log, sessions = elastane_master.store.log, elastane_master.sessions
     timed = log, elastane_master.leading, elastane_master.succession
     services = elastane_master.servers.job_service, elastane_master.servers.translate_shard

@@ -1,8 +1,8 @@
-"""Redis in virtual time: the master's own Lua scripts run on data of this model, in a real Lua 5.1.
+"""Redis in virtual time: the master's own Lua scripts run on this model's data, in a real Lua 5.1.
 
-The server can crash before or after a write, come back as it was or as of its last fsync (so that it
-lost writes it had acknowledged), refuse, or be slow. A client's request can be lost, late or outlive
-the client's patience: then it may still arrive behind its repetition.
+The server can crash before or after a write, come back unchanged or as of its last fsync (having lost
+acknowledged writes), refuse, or be slow. A client's request can be lost, delayed, or outlast the client's
+timeout: then it may still arrive after its repetition.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ PATIENCE_SECONDS = 1.0
 FSYNC_SHARE = 0.2
 FSYNC_SECONDS = 1.0
 LOST_SECONDS_MAX = 2 * FSYNC_SECONDS
-"""What a power cut can cost, as with `appendfsync everysec`."""
+"""Most seconds of writes that a power cut can erase, as with `appendfsync everysec`."""
 
 REMEMBERED_WRITES = 64
-"""How many of its newest writes the end of the file can lose."""
+"""Most newest writes that a truncation of the file can erase."""
 
 EXPIRIES = b"when keys expire"
-"""Among the data, as in the file of a real server."""
+"""Key in the data under which expiry times are kept, since a real server's file holds them too."""
 
 EntryId = tuple[int, int]
 
 
 @dataclass
 class StreamData:
-    """A Redis stream. last: the highest id there ever was."""
+    """A Redis stream. last: the highest id that was ever used."""
 
     last: EntryId = (0, 0)
     entries: list[tuple[EntryId, bytes]] = field(default_factory=list)
@@ -49,9 +49,9 @@ class StreamData:
 class StoreServer:
     """The server process and its disk.
 
-    appended: told (key, payload) of each stream entry. lost: told (key, payloads) of those that are gone.
-    is_begun: its file may be cut short from then on. clock_offset_seconds: how wrong its clock is, by which
-    keys expire. renamed: told (key, value) when the field `id` of a hash becomes another.
+    appended: called with (key, payload) of each new stream entry. lost: called with (key, payloads) of lost
+    ones. is_begun: returns True once its file may be truncated. clock_offset_seconds: error of its clock, by
+    which keys expire. renamed: called with (key, value) when the field `id` of a hash changes.
     """
 
     place = PLACE
@@ -78,7 +78,7 @@ class StoreServer:
     # ------------------------------------------------------------------ faults
 
     def crash(self, down_seconds: float, *, lose: bool = False) -> None:
-        """SIGKILL and a restart. lose: its host lost power, and what was not fsynced is gone."""
+        """SIGKILL and restart it. lose: its host lost power, so writes since the last fsync are gone."""
         if not self.is_up:
             return
         self.world.log(
@@ -96,7 +96,7 @@ class StoreServer:
         self.world.after(down_seconds, self._restart)
 
     def cut(self, writes: int, down_seconds: float) -> None:
-        """SIGKILL, and its file loses its newest writes, but not the first commit and those before it."""
+        """SIGKILL it and drop the newest `writes` of its file, except the first commit and earlier ones."""
         self.world.log(f"STORE crashes for {down_seconds:.2f} s, its file loses {writes} writes")
         self._go_down()
         self.forgot_at = self.world.now
@@ -118,7 +118,7 @@ class StoreServer:
     # ------------------------------------------------------------------ requests
 
     def perform(self, operation: Callable[[StoreServer], Any], *, writes: bool) -> Any:
-        """What a request that arrived gives; raises what the client will raise."""
+        """Execute a request that has arrived; return its result, or raise what the client will raise."""
         if not self.is_up:
             raise ConnectionError("connection refused")
         if self.world.now < self.refuses_until:
@@ -149,18 +149,18 @@ class StoreServer:
         self.crash(self.down_seconds)
 
     def sync(self) -> None:
-        """All that is there is on the disk."""
+        """Fsync: mark all data as written to the disk."""
         self._synced, self._since_sync, self._synced_at = _all_copied(self.data), 0, self.world.now
 
     def entries(self, key: bytes) -> list[tuple[EntryId, bytes]]:
-        """All of a stream."""
+        """Return all entries of a stream."""
         stream = self.data.get(key)
         return stream.entries if stream is not None else []
 
     # ------------------------------------------------------------------ commands
 
     def call(self, name: bytes, *arguments: Any) -> Any:
-        """One command of a script; values as Lua sees them."""
+        """Execute one command of a Lua script; return the value as Lua sees it."""
         words = [_bytes(argument) for argument in arguments]
         return getattr(self, f"_{name.decode().lower()}")(*words)
 
@@ -198,7 +198,7 @@ class StoreServer:
     def _persist(self, key: bytes) -> int:
         return int(self.data.get(EXPIRIES, {}).pop(key, None) is not None)
 
-    # Keys that expire, and lists on which somebody waits: what the leader's lease needs.
+    # Expiring keys and blocking list reads, which the leader's lease needs.
 
     @property
     def _wall(self) -> float:
@@ -238,7 +238,10 @@ class StoreServer:
         return 1
 
     def pop(self, key: bytes, answer: Callable[[bytes | None, Exception | None], bool]) -> None:
-        """Answers with the first of a list, now or when there is one; `answer` says whether it is wanted."""
+        """Answer with the first element of a list, now or once there is one.
+
+        answer: called with (value, error); returns whether the client still wanted it.
+        """
         values = self.data.get(key, ())
         if values:
             self.data[key] = values[1:]
@@ -290,7 +293,7 @@ class StoreServer:
             )
         stream.last = entry
         stream.entries.append((entry, payload))
-        if kept is not None and len(stream.entries) > kept + 100:  # "~": when it is worth it
+        if kept is not None and len(stream.entries) > kept + 100:  # "~": trimmed only in larger batches
             del stream.entries[: len(stream.entries) - kept]
         self.appended(key, payload)
         return _name(entry)
@@ -301,14 +304,14 @@ def _all_copied(data: dict[bytes, Any]) -> dict[bytes, Any]:
 
 
 def _copied(value: Any) -> Any:
-    """A value of the store, so that it can be changed: entries of streams never are."""
+    """Copy a value of the store so that it can be changed; stream entries are immutable and shared."""
     if isinstance(value, StreamData):
         return StreamData(value.last, value.entries.copy())
     return copy.copy(value)
 
 
 class PinnedScriptModel:
-    """A script over connections that lie ready."""
+    """Model of a script that runs over pinned connections."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -321,10 +324,10 @@ class PinnedScriptModel:
 
 
 class StoreClient:
-    """What the master uses of `redis.asyncio.Redis`, spoken by one process to the server.
+    """The part of `redis.asyncio.Redis` that the master uses, for one process.
 
-    asked: called with the number of each call, from 1, and with whether it has reached the server: before it
-    is sent, and when the server has done it.
+    asked: called with (number of the call, from 1; whether it was executed), before a call is sent and after
+    the server has executed it.
     """
 
     def __init__(self, server: StoreServer, network: Network, process: Process) -> None:
@@ -499,7 +502,7 @@ def _script(text: str, server: StoreServer, keys: list[bytes], words: list[bytes
 
 
 def _entry_table(entries: list[tuple[EntryId, bytes]]) -> Any:
-    """Entries as a script sees them: pairs of id, and field and value."""
+    """Return entries as Lua tables: pairs of the id and a table of field and value."""
     table = _lua().table_from
     return table([table([_name(entry), table([b"field", payload])]) for entry, payload in entries])
 

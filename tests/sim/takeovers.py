@@ -1,12 +1,12 @@
-"""Masters that stand by for each other: the lease, takeovers, and a store that goes away at one call of them.
+"""Standby masters: the leader's lease, takeovers, and a store that fails at one call of a takeover.
 
-In a part of the runs masters contend for the leader's lease, as on a store of one's own choice; in the others
-each serves at once, and the fencing tokens alone keep two apart. What is checked besides:
+In some runs masters contend for the leader's lease, as on an external store; in the others each master serves
+at once, and only the fencing tokens keep two of them apart. Additional checkers:
 
-one leader   nobody is given the lease while another master would still answer
-whole        a master that says it is ready has every job of the store
+one leader   no master is granted the lease while another one would still answer
+whole        a master that reports to be ready has every job of the store
 
-Draws come from a generator of their own: runs without a lease stay as they were.
+Takeovers are drawn from a separate generator, so that runs without a lease keep their draws.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ SHARE = 0.4
 CALLS_MAX = 20
 LEASE = LEASE_KEY.encode()
 OTHER_JOBS = ("a-first", "z-last")
-"""Stored beside the job that is trained: a takeover that is cut off may have read some."""
+"""Further jobs in the store, some of which an interrupted takeover may have read."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What happens at a takeover's call of the store. call: from 1. acted: the store has done it already, and
-    only the answer is lost. seconds: how long the store is away. crashes: it dies, else the link is cut."""
+    """A fault at one of a takeover's calls to the store.
+
+    call: number of the call, from 1. acted: the store has executed it, and only the answer is lost. seconds:
+    duration of the outage. crashes: the store dies; else the link is cut.
+    """
 
     call: int
     acted: bool
@@ -47,10 +50,10 @@ class Cut:
 
 @dataclass
 class Takeovers:
-    """How masters follow each other in a run.
+    """Settings of the masters' takeovers in a run.
 
-    masters: as many are kept running. cuts: of the takeovers to come, one each; None: draw. deaths: seconds
-    after the beginning at which who leads is killed.
+    masters: number of masters kept running. cuts: faults of the coming takeovers, one each; None: draw them.
+    deaths: times at which the leader is killed, in seconds after the beginning.
     """
 
     rng: random.Random
@@ -62,7 +65,7 @@ class Takeovers:
     hit: list[Cut] = field(default_factory=list)
 
     def next_cut(self, is_calm: bool) -> Cut | None:
-        """For a takeover that begins."""
+        """Return the fault for a takeover that begins; None: no fault. is_calm: draw none."""
         self.made += 1
         if self.cuts is not None:
             return self.cuts.pop(0) if self.cuts else None
@@ -74,7 +77,7 @@ class Takeovers:
 
 
 def draw(seed: int) -> Takeovers | None:
-    """Those of a run; None: there is no lease."""
+    """Draw the settings of a run; None: without a lease."""
     rng = random.Random(f"takeovers {seed}")
     if rng.random() >= SHARE:
         return None
@@ -82,7 +85,10 @@ def draw(seed: int) -> Takeovers | None:
 
 
 def check_granted(world: World, masters: list[MasterModel], holder: bytes) -> None:
-    """The lease is given to `holder`, which did not have it. One that is dead may have asked long ago."""
+    """Check, when `holder` is newly granted the lease, that no other master would answer.
+
+    The holder may be dead already: its request may have been sent long ago.
+    """
     ids = [master.claimant.id.encode() for master in masters]
     for master, known in zip(masters, ids, strict=True):
         if holder in ids and holder != known and master.host is not None:
@@ -90,12 +96,12 @@ def check_granted(world: World, masters: list[MasterModel], holder: bytes) -> No
 
 
 def check_whole(world: World, server: StoreServer, master: MasterModel) -> None:
-    """A request comes to a master."""
+    """Check, when a request arrives, that a ready master has every job of the store."""
     if not master.leadership.ready:
         return
     try:
         held = {host.name for host in master.hosts.all()}
-    except Rejection:  # its lease ran out a moment ago
+    except Rejection:  # its lease has just expired
         return
     names = {name.decode() for name in server.data.get(JOBS_KEY.encode(), ())}
     for name in sorted(names - held):
@@ -104,7 +110,7 @@ def check_whole(world: World, server: StoreServer, master: MasterModel) -> None:
 
 
 def strike(cut: Cut, world: World, network: Network, server: StoreServer, name: str) -> None:
-    """The store goes away, for everybody or for the master of this name."""
+    """Make the store fail: for all masters if it crashes, else for the master of this name."""
     what = "after" if cut.acted else "before"
     world.log(f"STORE goes away {what} call {cut.call} of the takeover of {name}, crashes={cut.crashes}")
     if cut.crashes:

@@ -22,7 +22,7 @@ BATCH = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
 TAKEN_OVER = (2, 9, 15)
-"""Seeds whose jobs last for long enough."""
+"""Seeds whose jobs run long enough."""
 ONCE_FAILED = {
     "work between two rings was charged by share after a ring of the same step": 6889,
     "a step was committed that a lost member had never applied": 7948,
@@ -33,8 +33,8 @@ ONCE_FAILED = {
     "a run of a step that a load made void was taken for the job's by a checker": 675,
     "a job's time, ahead by an hour, made the deadlines of those taken over before it pass": 3848,
 }
-"""Seeds that found a fault of the product or of a checker, as long as the draws of the simulation stay as
-they are; what finds the same fault again after that is its planted bug."""
+"""Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's
+draws stay the same; after that the planted bug (`mutants`) takes their place."""
 
 
 @pytest.mark.parametrize("first", slow_except(range(0, SEEDS, BATCH), 0, BATCH))
@@ -49,7 +49,7 @@ def test_what_failed_once(name: str) -> None:
 
 
 def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
-    """Where all members are there nothing is done again. Where one died with the store, its part is."""
+    """If all members survive, no step is repeated; if one dies with the store, lost steps are repeated."""
     notes: Counter[str] = Counter()
     for writes in range(CUTS):
         at_seconds = 1.0 + writes % 7 / 2
@@ -62,7 +62,7 @@ def test_an_end_of_any_length_that_the_store_loses_with_its_master() -> None:
 
 
 def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
-    """At each call, before the store has acted and after, for longer than the lease: link cut, store dead."""
+    """The store fails at each call, before or after executing it, for longer than the lease lasts."""
     for crashes, acted in product((False, True), repeat=2):
         for call in count(1):
             _, takeovers = simulate_takeover(
@@ -74,7 +74,7 @@ def test_a_takeover_comes_to_its_end_wherever_the_store_goes_away() -> None:
 
 
 def test_a_seed_replays_exactly_in_another_process() -> None:
-    """Nothing depends on addresses or on the hashes of strings, which differ between processes."""
+    """A run must not depend on addresses or on hashes of strings, which differ between processes."""
     code = "from sim.simulation import simulate\n"
     code += "for seed in range(8): print(*simulate(seed).world.trace, sep=chr(10))"
     traces = [

@@ -37,7 +37,7 @@ from sim.reference import (
 from sim.world import StoredCheckpoint, StoredShard, World
 
 GroupKey = tuple[int, tuple[str, ...]]
-"""A ring's number and members: where the number was forgotten, it may be given to others."""
+"""Generation and members of a ring: a generation that the store has lost may be reused with other members."""
 JOB = "job"
 HANG_SECONDS = 8.0
 NOTICE_SECONDS = 30.0
@@ -54,7 +54,7 @@ PERMANENT = (
 
 @dataclass
 class Script:
-    """What all workers run."""
+    """The training script that all workers run."""
 
     ests: int
     steps_per_epoch: int
@@ -77,11 +77,11 @@ class Script:
 
 
 class GroupFailed(Exception):  # noqa: N818 - an outcome
-    """The group of a Go is not wanted any more, or a member went."""
+    """The group of a Go is no longer wanted, or a member has left."""
 
 
 class ScriptEnds(Exception):  # noqa: N818 - an outcome
-    """The script's thread is over; reason: of its Bye."""
+    """The script's thread ends. reason: that of the Bye to send."""
 
     def __init__(self, reason: ring_pb2.ByeReason) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ class ScriptEnds(Exception):  # noqa: N818 - an outcome
 
 
 class WorkerModel:
-    """One process. masters: those a connection may reach now."""
+    """One worker process. masters: returns those that a connection may reach now."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class WorkerModel:
         self.pristine = True
         self.contexts: dict[int, Context] = {}
         self.known: dict[int, Context] = {}
-        #: The code between epochs: the step that it precedes, the contexts that it runs with, who leads.
+        #: The code between epochs: the step that it precedes, its contexts, and whether it runs as leader.
         self.interval_step = 0
         self.interval_contexts = {rank: initial_context(rank) for rank in range(script.ests)}
         self.interval_leads = True
@@ -133,7 +133,7 @@ class WorkerModel:
     # ------------------------------------------------------------------ process
 
     def start(self) -> None:
-        """The script reached `job.epochs`."""
+        """Start the process's tasks: the script has reached `job.epochs`."""
         self.world.log(f"{self.name} starts, pid {self.pid}")
         self.process.spawn(self._session())
         self.process.spawn(self._beat())
@@ -144,7 +144,7 @@ class WorkerModel:
         return self.process.alive
 
     def kill(self, *, is_silent: bool = False) -> None:
-        """SIGKILL; silent: the node is gone and nobody closes its sockets."""
+        """SIGKILL the process. is_silent: its node is gone too, so its sockets are not closed."""
         if not self.process.alive:
             return
         self.world.log(f"{self.name} is killed, silent={is_silent}")
@@ -157,7 +157,7 @@ class WorkerModel:
         self._leave_group()
 
     def leave(self) -> None:
-        """Spot notice: the node is taken away when its time is over."""
+        """Deliver a spot notice: the node is taken away after `NOTICE_SECONDS`."""
         self.world.log(f"{self.name} is told to leave")
         message = ring_pb2.Leaving(reason="spot notice")
         message.notice.FromNanoseconds(int(NOTICE_SECONDS * 1e9))
@@ -166,7 +166,7 @@ class WorkerModel:
         self.world.after(NOTICE_SECONDS, self.kill)
 
     def blip(self) -> None:
-        """The connection to the master breaks."""
+        """Break the connection to the master."""
         if self.stream is not None and self.process.alive:
             self.process.call_soon(self.stream.give_up, "connection reset")
 
@@ -175,14 +175,14 @@ class WorkerModel:
         return self.process.alive and self.is_welcome and self.stream is not None and self.stream.attends
 
     def notify(self) -> None:
-        """Something changed: whoever waits looks again."""
+        """Wake all waiting tasks, because something has changed."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             if not future.done():
                 future.set_result(None)
 
     async def wait_for(self, condition: Callable[[], object], seconds: float | None = None) -> bool:
-        """Until the condition holds; False when the time ran out before."""
+        """Wait until the condition holds; return False if `seconds` pass before."""
         deadline = None if seconds is None else self.world.now + seconds
         while not condition():
             if deadline is not None and self.world.now >= deadline:
@@ -216,7 +216,7 @@ class WorkerModel:
         self.notify()
 
     async def _attend(self) -> Ended | None:
-        """One stream, to one of the masters that there are; how it ended."""
+        """Run one stream to one of the masters; return how it ended."""
         masters = self.masters()
         if not masters:
             await asyncio.sleep(0.1)
@@ -255,7 +255,7 @@ class WorkerModel:
                 self.stream.write(message.SerializeToString())
 
     def tell(self, outcome: Outcome) -> None:
-        """Sends what follows from a change of the protocol's state."""
+        """Send the messages that follow from a change of the protocol's state."""
         self._send(*outcome.send)
         self.notify()
 
@@ -398,7 +398,7 @@ class WorkerModel:
         return begins and not all(is_behind(parts, step) for parts in self.contexts.values())
 
     async def _close_interval(self) -> None:
-        """What the code between two epochs drew: told, and taken over as it is decided."""
+        """Report the draws of the code between two epochs, and adopt what the master decides."""
         protocol, step = self.protocol, self.protocol.applied_step
         report = ring_pb2.IntervalReport(generation=protocol.generation, step=step)
         if self.interval_step == step:
@@ -420,9 +420,9 @@ class WorkerModel:
     def _take_up(
         self, known: dict[int, Context], step: int, decided: ring_pb2.IntervalDecided | None
     ) -> None:
-        """The contexts as the master has them, and behind the code of which this is decided."""
+        """Adopt the master's contexts, advanced by the code between epochs that `decided` is about."""
         self.contexts = dict(known)
-        # As `interval.reported_against` does: the store may lose that the code is in them.
+        # As in `interval.reported_against`: the store may lose the fact that the contexts include the code.
         self.known = {rank: {} if is_behind(parts, step) else parts for rank, parts in known.items()}
         for rank, parts in known.items():
             if decided is not None and not is_behind(parts, decided.step):
@@ -454,7 +454,7 @@ class WorkerModel:
         found = sorted(self.world.checkpoints, key=lambda checkpoint: -checkpoint.step)
         if message.HasField("step_max"):
             for one in found:
-                # One that the history does not lead up to stops the worker until an operator has removed it.
+                # A checkpoint that is not part of the history stops the worker until an operator removes it.
                 one.corrupt = one.corrupt or (
                     one.step > message.step_max
                     and all(other.corrupt or other.step > message.step_max for other in found)
@@ -480,7 +480,7 @@ class WorkerModel:
         self.tell(protocol.loaded(loaded))
 
     async def _enter(self, go: ring_pb2.Go) -> None:
-        """Form the group, hand state over, take up my ESTs."""
+        """Form the group, hand over state, and adopt this worker's ESTs."""
         protocol = self.protocol
         try:
             await self._form(go)
@@ -523,7 +523,7 @@ class WorkerModel:
             await self._while_wanted(group, lambda: group.receivers <= group.received)
 
     async def _while_wanted(self, group: Group, condition: Callable[[], object]) -> None:
-        """Until the condition holds; raises GroupFailed when the group is cancelled or known to be broken."""
+        """Wait until the condition holds. Raises GroupFailed if the group is cancelled or known as broken."""
 
         def stop() -> bool:
             return self.cancelled or self.broken_group is group
@@ -542,7 +542,7 @@ class WorkerModel:
         self.group, self.reduced_parts, self.reduced_step = None, None, -1
 
     def group_broke(self, group: Group) -> None:
-        """A peer is gone, and this process hears of it."""
+        """Notify this process that the group has lost a member."""
         self.process.call_soon(self._group_broke, group)
 
     def _group_broke(self, group: Group) -> None:
@@ -554,7 +554,7 @@ class WorkerModel:
 
     async def _run_step(self, step: int) -> None:
         protocol, group = self.protocol, self.group
-        early = step % 2 == 1  # reported in the last backward, which goes on
+        early = step % 2 == 1  # the step is reported during the last backward
         if self.hangs and not early:
             self.world.log(f"{self.name} hangs in step {step}")
             await self.process.create_future()
@@ -610,7 +610,7 @@ class WorkerModel:
             position = place * self.script.ests + rank
             task = report.tasks.add(virtual_rank=rank, samples=[position])
             task.range.start, task.range.end = position, position + 1
-        # A wrong alarm would fail the job.
+        # All workers must send the same digest: a false alarm would fail the job.
         report.state_digest = int.from_bytes(
             blake2b(repr(self.weights).encode(), digest_size=8).digest(), "big"
         )
@@ -619,7 +619,7 @@ class WorkerModel:
         return report
 
     def reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:
-        """The all-reduce of a step completed here."""
+        """Notify this process that the all-reduce of a step has completed."""
         self.process.call_soon(self._reduced, group, step, parts)
 
     def _reduced(self, group: Group, step: int, parts: dict[int, bytes]) -> None:

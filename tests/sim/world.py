@@ -1,6 +1,6 @@
-"""Virtual time, one seed, and the checkpoints, which outlive processes.
+"""Virtual time, the random seed, and the checkpoints, which outlive processes.
 
-Everything that happens is an entry of one heap; ties are broken by the order of scheduling. One
+Every event is an entry of one heap; ties are broken by the order of scheduling. One
 `random.Random` decides every delay and every fault, so a seed replays a run exactly.
 """
 
@@ -26,7 +26,7 @@ class SimulationError(AssertionError):
 
 @dataclass
 class StoredShard:
-    """What a member wrote: weights and who began them, and the contexts of its ESTs."""
+    """A member's part of a checkpoint: lineage, weights, and the contexts of its ESTs."""
 
     lineage: int
     weights: bytes
@@ -35,7 +35,7 @@ class StoredShard:
 
 @dataclass
 class StoredCheckpoint:
-    """A complete checkpoint on the storage that all workers reach."""
+    """A complete checkpoint on the workers' shared storage."""
 
     name: str
     step: int
@@ -45,7 +45,7 @@ class StoredCheckpoint:
 
 @dataclass
 class World:
-    """now: virtual seconds. failure: the first property found broken; nothing happens after it."""
+    """The simulated world. now: virtual seconds. failure: the first broken property; it ends the run."""
 
     rng: random.Random
     now: float = BEGIN
@@ -59,29 +59,29 @@ class World:
     events: int = 0
 
     def after(self, seconds: float, action: Action) -> None:
-        """Schedules `action`."""
+        """Schedule `action` after `seconds`."""
         heapq.heappush(self.heap, (self.now + seconds, next(self.order), action))
 
     def at(self, when: float, action: Action) -> None:
-        """Schedules `action` at a time that is not in the past."""
+        """Schedule `action` at the time `when`, or now if that is past."""
         heapq.heappush(self.heap, (max(when, self.now), next(self.order), action))
 
     def fail(self, checker: str, text: str) -> None:
-        """A property does not hold. Does not raise: whoever found it may be deep in code that catches all."""
+        """Record a broken property. Does not raise, because the calling code may catch all exceptions."""
         if self.failure is None:
             self.log(f"BROKEN {checker}: {text}")
             self.failure = SimulationError(checker, text)
 
     def run_until(self, done: Callable[[], bool], deadline: float, events_max: int) -> bool:
-        """Runs until `done`; False when the deadline or the bound on events is reached first.
+        """Run until `done`; return False if the deadline or the limit on events is reached first.
 
-        Raises SimulationError as soon as a property was found broken.
+        Raises SimulationError as soon as a property is found broken.
         """
         heap = self.heap
         for number in range(events_max):
             if self.failure is not None:
                 raise self.failure
-            # `done` looks at many things; nothing depends on seeing it at once.
+            # `done` is expensive, and nothing depends on noticing it at once.
             if number % 8 == 0 and done():
                 return True
             if not heap or heap[0][0] > deadline:
@@ -92,5 +92,5 @@ class World:
         return done()
 
     def log(self, text: str) -> None:
-        """For the trace that a failure prints."""
+        """Add a line to the trace that a failure prints."""
         self.trace.append(f"{self.now - BEGIN:9.4f} {text}")

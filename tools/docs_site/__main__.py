@@ -33,7 +33,7 @@ def main() -> int:
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path}")
     else:
-        from docs_site.build import build  # Sphinx is only needed here
+        from docs_site.build import build  # only this command needs Sphinx
 
         began = time.monotonic()
         faults = build(arguments.out.absolute())

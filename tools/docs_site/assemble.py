@@ -1,7 +1,7 @@
-"""The sources of the site: docs/ as it is, pages from the root of the repository, the generated reference.
+"""Assembles the sources of the site: docs/, pages from the repository's root, and the generated reference.
 
-Links and pictures are written so that they work in the repository. Links out of docs/ lead to the copy here;
-where they name a source file, they become its name.
+Links and pictures in the pages work in the repository. Here one that leads out of docs/ is rewritten to the
+copy; a link to a source file is replaced by the file's name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LINK: Final = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def assemble(folder: Path) -> None:
-    """Write all sources into the new folder."""
+    """Write all sources into a folder that does not exist yet."""
     shutil.copytree(DOCS, folder)
     for name, page in FROM_ROOT.items():
         (folder / page).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
@@ -41,7 +41,7 @@ def assemble(folder: Path) -> None:
 
 
 def relinked(text: str, origin: Path, page: str) -> str:
-    """`text` with links that work in the site. origin: the file it comes from; page: where it lies here."""
+    """Rewrite the links in `text` for the site. origin: its file here; page: its path in the site."""
 
     def replace(found: re.Match[str]) -> str:
         mark, words, target = found.groups()
@@ -50,7 +50,7 @@ def relinked(text: str, origin: Path, page: str) -> str:
             return found[0]
         file = Path(os.path.normpath(origin.parent / path))
         if not file.exists():
-            return found[0]  # Sphinx will say so
+            return found[0]  # a broken link: Sphinx will warn
         name = file.relative_to(ROOT).as_posix()
         if file.is_dir() and file.is_relative_to(DOCS):
             here = f"{file.relative_to(DOCS).as_posix()}/index.md"
@@ -65,13 +65,13 @@ def relinked(text: str, origin: Path, page: str) -> str:
         there = Path(os.path.relpath(here, Path(page).parent)).as_posix()
         return f"{mark}[{words}]({there}{'#' if anchor else ''}{anchor})"
 
-    # What stands between fences is no prose.
+    # Leave fenced code blocks alone.
     pieces = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(piece if piece.startswith("```") else _LINK.sub(replace, piece) for piece in pieces)
 
 
 def _write_indexes(folder: Path) -> None:
-    """A page with the list of each group, and the home page that holds them."""
+    """Write the index page of each group, and their lists into the home page."""
     decisions = sorted(path.stem for path in (folder / "decisions").glob("[0-9]*.md"))
     (folder / "decisions" / "index.md").write_text(_index("Decisions", "", decisions), encoding="utf-8")
     listed = {page for group in GROUPS for page in group.pages}

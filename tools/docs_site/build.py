@@ -1,4 +1,4 @@
-"""Assembles the sources of the site and has Sphinx build them; a warning is a fault."""
+"""Assembles the sources of the site and builds them with Sphinx; every warning is an error."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CONFIGURATION = Path(__file__).parent
 
 
 def build(out: Path) -> str:
-    """Makes the site in the folder `out`, which is replaced; returns what Sphinx warned of, empty if nothing.
+    """Build the site into the folder `out`, which is replaced; return Sphinx's warnings, or "".
 
-    Called by `make docs` and by the tests. A site that has faults is not put in place.
+    Called by `make docs` and by the tests. With warnings, `out` is left as it was.
     """
     with tempfile.TemporaryDirectory(prefix="elastane-site-") as folder:
         source, made = Path(folder) / "source", Path(folder) / "html"

@@ -1,4 +1,4 @@
-"""The reference of the command line: every command, option, variable and default, as Typer has them."""
+"""Generates the reference of the command line from Typer: commands, options, variables and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastane.cli.main import EPILOG, build_app
 
 
 def commands() -> dict[str, Any]:
-    """Every command that is shown, by name; `master` with the options of the master's own program."""
+    """Return every visible command by name; `master` has the options of the master's own program."""
     from elastane_master.cli import app as master_app
 
     found = {name: load(name) for name, entry in COMMANDS.items() if not entry.hidden}
@@ -23,14 +23,14 @@ def commands() -> dict[str, Any]:
 
 
 def options(command: Any) -> Iterator[Any]:
-    """A command's options, without help and hidden ones."""
+    """Yield a command's options, without --help and hidden ones."""
     for parameter in command.params:
         if parameter.param_type_name == "option" and not parameter.hidden and "--help" not in parameter.opts:
             yield parameter
 
 
 def render() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     parts = [
         "# Commands\n",
         f"`elastane COMMAND --help` says the same. {EPILOG}\n",
@@ -43,7 +43,7 @@ def render() -> str:
 
 
 def _help(command: Any) -> str:
-    """The help's paragraphs; the lines that are indented are commands."""
+    """Return the help in Markdown; indented lines are commands and become code blocks."""
     blocks = [block.strip("\n") for block in inspect.cleandoc(command.help or "").split("\n\n")]
     lines = [f"    {block.strip()}" if block.startswith("  ") else block for block in blocks]
     return "\n\n".join(lines).replace("\n\n    ", "\n    ").replace(":\n    ", ":\n\n    ") + "\n"

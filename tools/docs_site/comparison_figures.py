@@ -1,4 +1,4 @@
-"""The table of figures in docs/comparison.md out of docs/benchmarks.md: what was measured last."""
+"""Generates the table of figures in docs/comparison.md from the latest results in docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END: Final = "<!-- End of what is written. -->\n"
 
 
 class Wanted(NamedTuple):
-    """A row of the table: what somebody who chooses asks; the benchmark; the case as its table names it."""
+    """A row of the table: the reader's question, the benchmark, and the case as named in its table."""
 
     question: str
     benchmark: str
@@ -40,7 +40,7 @@ WANTED: Final = (
 
 
 def table(measured: str) -> str:
-    """The table. measured: docs/benchmarks.md. Raises KeyError for a case that is not in it."""
+    """Return the table. measured: text of docs/benchmarks.md. Raises KeyError for an unknown case."""
     lines = ["| | Elastane | peer | made by |", "|---|---|---|---|"]
     for question, benchmark, case in WANTED:
         section = re.search(rf"^## {benchmark}\n(.*?)(?=^## |\Z)", measured, re.MULTILINE | re.DOTALL)
@@ -53,7 +53,7 @@ def table(measured: str) -> str:
 
 
 def render(page: str, measured: str) -> str:
-    """The page with the table as it should be."""
+    """Return the page with the current table."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table(measured)}\n{END}{after}"

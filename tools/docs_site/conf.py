@@ -1,4 +1,4 @@
-"""Sphinx's configuration. Nothing is loaded from elsewhere: the site works without a network."""
+"""Sphinx's configuration. The site loads nothing from other servers, so it works offline."""
 
 from elastane import __version__
 

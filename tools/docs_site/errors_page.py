@@ -1,4 +1,4 @@
-"""docs/errors.md out of elastane_proto/error_codes.toml: a heading for each, which is its anchor."""
+"""Generates docs/errors.md from elastane_proto/error_codes.toml; each code's heading is its anchor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ELA105), beside hint, facts and whether to try again.
 
 
 def render() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     parts, group = [_HEAD], ""
     for entry in entries().values():
         if entry.group != group:
@@ -37,5 +37,5 @@ def render() -> str:
 
 
 def _linked(text: str) -> str:
-    """With a link for each page that is named."""
+    """Turn each mention of a page of docs/ into a link."""
     return re.sub(r"docs/([\w/-]+\.md)", r"[docs/\1](\1)", text)

@@ -1,4 +1,4 @@
-"""What stands where: four kinds of pages, by what a reader comes for."""
+"""Navigation of the site: groups of pages by the reader's purpose."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class Group(NamedTuple):
-    """A part of the navigation. pages: without ending, in order; one that is not there is left out."""
+    """A part of the navigation. pages: names without suffix, in order; a missing page is skipped."""
 
     title: str
     pages: tuple[str, ...]
@@ -14,7 +14,7 @@ class Group(NamedTuple):
 
 REFERENCE: Final = "reference"
 
-#: Pages that the repository has at its root, and where they lie in the site.
+#: Pages at the root of the repository, and their paths in the site.
 FROM_ROOT: Final = {
     "README.md": "readme.md",
     "ARCHITECTURE.md": "explanation/architecture.md",
@@ -84,5 +84,5 @@ GROUPS: Final = (
     ),
 )
 
-#: Whatever is in docs/ and not named above.
+#: All pages of docs/ that are not named above.
 MORE: Final = Group("Further pages", ())

@@ -1,4 +1,4 @@
-"""Where things are."""
+"""Paths of the repository that the site is built from."""
 
 from __future__ import annotations
 

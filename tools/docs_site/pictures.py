@@ -1,7 +1,7 @@
-"""The pictures of docs/explanation, as SVG that a test holds equal to what is made here.
+"""Draws the pictures of docs/explanation as SVG; a test checks that the committed files are up to date.
 
-Two kinds: what passes between master and workers (a sequence), and who hosts which logical workers while time
-goes by (a table of bars). Colours follow the reader's preference for dark or light.
+There are two kinds: sequence diagrams of messages between master and workers, and bars that show which worker
+hosts which logical workers over time. Colours follow the reader's preference for dark or light.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LANE, _ROW, _LEFT, _TOP = 230, 34, 90, 30
 
 
 class Message(NamedTuple):
-    """An arrow. source, target: numbers of lanes; the same twice: a note at that lane. text: beside it."""
+    """An arrow between two lanes, or a note if both are the same. source, target: lane numbers."""
 
     source: int
     target: int
@@ -37,14 +37,14 @@ class Message(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of time. hosts: for each worker the logical workers it runs; title: what began it."""
+    """A period of time. title: the event that began it. hosts: for each worker, its logical workers."""
 
     title: str
     hosts: tuple[tuple[int, ...], ...]
 
 
 def sequence(lanes: Sequence[str], messages: Sequence[Message], title: str, dead: int = -1) -> str:
-    """What passes between the lanes, downwards. dead: lane that ends at its last note."""
+    """Draw a sequence diagram as SVG, time downwards. dead: number of a lane that ends at its last note."""
     width, height = 2 * _LEFT + _LANE * (len(lanes) - 1), _TOP + _ROW * (len(messages) + 2)
     end = max((row for row, m in enumerate(messages) if dead in m[:2]), default=0)
     parts = []
@@ -71,7 +71,7 @@ def sequence(lanes: Sequence[str], messages: Sequence[Message], title: str, dead
 
 
 def hosting(phases: Sequence[Phase], title: str) -> str:
-    """Workers downwards, time to the right, the logical workers that each runs in it."""
+    """Draw as SVG which logical workers each worker runs: a row per worker, time to the right."""
     workers = max(len(phase.hosts) for phase in phases)
     width, height = 110 + 200 * len(phases), 50 + 44 * workers
     parts = [_text(8, 62 + 44 * n, f"worker {n}", "head") for n in range(workers)]
@@ -92,7 +92,7 @@ def hosting(phases: Sequence[Phase], title: str) -> str:
 
 
 def all_pictures() -> dict[Path, str]:
-    """Every picture with the file that holds it."""
+    """Return every picture by its file."""
     m, a, b = 0, 1, 2
     step = [
         Message(a, a, "forward, backward of its ESTs"),

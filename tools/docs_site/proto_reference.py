@@ -1,4 +1,4 @@
-"""The reference of the protocol, out of the .proto files: services, messages, enums with their comments."""
+"""Generates the reference of the protocol from the .proto files, with their comments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from docs_site.tables import cell
 _FOLDER = ROOT / "proto"
 _F = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {number: name.removeprefix("TYPE_").lower() for name, number in _F.Type.items()}
-#: Field numbers within descriptor.proto, of which the paths of comments are made.
+#: Field numbers of FileDescriptorProto in descriptor.proto, from which the paths of comments are made.
 _MESSAGES, _ENUMS, _SERVICES = 4, 5, 6
 _FIELDS, _NESTED, _VALUES, _METHODS = 2, 3, 2, 2
 
@@ -30,7 +30,7 @@ unless told not to. Refused calls bear an [ErrorDetail](../errors.md). Durations
 
 
 def files() -> list[descriptor_pb2.FileDescriptorProto]:
-    """Every file of the API as protoc reads it, with comments."""
+    """Parse every file of the API with protoc, comments included."""
     names = sorted(path.relative_to(_FOLDER).as_posix() for path in _FOLDER.glob("elastane_proto/v1/*.proto"))
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "set"
@@ -42,7 +42,7 @@ def files() -> list[descriptor_pb2.FileDescriptorProto]:
 
 
 def render() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     return "\n".join([_HEAD, *(part for file in files() for part in _file(file))])
 
 

@@ -1,4 +1,4 @@
-"""The reference of what a training script uses: signatures and docstrings, out of the sources."""
+"""Generates the reference of the API for training scripts from signatures and docstrings in the sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Callable = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Part(NamedTuple):
-    """A class or function that is public. name: as a script knows it."""
+    """A public class or function. file, symbol: its place in the sources; name: its name in a script."""
 
     file: str
     symbol: str
@@ -41,7 +41,7 @@ it needs.
 
 
 def render() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     return "\n".join([_HEAD, *(_part(part) for part in PARTS)])
 
 
@@ -84,7 +84,7 @@ def _signature(name: str, node: _Callable) -> str:
 
 
 def _prose(docstring: str) -> str:
-    """Paragraphs as they are; `Args:` and `Raises:` as lists."""
+    """Convert a docstring to Markdown: paragraphs unchanged, `Args:`, `Raises:` and `Returns:` as lists."""
     parts, items = [], False
     for line in inspect.cleandoc(docstring).splitlines():
         if re.fullmatch(r"(Args|Raises|Returns):", line):

@@ -1,4 +1,4 @@
-"""The reference of the master's and the workers' settings: every variable, with type, default and meaning."""
+"""Generates the reference of settings of masters and workers: every variable with type, default and text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Workers are started by `elastane run`, which sets what they need; what else is s
 
 
 def settings() -> dict[str, type[BaseSettings]]:
-    """The classes, by the heading they stand under."""
+    """Return the classes of settings by their heading on the page."""
     from elastane.runtime.environment import WorkerEnvironment
     from elastane_master.limits import Limits
     from elastane_master.security.settings import SecuritySettings
@@ -37,7 +37,7 @@ def settings() -> dict[str, type[BaseSettings]]:
 
 
 def texts() -> dict[str, str]:
-    """What the options of `elastane master` say, by the setting's name; the default has a column here."""
+    """Return the help texts of `elastane master`'s options by name, without the defaults."""
     from elastane_master.cli import app
 
     found = options(typer.main.get_command(app))
@@ -45,7 +45,7 @@ def texts() -> dict[str, str]:
 
 
 def render() -> str:
-    """The page."""
+    """Return the page in Markdown."""
     parts, said = [_HEAD], texts()
     limits = set(settings()["The master's limits"].model_fields)
     for title, kind in settings().items():
@@ -53,7 +53,7 @@ def render() -> str:
         prefix = kind.model_config.get("env_prefix", "")
         for name, field in kind.model_fields.items():
             if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
-                continue  # it has a heading of its own
+                continue  # listed under a heading of its own
             if title == "The master" and name in limits:
                 continue
             text = field.description or (said.get(name, "") if title.startswith("The master") else "")
@@ -71,7 +71,7 @@ def _shown(value: Any) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """In words: "path", "debug, info or error", "number"."""
+    """Describe a type in words: "path", "number", or the choices of a Literal."""
     if typing.get_origin(annotation) is typing.Literal:
         return " / ".join(str(value) for value in typing.get_args(annotation) if value)
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):

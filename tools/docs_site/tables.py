@@ -1,13 +1,13 @@
-"""Text for cells of Markdown's tables."""
+"""Escapes text for cells of Markdown tables."""
 
 from __future__ import annotations
 
 
 def cell(text: str) -> str:
-    """Prose on one line; what would be markup is not."""
+    """Return prose on one line, with all markup escaped."""
     return code_cell(text).replace("<", "&lt;").replace("*", r"\*")
 
 
 def code_cell(text: str) -> str:
-    """The same for text between backticks, where only a bar would end the cell."""
+    """Return text for a cell between backticks, where only a bar has to be escaped."""
     return " ".join(text.split()).replace("|", r"\|")

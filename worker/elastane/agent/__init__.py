@@ -1,17 +1,17 @@
-"""The agent: starts workers of a job on this machine, and starts them again (`elastane run`).
+"""The agent: starts and restarts the workers of a job on this machine (`elastane run`).
 
-budget.py           may a dead worker be started again, and when (pure)
-exit_codes.py       what the agent ends with, for a shell or for an orchestrator (pure)
-policy.py           what follows from an exit, a change of the job, a signal (pure)
-launch.py           a child's first act: ask the kernel to end with its parent
+budget.py           restart budget: whether and when to restart a dead worker (pure)
+exit_codes.py       exit codes of the agent, for a shell or an orchestrator (pure)
+policy.py           decides what to do about exits, job changes and signals (pure)
+launch.py           child-side launcher: ties the child's life to its parent's, then execs the command
 process.py          one child process: output line by line, exit, signals
-output.py           lines of many processes on one terminal
-master_process.py   a master on this machine, started again on the same port
-guard.py            ends what a master leaves behind when its starter was killed
-settings.py         what an agent is asked for
-placement.py        which worker runs on which host, and what an exit says of a host (pure)
-worker_command.py   how a worker is started, here or on another host
+output.py           merges the output lines of many processes on one terminal
+master_process.py   an embedded master, restarted on the same port
+guard.py            stops the embedded master and its store if the agent is killed
+settings.py         settings of an agent
+placement.py        maps workers to hosts, and tells host faults from script faults (pure)
+worker_command.py   command line and environment of a worker, here or on another host
 node.py             the agent of one worker on another host; node_policy.py decides for it (pure)
-price_table.py      prices that the master is told as each time comes
-agent.py            the supervisor that carries the policy out
+price_table.py      a schedule of prices, sent to the master when each becomes due
+agent.py            the supervisor: carries out the policy's actions
 """

@@ -1,8 +1,8 @@
 """The supervisor behind `elastane run`: carries out what `SupervisorPolicy` decides.
 
-One thread (the main one: signals and children belong to it) takes events from one queue: exits of
-workers and of the embedded master, news of the job, signals, the passing of time. Everything that waits
-for something else does so in a thread of its own and puts what it learned into the queue.
+The main thread (signals and children belong to it) takes events from one queue: exits of workers and
+of the embedded master, job updates, signals, notices, found hosts. Anything that has to block elsewhere runs
+in a separate thread and puts its result into the queue.
 
     master (embedded or given) -> Create -> workers -> events until Finish -> workers gone -> master gone
 """
@@ -52,17 +52,18 @@ from elastane.observe.agent_side import AgentMetrics
 from elastane.prices import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
-#: A master that dies again and again is broken; its workers wait for it meanwhile.
+#: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
+#: master that keeps dying is broken.
 MASTER_BUDGET = RestartBudget(restarts_max=20, delay_min_seconds=0.05)
-#: How long the reason of a worker's leave is asked for.
+#: Timeout of the agent's own short requests to the master (why a worker left, draining a worker).
 _ASK_SECONDS = 2.0
-#: The embedded master stays this much longer than the job, so that who watches sees the end.
+#: The embedded master outlives the job by this much, so that connected watchers still see its end.
 _LINGER_SECONDS = 0.7
-#: The disk of the embedded master's state is looked at so often.
+#: Interval between two checks of the disk that holds the embedded master's state.
 _LOOK_AT_DISK_SECONDS = 5.0
-#: A master that is away for less is being restarted, or another one takes over.
+#: A shorter outage of the master is not reported: it is being restarted, or another one takes over.
 _MOMENT_SECONDS = 2.0
-#: Exit codes beyond it are 128 and a signal.
+#: Exit codes above this one are 128 + signal number.
 _SIGNALLED = 128
 _RESUMABLE = (
     job_pb2.JOB_PHASE_SUSPENDED,
@@ -119,7 +120,7 @@ _Event = (
 
 
 class _StoppedEarlyError(Exception):
-    """A signal came before there were workers."""
+    """A stop signal arrived before any worker was started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -127,7 +128,7 @@ class _StoppedEarlyError(Exception):
 
 
 class Agent:
-    """One `elastane run`. `run` from the main thread, once."""
+    """Supervisor of one `elastane run`. Call `run` once, from the main thread."""
 
     def __init__(self, settings: AgentSettings, output: Output) -> None:
         self._settings = settings
@@ -169,9 +170,9 @@ class Agent:
         )
 
     def run(self) -> int:
-        """Supervise until the job is over for this agent; returns the exit code.
+        """Supervise until the job is over for this agent; return the exit code.
 
-        Raises ElastaneError when the master cannot be started or reached, or refuses the job.
+        Raises ElastaneError if the master cannot be started or reached, or refuses the job.
         """
         with self._signal_handlers():
             try:
@@ -200,9 +201,9 @@ class Agent:
     # ------------------------------------------------------------------ the start
 
     def _try_checkpoints(self, settings: job_pb2.JobSettings | None) -> None:
-        """A folder that cannot be written is found now, and not at the first checkpoint. Raises RefusedError.
+        """Fail now, rather than at the first checkpoint, if the checkpoint folder is not writable.
 
-        Where workers run on other hosts, this one need not reach it.
+        Skipped when workers run on other hosts, because this one may have no access. Raises RefusedError.
         """
         if settings is not None and settings.checkpoint_url and self._settings.hosts is None:
             try_checkpoint_url(settings.checkpoint_url)
@@ -246,7 +247,7 @@ class Agent:
             else:
                 job, created = client.create_job(settings.job, settings.settings)
             if not created and self._master is not None and job.phase in _RESUMABLE:
-                # Nobody else could resume a job whose master lives in this command.
+                # The master of this job lives in this command, so no other command can resume it.
                 job = client.resume_job(settings.job)
         self._answered()
         self._job = job
@@ -266,7 +267,7 @@ class Agent:
         return view
 
     def _compare_prices(self, job: job_pb2.Job, asked: job_pb2.JobSettings) -> None:
-        """Prices of a job that is there stay as they are: says so where others were asked for."""
+        """Warn if the job already exists with other prices than the requested ones: they are kept."""
         found = job.settings
         names = ("spot_price_micros", "on_demand_price_micros")
         if any(getattr(asked, name) not in (0, getattr(found, name)) for name in names):
@@ -279,7 +280,10 @@ class Agent:
             )
 
     def _waiting(self, seconds: float, error: str) -> None:
-        """The master does not answer: said once, and on a terminal how long it is still waited for."""
+        """Report once that no master answers; on a terminal also count down to the timeout.
+
+        Called by the client while it waits at the start. seconds: unused; error: its last failure.
+        """
         now, most = time.monotonic(), self._settings.master_timeout_seconds
         if self._gives_up_at is None:
             self._gives_up_at = now + most
@@ -291,7 +295,10 @@ class Agent:
         self._output.passing(f"no master yet; {max(self._gives_up_at - now, 0.0):.0f} s left")
 
     def _master_away(self, now: float, error: str) -> None:
-        """While workers run: said once, unless it is but a moment, and how long they still wait for it."""
+        """Report once, after `_MOMENT_SECONDS`, that the master is away while workers run.
+
+        On a terminal also count down how long the workers still wait for it.
+        """
         if self._away_since is None:
             self._away_since = now
         away, most = now - self._away_since, self._settings.master_timeout_seconds
@@ -320,7 +327,7 @@ class Agent:
         client = self._watch_client = MasterClient(
             self._address,
             timeout_seconds=float("inf"),
-            # An embedded master's end is seen, and told, by itself.
+            # The exit of an embedded master is reported by `_MasterExited` already.
             on_wait=None if self._master else lambda _, error: self._events.put(_MasterAway(error)),
         )
 
@@ -375,7 +382,7 @@ class Agent:
     # ------------------------------------------------------------------ events
 
     def _turn(self) -> None:
-        """Wait for one event, or for time to pass, and act."""
+        """Handle one event, or whatever is due first if no event comes before."""
         places_due = self._placement.next_due() if self._placement is not None else None
         disk_due = self._look_at_disk()
         every = (self._policy.next_due(), self._master_due, places_due, disk_due)
@@ -463,22 +470,22 @@ class Agent:
         return self._policy.places_changed(now, places)
 
     def _terminate(self, worker: str, reason: str) -> None:
-        """Ask a worker to drain and leave, and tell it why."""
+        """Ask a worker to drain and leave. reason: passed on to it; empty: as announced before."""
         child = self._workers[worker]
         if self._placement is None or not self._placement.is_remote(worker):
             if reason:
-                with contextlib.suppress(OSError):  # a full disk: it leaves all the same
+                with contextlib.suppress(OSError):  # a full disk: the worker leaves without a reason
                     self._notices.announce_to(worker, self._settings.grace_seconds, reason)
             child.signal(signal.SIGTERM)
             return
 
         def drain() -> None:
-            # A signal to a remote shell ends the shell: the worker's last lines and exit code would be lost.
+            # A signal would end the remote shell, and the worker's last lines and exit code would be lost.
             try:
                 with MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client:
                     client.drain_worker(self._settings.job, worker, reason=reason)
             except ElastaneError:
-                child.signal(signal.SIGTERM)  # the hang-up reaches it all the same
+                child.signal(signal.SIGTERM)  # the worker's agent then gets SIGHUP, and drains it
 
         threading.Thread(target=drain, name=f"drain {worker}", daemon=True).start()
 
@@ -504,7 +511,7 @@ class Agent:
         )
 
     def _start_of(self, worker: str) -> tuple[list[str], dict[str, str]]:
-        """Command and environment of a worker's process here; it may be a remote shell's."""
+        """Return command and environment of a worker's local process, which may be a remote shell."""
         own = worker_variables(self._settings, self._job, self._address, worker)
         if self._placement is not None and self._placement.is_remote(worker):
             host = self._placement.slot(worker).host
@@ -514,7 +521,7 @@ class Agent:
         )
 
     def _view_of(self, job: job_pb2.Job) -> JobView:
-        """What the policy sees of the job; why it is suspended is in its events."""
+        """Convert a job for the policy; reads the job's events to learn why it is suspended."""
         undecided = False
         if job.phase == job_pb2.JOB_PHASE_SUSPENDED and job.settings.sentinel_steps:
             try:
@@ -535,7 +542,7 @@ class Agent:
             return self._policy.host_failed(now, worker, fault.text, fault.event, places)
         if status.returncode != EXIT_DRAINED:
             return self._policy.worker_exited(now, worker, status)
-        # Sent away or gone by itself? The master knows; its news may be behind the exit.
+        # Ask the master whether the worker was told to leave: the watch may lag behind its exit.
         actions: list[Action] = []
         asked = False
         try:
@@ -550,9 +557,10 @@ class Agent:
     # ------------------------------------------------------------------ the embedded master
 
     def _look_at_disk(self) -> float | None:
-        """Says it when the disk of the master's state is full, and when it has room; when to look next.
+        """Report when the disk of the embedded master's state fills up or has room again.
 
-        The master itself may have no room left to say it in its log.
+        Returns when to look next (monotonic seconds); None without an embedded master. The agent does this
+        because a master without disk space may not be able to write it to its log.
         """
         if self._master is None:
             return None
@@ -591,6 +599,7 @@ class Agent:
             if feed is not None:
                 feed.stop()
         self._notices.stop()
+        # Kill all before waiting for any, so that they end at the same time.
         for child in self._workers.values():
             child.kill_group()
         for child in self._workers.values():
@@ -606,11 +615,11 @@ class Agent:
         self._dispose_of_state()
 
     def _say_what_was_kept(self) -> None:
-        """After a signal: whoever stopped a training wants to know what is left of it."""
+        """After a stop signal, report which part of the training is saved (see `farewell`)."""
         if self._code is None or self._code <= _SIGNALLED or not self._job.name:
             return
         with (
-            contextlib.suppress(ElastaneError),  # else as it was last seen
+            contextlib.suppress(ElastaneError),  # unreachable: report the job as last seen
             MasterClient(self._address, timeout_seconds=_ASK_SECONDS) as client,
         ):
             self._job = client.get_job(self._settings.job)
@@ -620,7 +629,7 @@ class Agent:
             self._output.say(text, "warning", event="what_was_kept", saved_step=self._job.saved_step)
 
     def _linger(self) -> None:
-        """Wait a little; a signal ends it."""
+        """Keep the embedded master up for `_LINGER_SECONDS`, or until a signal arrives."""
         deadline = time.monotonic() + _LINGER_SECONDS
         while (left := deadline - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
@@ -628,7 +637,10 @@ class Agent:
                     return
 
     def _dispose_of_state(self) -> None:
-        """Remove the temporary state directory, unless somebody may want it."""
+        """Remove the temporary state directory.
+
+        It is kept if the job can be resumed from it, if the job failed, or if the master's log is needed.
+        """
         if self._temporary_dir is None:
             return
         resumable = self._job.saved_step >= 0 and self._job.phase not in (
@@ -651,13 +663,14 @@ class Agent:
     @contextlib.contextmanager
     def _signal_handlers(self) -> Iterator[None]:
         def handler(number: int, frame: FrameType | None) -> None:
+            # During the start the main thread may block in the client, where it would not see an event.
             if self._starting:
                 raise _StoppedEarlyError(number)
             self._events.put(_Signalled(number))
 
         before = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
         for number, previous in before.items():
-            if previous is not signal.SIG_IGN:  # nohup
+            if previous is not signal.SIG_IGN:  # under nohup SIGHUP stays ignored
                 signal.signal(number, handler)
         try:
             yield
@@ -667,7 +680,7 @@ class Agent:
 
 
 def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
-    """Whether an operator asked for the worker's leave, by the last that was said of it."""
+    """True if the worker's latest join or drain event is a drain that an operator requested."""
     last = None
     for event in events:
         if event.worker_id == worker and event.kind in ("worker_joined", "worker_draining"):
@@ -676,7 +689,7 @@ def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
 
 
 def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
-    """Whether the sentinel has suspended the job, and nobody has resumed it since."""
+    """True if the sentinel suspended the job without a verdict and nobody has resumed it since."""
     found = False
     for event in events:
         if event.kind in ("sentinel_undecided", "job_resumed"):
@@ -685,7 +698,7 @@ def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
 
 
 def job_view(job: job_pb2.Job, *, undecided: bool = False) -> JobView:
-    """What the policy sees of a job."""
+    """Convert a job to the policy's view. undecided: the sentinel has suspended it."""
     phase = job_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
     return JobView(
         phase=phase,  # type: ignore[arg-type]

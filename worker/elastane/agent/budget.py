@@ -1,8 +1,8 @@
-"""Whether a dead worker is started again, and after how long: pure.
+"""Restart budget: whether a dead worker is restarted, and after which delay. Pure.
 
-A worker that dies once costs the job little; one that dies at every start burns the machine and
-hides the cause. So restarts are counted over a sliding window for the whole agent, and the restarts of
-one worker in quick succession are spaced exponentially.
+A worker that dies once costs the job little; one that dies at every start wastes the machine and
+hides the cause. So restarts are limited over a sliding window for the whole agent, and repeated restarts
+of one worker are delayed exponentially.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BudgetDecision:
-    """Whether to start again, after how long, and why."""
+    """Whether to restart, after which delay, and the reason in words."""
 
     allowed: bool
     delay_seconds: float
@@ -34,10 +34,10 @@ class RestartBudget:
     calm_seconds: float = 60.0
 
     def decide(self, now: float, restarts: Sequence[float], own_restarts: Sequence[float]) -> BudgetDecision:
-        """May a worker that died at `now` be started again?
+        """Decide whether a worker that died at `now` is restarted, and after which delay.
 
-        restarts: times of all restarts of this agent; own_restarts: of this worker; ascending, the clock
-        of `now`, seconds.
+        restarts: times of all restarts of this agent; own_restarts: those of this worker. Both ascending, in
+        seconds of the same clock as `now`.
         """
         used = sum(1 for time in restarts if now - time < self.window_seconds)
         if used >= self.restarts_max:
@@ -67,7 +67,7 @@ class RestartBudget:
 
 
 def _span(seconds: float) -> str:
-    """ "1 h", "10 min", "30 s"."""
+    """Format a duration, such as "1 h", "10 min" or "30 s"."""
     if seconds >= 3600 and seconds % 3600 == 0:
         return f"{seconds / 3600:.0f} h"
     if seconds >= 60 and seconds % 60 == 0:

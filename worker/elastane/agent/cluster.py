@@ -1,7 +1,7 @@
-"""A whole job on this machine, every process in hand: for the demo and for tests that break things.
+"""A whole job on this machine with full control of every process, for the demo and for fault tests.
 
-The agent keeps workers alive; here nobody does. A worker that is killed stays dead, one that is
-wanted is added, and the master can be killed and started again, all at a step of the caller's choice.
+Unlike under the agent, nothing is restarted automatically: a killed worker stays dead until the caller adds
+another one, and the caller kills and restarts the master, all at the steps it chooses.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ OVER = (
 
 
 class ClusterError(ElastaneError):
-    """The job on this machine did not do what was waited for; the text holds the workers' last lines."""
+    """The local job did not reach the awaited state; the text holds the workers' last lines."""
 
     code = "ELA405"
 
 
 class LocalCluster:
-    """Master, job and workers of one run. Use `local_cluster`, which cleans up.
+    """Master, job and workers of one run. Create it with `local_cluster`, which cleans up.
 
-    folder: everything of the run (state, logs, reports). script: what each worker runs, without the
-    interpreter. environment: further variables of every worker. directory: where they start; default: here.
-    launch: how a worker's process is made, with the arguments of `ChildProcess`.
+    folder: for all files of the run (state, logs, reports). script: what each worker runs, without the
+    interpreter. environment: additional variables of every worker. directory: their working directory;
+    default: the current one. launch: creates a worker's process, with the arguments of `ChildProcess`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LocalCluster:
 
     @property
     def addresses(self) -> str:
-        """Where workers and clients look for the master."""
+        """The master's address, for workers and clients."""
         return self.master.address
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class LocalCluster:
         self.client.create_job(self.job, self._settings)
 
     def add_worker(self, name: str = "", environment: Mapping[str, str] | None = None) -> str:
-        """Start one more worker; returns its id."""
+        """Start one more worker and return its id. name: its id; empty: the next free "w<k>"."""
         name = name or f"w{len(self.workers)}"
         process = self._launch(
             name,
@@ -106,9 +106,11 @@ class LocalCluster:
     def wait_for(
         self, condition: Callable[[job_pb2.Job], bool], *, timeout_seconds: float = 120.0, what: str = ""
     ) -> job_pb2.Job:
-        """The first state of the job that meets `condition`, which is asked again when a worker ends.
+        """Wait for a state of the job that meets `condition`, and return it.
 
-        Raises ClusterError after the timeout, when the job is over, or when no worker runs any more.
+        `condition` is evaluated for every update of the job, and again when a worker ends. what: the awaited
+        state, for the error. Raises ClusterError after the timeout, or when the job is over or no worker runs
+        any more without the condition being met.
         """
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
@@ -126,13 +128,13 @@ class LocalCluster:
         )
 
     def wait_for_step(self, step: int, *, timeout_seconds: float = 120.0) -> job_pb2.Job:
-        """Until `step` steps are committed."""
+        """Wait until `step` steps are committed. Raises ClusterError as `wait_for` does."""
         return self.wait_for(
             lambda job: job.step >= step, timeout_seconds=timeout_seconds, what=f"step {step}"
         )
 
     def wait_for_end(self, *, timeout_seconds: float = 180.0) -> job_pb2.Job:
-        """Until the job is over and every worker has ended."""
+        """Wait until every worker has ended and the job is over. Raises ClusterError after the timeout."""
         deadline = time.monotonic() + timeout_seconds
         for process in list(self.workers.values()):
             if process.wait(max(0.1, deadline - time.monotonic())) is None:
@@ -142,11 +144,11 @@ class LocalCluster:
         return self.wait_for(lambda job: job.phase in OVER, timeout_seconds=10.0, what="the end of the job")
 
     def statuses(self) -> dict[str, ExitStatus | None]:
-        """How each worker ended; None while it runs."""
+        """Return how each worker ended, by id; None while it runs."""
         return {name: process.status for name, process in self.workers.items()}
 
     def last_lines(self, count: int = 15) -> str:
-        """The end of every log, for error messages."""
+        """Return the last `count` lines of every log, for error messages."""
         parts = [f"--- master\n{self.master.log_tail(count)}"]
         for name, process in self.workers.items():
             log = self.folder / f"{name}.log"
@@ -155,7 +157,7 @@ class LocalCluster:
         return "\n".join(parts)
 
     def close(self) -> None:
-        """End everything, whatever its state."""
+        """Kill the workers and stop the master, whatever their state."""
         for process in self.workers.values():
             process.kill_group()
         for process in self.workers.values():
@@ -165,15 +167,15 @@ class LocalCluster:
         self.master.stop()
 
     def _watch(self, condition: Callable[[job_pb2.Job], bool], deadline: float) -> job_pb2.Job | None:
-        """The state that meets `condition`; None at the deadline, when a worker ends, or at the job's end."""
+        """Return a state that meets `condition`; None at the deadline, or when a worker or the job ends."""
         with MasterClient(self.addresses, timeout_seconds=60.0) as watcher:
-            # Closing the watcher ends the watch, whatever it waits for.
+            # Closing the client ends the watch even while it is blocked in a read.
             timer = threading.Timer(max(0.0, deadline - time.monotonic()), watcher.close)
             timer.daemon = True
             timer.start()
             self._watchers.append(watcher)
             try:
-                # A watcher that is closed at the wrong moment says so instead of ending.
+                # A client that is closed between two reads raises instead of ending the iteration.
                 with suppress(ClientClosedError):
                     for job in watcher.watch_job(self.job):
                         if condition(job):
@@ -186,7 +188,10 @@ class LocalCluster:
         return None
 
     def _worker_ended(self, *_: object) -> None:
-        """In the worker's thread: its end need not show in the job, if that has seen it leave before."""
+        """Wake the watches when a worker ends. Called in the worker's thread.
+
+        The exit may cause no update of the job, because the master has seen the worker leave before.
+        """
         for watcher in list(self._watchers):
             watcher.close()
 
@@ -208,7 +213,7 @@ class LocalCluster:
             "ELASTANE_TORCH_THREADS": str(settings.torch_threads or 1),
             "ELASTANE_MASTER_TIMEOUT_SECONDS": "60",
             "ELASTANE_REPORT_DIR": str(self.reports),
-            "ELASTANE_LOG_TO": "",  # a run that only shows something, unless it is asked for below
+            "ELASTANE_LOG_TO": "",  # no trackers, unless the caller's `environment` sets them
             **({"ELASTANE_SEED": str(settings.seed)} if settings.HasField("seed") else {}),
             **_fingerprints(settings),
             **self._extra,
@@ -231,7 +236,10 @@ def local_cluster(
     directory: Path | None = None,
     launch: Callable[..., ChildProcess] = ChildProcess,
 ) -> Iterator[LocalCluster]:
-    """A started cluster; all its processes have ended when the block is left."""
+    """Yield a started cluster; at the end of the block all its processes are stopped.
+
+    Arguments are those of `LocalCluster`.
+    """
     cluster = LocalCluster(
         folder, settings, script, environment=environment, directory=directory, launch=launch
     )

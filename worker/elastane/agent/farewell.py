@@ -1,6 +1,6 @@
-"""What is said at the end of an agent that was told to stop: what of the training was kept, and what was not.
+"""The last message of an agent that was stopped: which part of the training is saved, and which is lost.
 
-Pure: the job as it stood when the agent's workers had left.
+Pure: computed from the job as it was after the agent's workers had left.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ _OVER = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_CANCELLED)
 
 
 def what_was_kept(job: job_pb2.Job, *, state_dir: str) -> str:
-    """One line; empty for a job that is over.
+    """Return one line of text; empty for a job that has succeeded or was cancelled.
 
-    state_dir: what the same command needs beside, where it chose one by itself.
+    state_dir: the temporary state directory that the same command must be given to go on; empty if it
+    needs none.
     """
     if job.phase in _OVER:
         return ""

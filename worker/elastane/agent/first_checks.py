@@ -1,4 +1,4 @@
-"""What an agent tries itself before any worker starts: a worker would meet the same, after minutes."""
+"""Checks that an agent makes before it starts workers, which would meet the same faults minutes later."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from elastane.errors import RefusedError
 
-#: A store's file grows in pieces: a disk with less room than this will not take the next one.
+#: Least free space: a store's file grows in pieces, and a disk with less room cannot take the next one.
 _ROOM_BYTES = 64 * 1024
 
 
 def try_checkpoint_url(url: str) -> None:
-    """Writes a small file into the folder and takes it away again. Raises RefusedError with the cause."""
+    """Write a small file into the checkpoint folder and remove it. Raises RefusedError with the cause."""
     from elastane.state.storage import CheckpointError, Folder
 
     name = f".tried-{uuid.uuid4().hex}"
@@ -29,7 +29,7 @@ def try_checkpoint_url(url: str) -> None:
             hint=error.hint or "mend the URL, its rights or its credentials, or leave --checkpoint out",
             url=url,
         ) from error
-    except Exception as error:  # each protocol's package has errors of its own
+    except Exception as error:  # every fsspec protocol has its own error classes
         raise RefusedError(
             f"no checkpoint could be written to {url}: {type(error).__name__}: {error}",
             hint="mend the URL, its rights or its credentials, or leave --checkpoint out",
@@ -38,7 +38,7 @@ def try_checkpoint_url(url: str) -> None:
 
 
 def room_fault(folder: Path) -> str:
-    """Why nothing more can be written into the folder ("No space left on device"); empty: it can."""
+    """Try to write into the folder; return why it fails ("No space left on device"), or "" if it works."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\1" * _ROOM_BYTES)
@@ -50,7 +50,7 @@ def room_fault(folder: Path) -> str:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether the folder's disk has no room, without writing to it; asked again and again."""
+    """True if the folder's disk has no room. Writes nothing, so it can be called often."""
     try:
         found = os.statvfs(folder)
     except OSError as error:

@@ -1,15 +1,15 @@
-"""Ends what an embedded master leaves behind when the process that started it is gone.
+"""Stops an embedded master and its store when the process that started them is gone.
 
-A process of its own, in a bare interpreter, that waits on a pipe whose other end only the starter holds:
+Runs as a separate process, in a bare interpreter, and waits on a pipe whose other end only the starter holds:
 
     python -I -S guard.py STATE_DIR          (stdin: "PID\\n" whenever a master has been started)
 
-The end of the pipe means that the starter has stopped the master, or was killed. Why not leave it to the
-kernel alone (PR_SET_PDEATHSIG, see launch.py)? The store server outlives its master on purpose, and the
-kernel sends the signal again for each dying thread of the parent: a master takes the second SIGTERM for
-impatience and leaves its store. And when the starter is killed while the master is down, nobody else knows
-of the store. The layout of the state directory (`store/lock` is held while the server `store/server.pid`
-lives) is the master's.
+The end of the pipe means that the starter has stopped the master, or was killed. The kernel's signal
+(PR_SET_PDEATHSIG, see launch.py) is not enough: the store server is meant to outlive its master, and the
+kernel sends the signal again for each dying thread of the parent, but a master exits at the second SIGTERM
+without stopping its store. And if the starter is killed while the master is down, no other process knows of
+the store. The master defines the layout of the state directory: `store/lock` is held while the server with
+the process id in `store/server.pid` lives.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import signal
 import sys
 from pathlib import Path
 
-#: How long a master, then a store, has to end by itself.
+#: Time for the master, then for the store, to end after SIGTERM.
 GRACE_SECONDS = 15.0
 
 
 def main(state_dir: Path) -> None:
-    """Until the pipe ends; then until nothing of the state directory runs."""
+    """Wait for the end of stdin, then stop the last master whose id came in and the directory's store."""
     master = -1
     for line in sys.stdin:
         if master >= 0:
@@ -42,7 +42,7 @@ def main(state_dir: Path) -> None:
 
 
 def end_process(pidfd: int, grace_seconds: float) -> None:
-    """SIGTERM, and SIGKILL after `grace_seconds`; nothing happens if it has ended."""
+    """Send SIGTERM, and SIGKILL after `grace_seconds`; does nothing if the process has ended."""
     with contextlib.suppress(ProcessLookupError):
         if not _ended(pidfd, 0.0):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -52,7 +52,7 @@ def end_process(pidfd: int, grace_seconds: float) -> None:
 
 
 def stop_store(state_dir: Path, grace_seconds: float) -> None:
-    """End the store server of the directory, if one lives."""
+    """Stop the store server of the directory, if one runs."""
     store = state_dir / "store"
     if not _locked(store / "lock"):
         return
@@ -61,7 +61,7 @@ def stop_store(state_dir: Path, grace_seconds: float) -> None:
     except (OSError, ValueError):
         return
     try:
-        # Looked at again with the process in hand: the number may have changed hands before.
+        # Check again now that the pidfd pins the process: its number may have been reused before.
         if _locked(store / "lock"):
             end_process(pidfd, grace_seconds)
     finally:
@@ -73,7 +73,7 @@ def _ended(pidfd: int, timeout_seconds: float) -> bool:
 
 
 def _locked(path: Path) -> bool:
-    """Whether somebody holds the lock on this file."""
+    """True if another process holds the lock on this file."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

@@ -1,4 +1,4 @@
-"""What is wrong with hosts is said before anything starts."""
+"""Checks the host settings before anything is started."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from elastane.hosts.remote import check_template, is_local, require_no_secret, r
 
 
 def check_hosts(hosts: HostSettings, master: str) -> None:
-    """Raises ElastaneError: template, script, hosts that cannot reach the master, a token in the open.
+    """Check template, discovery script, reachability of the master and secrecy of the token.
 
-    master: "HOST:PORT" of the one to be used. A script that fails at once is a mistake, and not a moment's
-    trouble.
+    master: "HOST:PORT" of the master to be used. Raises ElastaneError for the first fault, a discovery script
+    that fails included: at the start that is a mistake, not a transient fault.
     """
     check_template(hosts.template)
     found = ask_hosts(hosts.script, hosts.timeout_seconds)

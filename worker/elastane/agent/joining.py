@@ -10,13 +10,13 @@ from elastane.client import MasterClient, RequestRefusedError
 from elastane.errors import JobMissingError
 from elastane_proto.v1 import job_pb2
 
-#: A master has no news of jobs that are not there, so it is asked again.
+#: Polling interval: a master has no watch for jobs that do not exist yet.
 _LOOK_SECONDS: Final = 0.5
 _NAMES_SHOWN: Final = 20
 
 
 def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output) -> job_pb2.Job:
-    """The job of that name, once it is there. Raises JobMissingError after so many seconds."""
+    """Wait until the job exists, and return it. Raises JobMissingError after `seconds`."""
     deadline = time.monotonic() + seconds
     said = False
     while True:
@@ -41,7 +41,7 @@ def wait_for_job(client: MasterClient, name: str, seconds: float, output: Output
 
 
 def _others(client: MasterClient) -> str:
-    """The jobs that are there, as far as the caller may see them: the name may be misspelt."""
+    """Return a clause that lists the jobs the caller may see, because the name may be misspelt."""
     try:
         names = sorted(job.name for job in client.list_jobs())
     except RequestRefusedError:

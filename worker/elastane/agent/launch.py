@@ -1,13 +1,13 @@
-"""A child's first act: ask the kernel to end it when its parent ends, then become the real command.
+"""Child-side launcher: asks the kernel to kill the child when its parent ends, then execs the real command.
 
 Run as a file by `process.ChildProcess`, in a bare interpreter (about 12 ms):
 
     python -I -S launch.py PARENT_PID SIGNAL COMMAND [ARGUMENT...]
 
-Why not `preexec_fn`: that forks a process with threads (gRPC's among them), runs Python in the copy
-and can hang. Here the child is a program of its own before it runs anything. The request survives
-`execv` (prctl(2), PR_SET_PDEATHSIG) and falls due when the parent's *thread* that started the child ends,
-so children are started by a thread that lives as long as the parent.
+`preexec_fn` is no alternative: it runs Python in the fork of a process with threads (gRPC's among them)
+and can hang. Here the child has been replaced by a new program before it runs any code. The request
+(prctl(2), PR_SET_PDEATHSIG) survives `execv`. The kernel sends the signal when the parent's *thread* that
+started the child ends, so start children from a thread that lives as long as the parent.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Does not return: becomes COMMAND, or exits when the parent is gone already."""
+    """Replace this process by COMMAND, or exit if the parent is gone already. Does not return."""
     parent, death_signal, command = int(arguments[0]), int(arguments[1]), arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
-        # The parent ended before the request was made: nobody would ever end this process.
+        # The parent ended before the request was made: the kernel would never send the signal.
         os._exit(128 + death_signal)
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        # What shells do: the caller sees an exit code, and the user why.
+        # As shells do: exit code 127 for the caller, the reason on stderr for the user.
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         raise SystemExit(127) from None
 

@@ -1,12 +1,12 @@
-"""A master of one's own on this machine: started, started again on the same port, ended cleanly.
+"""Starts, restarts and stops an embedded master on this machine.
 
-`elastane run` without --master, the demo and the tests use it. The master is another program
-(`python -m elastane_master`) and speaks through two files of its state directory: `port`, written once it
-listens, and `master.log`, everything it says. A restart keeps port and state directory, so workers find
-it where it was and the job stands where it stood.
+Used by `elastane run` without --master, the demo and the tests. The master is a separate program
+(`python -m elastane_master`) that writes two files into its state directory: `port`, once it listens, and
+`master.log`, all its output. A restart keeps port and state directory, so that workers find the master at
+the same address and the job continues from its stored state.
 
-The master keeps a private store server that outlives it on purpose. `stop` ends it too, and `guard.py`
-does when our process is killed and cannot.
+The master starts a private store server that is meant to outlive it. `stop` stops that too, and
+`guard.py` does so if this process is killed.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from elastane.credentials import speak_plainly
 from elastane.errors import ElastaneError
 
 _GUARD = Path(__file__).with_name("guard.py")
-#: Between two looks at the port file; the master's exit wakes the wait at once.
+#: Polling interval of the port file; the master's exit ends the wait at once.
 _LOOK_SECONDS = 0.01
-#: How the line begins in which a master says why it ends.
+#: Prefix of the log line in which a master says why it exits.
 _VERDICT = "elastane master: "
 
 
 class MasterStartError(ElastaneError):
-    """The embedded master did not come up: why, in its own words, or else the end of its log.
+    """The embedded master did not start; the text is its own message, or else the end of its log.
 
-    log: where there is more; None: all is said.
+    log: the log file, if it says more than the text; None: it does not.
     """
 
     code = "ELA404"
@@ -44,11 +44,11 @@ class MasterStartError(ElastaneError):
 
 
 class EmbeddedMaster:
-    """One master. Start it from a thread that lives as long as the process.
+    """One embedded master. Start it from a thread that lives as long as the process (see launch.py).
 
-    state_dir: its folder; made if absent. arguments: further options of `python -m elastane_master`.
-    on_exit: called from a thread of the master's process when it ended without being asked to.
-    environment: further variables of the process.
+    state_dir: its state directory; created if absent. port: 0: any free one. arguments: additional options of
+    `python -m elastane_master`. on_exit: called when the master ended without `stop`, from the thread that
+    watches its process. environment: additional variables of the process.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class EmbeddedMaster:
 
     @property
     def address(self) -> str:
-        """ "host:port"; the port is chosen at the first start and kept."""
+        """Its "host:port"; the port is chosen at the first start and kept."""
         assert self._port, "not started yet"
         return f"{self._host}:{self._port}"
 
@@ -94,10 +94,10 @@ class EmbeddedMaster:
         return self.state_dir / "master.log"
 
     def start(self) -> str:
-        """Start it, first or again; returns its address once it listens. Raises MasterStartError.
+        """Start or restart it; return its address once it listens. Raises MasterStartError.
 
-        This process and those it starts speak with this master from now on: if it serves without TLS, the
-        certificates in the environment are for another one and are dropped.
+        From now on this process and its children connect to this master. If it serves without TLS, the
+        certificates in the environment belong to another master and are removed from it.
         """
         assert not self.running, "already running"
         self._stopping = False
@@ -118,7 +118,7 @@ class EmbeddedMaster:
             log=self.log_path,
             on_exit=self._exited,
             death_signal=signal.SIGTERM,
-            # An HTTP port is served by the master that was asked for one, not by every one started here.
+            # Do not inherit the HTTP port: only a master that was asked for one serves it.
             environment={**os.environ, "PYTHONUNBUFFERED": "1", "ELASTANE_HTTP": "", **self._environment},
         )
         process.start()
@@ -130,7 +130,7 @@ class EmbeddedMaster:
         return self.address
 
     def stop(self, grace_seconds: float = 10.0) -> None:
-        """End it in good order, and its store; SIGKILL after the grace time. Idempotent."""
+        """Stop the master and its store; SIGKILL after the grace time. Idempotent."""
         self._stopping = True
         if self._process is not None:
             self._process.stop(grace_seconds)
@@ -138,17 +138,17 @@ class EmbeddedMaster:
         self._dismiss_guard()
 
     def sigkill(self) -> None:
-        """What a fault does to it: SIGKILL to the master alone. `on_exit` follows; the store lives on."""
+        """Inject a fault: SIGKILL the master alone. `on_exit` is called; the store server keeps running."""
         assert self._process is not None, "not started"
         self._process.signal(signal.SIGKILL)
 
     def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
-        """Until it has ended."""
+        """Wait until it has ended and return how; None after the timeout."""
         assert self._process is not None, "not started"
         return self._process.wait(timeout_seconds)
 
     def log_tail(self, lines: int = 12) -> str:
-        """The end of its log, as far as it is of this start."""
+        """Return the last lines of its log since the last start."""
         try:
             with self.log_path.open("rb") as file:
                 file.seek(self._log_begin)
@@ -169,7 +169,7 @@ class EmbeddedMaster:
             with contextlib.suppress(FileNotFoundError):
                 if text := port_file.read_text().strip():
                     return int(text.rpartition(":")[2])
-            # A file gives no event without inotify; the child's end is one.
+            # The file is polled; the end of the process ends the wait at once.
             if process.wait(_LOOK_SECONDS) is not None:
                 raise self._start_fault(f"the embedded master ended while starting ({process.status})")
         self._stopping = True
@@ -179,9 +179,10 @@ class EmbeddedMaster:
         )
 
     def _start_fault(self, what: str) -> MasterStartError:
-        """In the master's own words where it had some, and in one line; else with the end of its log.
+        """Return the error for a failed start, with the most useful explanation that can be found.
 
-        A disk that is full takes no log either.
+        That is the master's own message in its log, or a full disk (on which it could not log), or else the
+        end of the log.
         """
         tail = self.log_tail()
         for line in reversed(tail.splitlines()):
@@ -197,7 +198,7 @@ class EmbeddedMaster:
         return error
 
     def _tell_guard(self, pid: int) -> None:
-        """Have the guard look after this master too; it is started with the first one."""
+        """Send the guard the master's process id; start the guard first if there is none."""
         if self._guard is None:
             self._guard = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_GUARD), str(self.state_dir)],
@@ -207,7 +208,7 @@ class EmbeddedMaster:
                 start_new_session=True,
             )
         assert self._guard.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # somebody killed it: the kernel's signal remains
+        with contextlib.suppress(BrokenPipeError):  # the guard was killed: PR_SET_PDEATHSIG remains
             self._guard.stdin.write(f"{pid}\n".encode())
             self._guard.stdin.flush()
 

@@ -1,9 +1,9 @@
-"""The agent of one worker on another host: what `elastane run --hosts` starts there by its template.
+"""The agent of one worker on another host, started there by the template of `elastane run --hosts`.
 
     python -m elastane.agent.node --grace 30 -- COMMAND [ARGUMENT...]
 
-It reads the spot notices of its own node, hands signals on as SIGTERM so that the worker drains, and ends
-with a code that tells the agent at the other end of the remote shell what happened. It needs no torch.
+It reads the spot notices of its node, forwards signals as SIGTERM so that the worker drains, and exits
+with a code that tells the agent at the other end of the remote shell what happened. It does not import torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _Event = ExitStatus | Notice | _Signalled
 
 
 class Node:
-    """One worker. `run` from the main thread, once. figures: the worker's are told in lines of output."""
+    """Supervisor of one remote worker. Call `run` once, from the main thread.
+
+    figures: print the worker's figures as lines of output.
+    """
 
     def __init__(
         self, command: Sequence[str], *, grace_seconds: float, notices: NodeNotices, figures: bool = False
@@ -59,7 +62,7 @@ class Node:
         )
 
     def run(self) -> int:
-        """Until the worker has ended; returns the exit code."""
+        """Supervise the worker until it has ended; return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda number, _: self._events.put(_Signalled(number)))
         try:
@@ -118,13 +121,13 @@ _writing = threading.Lock()
 
 
 def _write(_: str, stream: Stream, text: str) -> None:
-    """One line; where nobody reads any more it is lost, and the worker drains all the same."""
+    """Write one line; drop it if the connection is gone, so that the worker can still drain."""
     with _writing, contextlib.suppress(OSError, ValueError):
         print(text, file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Called on the other host, by the line that `elastane run` made."""
+    """Entry point on the other host; the command line is made by `worker_command.remote_start`."""
     parser = argparse.ArgumentParser(prog="python -m elastane.agent.node", description=__doc__)
     parser.add_argument("--grace", type=float, default=30.0, help="seconds to drain after a signal")
     parser.add_argument("--spot", default=AUTO, help="where spot notices are read, as of elastane run")

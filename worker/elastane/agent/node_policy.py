@@ -1,4 +1,4 @@
-"""What the agent of one worker on another host does about signals, notices and the worker's end: pure."""
+"""Decides what a remote worker's own agent does about signals, spot notices and the worker's exit: pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _TOLD_ON: Final = frozenset({0, EXIT_DRAINED, EXIT_REFUSED, EXIT_MASTER_UNREACHA
 
 
 class NodePolicy:
-    """State of one. worker: its name. grace_seconds: from the first signal to SIGKILL.
+    """Decision state of one remote agent.
 
-    The codes of a remote shell (126, 127, 255) must mean the shell alone, so a script's own codes all
-    become 1; what the agent at the other end has to know goes through.
+    worker: its worker's id. grace_seconds: from the first signal to SIGKILL.
+    The agent's exit code passes through the remote shell, whose own codes (126, 127, 255) must stay
+    unambiguous. So the codes that the supervisor needs are passed on, and every other code of the script
+    becomes 1.
     """
 
     def __init__(self, worker: str, grace_seconds: float) -> None:
@@ -29,21 +31,24 @@ class NodePolicy:
         self._reclaimed = False
 
     def signalled(self, now: float, name: str) -> list[Action]:
-        """A signal came: the first drains, the next kills. SIGHUP: the way to who started us is gone."""
+        """React to a signal: the first drains the worker, the next kills it.
+
+        SIGHUP counts too: it means that the connection to the supervisor is gone.
+        """
         if self._told:
             return self._kill()
         self._kill_at = now + self._grace_seconds
         return [Say(f"{name}: the worker drains and leaves", "warning", "stopping"), *self._tell()]
 
     def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
-        """This node is to be taken away in so many seconds."""
+        """React to a spot notice: drain the worker, and kill it when the node is taken away."""
         self._reclaimed = True
         self._kill_at = now + seconds
         text = f"this node goes in {seconds:.0f} s ({reason}): the worker drains and leaves"
         return [Announce(seconds, reason), Say(text, "warning", "spot_notice"), *self._tell()]
 
     def exited(self, status: ExitStatus) -> list[Action]:
-        """The worker ended."""
+        """Return the exit code that reports the worker's end to the supervisor."""
         code = status.returncode
         if self._reclaimed and code not in (0, EXIT_REFUSED, EXIT_MASTER_UNREACHABLE):
             return [Finish(EXIT_RECLAIMED)]
@@ -52,11 +57,11 @@ class NodePolicy:
         return [Finish(code if code in _TOLD_ON else EXIT_SCRIPT_RAISED)]
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: kill a worker that overstays."""
+        """Kill a worker that did not leave in time."""
         return self._kill() if self._kill_at is not None and now >= self._kill_at else []
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return the time at which `tick` must be called; None: no deadline."""
         return self._kill_at
 
     def _tell(self) -> list[Action]:

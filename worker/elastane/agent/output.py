@@ -1,9 +1,8 @@
-"""Lines of many processes on one terminal: whole, prefixed, never interleaved.
+"""Writes the output of many processes to one terminal: whole lines, prefixed, never interleaved.
 
-Each process's bytes go through a `LineSplitter`; whole lines are written by an `Output` under one lock,
-one write each. A line that never ends (a progress bar without newline, binary rubbish) is cut at
-`LINE_BYTES_MAX`, so that memory stays bounded. A reader that went away (`| head`) must not stop the
-workers: from then on lines are dropped.
+Each process's bytes go through a `LineSplitter`; an `Output` writes whole lines under one lock, one write
+each. A line without an end (a progress bar, binary data) is cut at `LINE_BYTES_MAX` to bound memory. A closed
+reader (`| head`) must not stop the workers: lines are dropped from then on.
 """
 
 from __future__ import annotations
@@ -24,23 +23,23 @@ _KIND_COLORS: Mapping[str, int] = {"info": 2, "warning": 33, "error": 31, "succe
 
 
 class LineSplitter:
-    """Bytes in, text lines out. "\\n", "\\r\\n" and "\\r" end a line; bad UTF-8 is replaced."""
+    """Splits bytes into text lines. "\\n", "\\r\\n" and "\\r" end a line; invalid UTF-8 is replaced."""
 
     def __init__(self, limit: int = LINE_BYTES_MAX) -> None:
         self._limit = limit
         self._rest = b""
-        self._drawn = False  # something of the line that goes on was handed out at a return
+        self._drawn = False  # a part of the unfinished line was returned already, at a "\r"
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that are complete now."""
+        """Take more bytes; return the lines that are complete now."""
         data = self._rest + data
         # The second half of a "\r\n" may come with the next read.
         held = b"\r" if data.endswith(b"\r") else b""
         *ended, rest = data.removesuffix(held).replace(b"\r\n", b"\n").split(b"\n")
         lines: list[str] = []
         for line in ended:
-            # A progress bar draws over itself: what is empty between two returns is no line, nor is what
-            # is left of the line when its end comes.
+            # A progress bar redraws itself with "\r": an empty piece between two of them is not a line,
+            # nor is the empty rest before the final "\n".
             drawn = [piece for piece in line.split(b"\r") if piece]
             if not drawn and not self._drawn:
                 drawn = [b""]
@@ -58,7 +57,7 @@ class LineSplitter:
         return lines
 
     def flush(self) -> list[str]:
-        """What is left without a newline."""
+        """Return the rest, which has no newline, at the end of the input."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         return self._cut(rest) if rest else []
 
@@ -72,17 +71,19 @@ class LineSplitter:
         return pieces
 
     def _head(self, line: bytes) -> bytes:
-        """At most `limit` bytes, not ending inside a character."""
+        """Return at most `limit` bytes from the start of `line`, not ending inside a UTF-8 character."""
         end = self._limit
+        # Step back over continuation bytes (10xxxxxx), of which a character has three at most.
         while end > self._limit - 4 and end > 1 and line[end] & 0xC0 == 0x80:
             end -= 1
         return line[:end]
 
 
 class Output:
-    """Where the agent and its workers write. Called from many threads.
+    """Terminal output of the agent and its workers. Thread-safe.
 
-    as_json: one JSON object per line on stdout instead, output of workers included.
+    as_json: write one JSON object per line to stdout instead, workers' output included.
+    stdout, stderr: default to the process's own. color: None: if the stream is a terminal.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Output:
         }
 
     def line(self, source: str, stream: Stream, text: str) -> None:
-        """One line of a worker's output."""
+        """Write one line of a worker's output. source: the worker's id."""
         if self._as_json:
             self._write_json({"event": "output", "worker": source, "stream": stream, "line": text})
             return
@@ -114,7 +115,10 @@ class Output:
         self._write(stream, f"{prefix}{text}\n")
 
     def say(self, text: str, kind: str = "info", event: str = "message", **facts: object) -> None:
-        """One line of the agent's own; kind: "info", "warning", "error" or "success"."""
+        """Write one line of the agent itself.
+
+        kind: "info", "warning", "error" or "success". event, facts: added to the object with `as_json`.
+        """
         if self._as_json:
             self._write_json({"event": event, "kind": kind, "message": text, **facts})
             return
@@ -124,9 +128,9 @@ class Output:
         self._write("stderr", line + "\n")
 
     def passing(self, text: str) -> None:
-        """A line on a terminal that the next one replaces, for what changes all the time; empty: gone.
+        """Show a status line that the next output replaces; empty: remove it.
 
-        Where nobody looks on, nothing is said.
+        Does nothing unless stderr is a terminal with colours.
         """
         if not self._as_json and self._color["stderr"]:
             with self._lock:
@@ -160,5 +164,5 @@ class Output:
                     target.write(text.encode(encoding, "backslashreplace").decode(encoding))
                 target.flush()
             except (OSError, ValueError):
-                # The reader is gone, or the terminal (EIO), or the stream is closed. The workers go on.
+                # The reader or the terminal (EIO) is gone, or the stream is closed. The workers go on.
                 self._closed.add(stream)

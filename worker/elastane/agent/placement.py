@@ -1,7 +1,7 @@
-"""Which worker runs on which host, and which hosts may get one now: pure.
+"""Maps workers to hosts, and decides which hosts may run one now: pure.
 
-A worker has one slot for ever: its name is that of host and slot. The supervisor's policy knows workers only;
-what an exit says of a host, rather than of the script, is found out here.
+A worker id is permanently bound to one slot, since it is made of the names of host and slot. The supervisor's
+policy knows only workers; this module decides whether an exit is the fault of the host or of the script.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _SIGNALS_END: Final = 192
 
 @dataclass(frozen=True)
 class HostFault:
-    """A worker ended for its host's sake. event: for machines; text: for people.
+    """A worker's exit that is the fault of its host. text: message; event: its machine-readable name.
 
-    first_notice: it is the first to tell that its host is taken away.
+    first_notice: no other worker has reported before that this host is taken away.
     """
 
     text: str
@@ -36,9 +36,9 @@ class HostFault:
 
 
 class Placement:
-    """The hosts of one agent. Times are seconds of any clock that only goes forward.
+    """The hosts and slots of one agent. All times are seconds of one monotonic clock.
 
-    prefix: of every worker's name. held: hosts that can never be used, and why.
+    prefix: prepended to every worker id.
     """
 
     def __init__(self, prefix: str = "") -> None:
@@ -51,22 +51,28 @@ class Placement:
         self._reclaimed: set[str] = set()
 
     def found(self, hosts: Mapping[str, int], held: Mapping[str, str]) -> None:
-        """The discovery printed these slots by host; held: those that cannot be used, and why."""
+        """Adopt a result of the discovery.
+
+        hosts: number of slots by host. held: hosts that cannot be used, each with the reason.
+        """
         self._hosts, self._held = dict(hosts), dict(held)
         for host, count in hosts.items():
             for index in range(count):
                 self._slots.setdefault(self._name(host, index), Slot(host, index))
 
     def slot(self, worker: str) -> Slot:
-        """Where a worker runs, also when its slot is gone."""
+        """Return the slot of a worker, even if the host is no longer listed."""
         return self._slots[worker]
 
     def is_remote(self, worker: str) -> bool:
-        """Whether the worker is started by the template."""
+        """True if the worker runs on another host, started by the template."""
         return not is_local(self._slots[worker].host)
 
     def wanted(self, now: float) -> dict[str, str]:
-        """Every worker there is a slot for, in the hosts' order; why it may not be started now, or ""."""
+        """Return all workers with a slot, in the order of hosts.
+
+        The value is the reason why the worker must not be started now, or "".
+        """
         resting = self._rests.resting(now)
         return {
             self._name(host, index): self._held.get(host, "its host rests" if host in resting else "")
@@ -75,19 +81,23 @@ class Placement:
         }
 
     def started(self, now: float, worker: str) -> None:
-        """The worker's process was started: its host is there."""
+        """Record the start of a worker; its host no longer counts as reclaimed."""
         self._reclaimed.discard(self._slots[worker].host)
         self._started[worker] = now
 
     def status(self, worker: str, status: ExitStatus) -> ExitStatus:
-        """How the worker itself ended: remote shells tell a signal as 128 and its number."""
+        """Return how the worker itself ended: a remote shell reports a signal as 128 + its number."""
         if self.is_remote(worker) and 128 < status.returncode <= _SIGNALS_END:
             return ExitStatus(128 - status.returncode)
         return status
 
     def ended(self, now: float, worker: str, status: ExitStatus) -> HostFault | None:
-        """What the end of a worker says of its host; None: nothing, it is the policy's affair."""
+        """Return the fault of the host that an exit shows; None: the exit is for the policy to handle.
+
+        Updates which hosts rest: those that were reclaimed, are unreachable, or whose workers keep failing.
+        """
         host, code = self._slots[worker].host, status.returncode
+        # A worker that ran for a while, or ended regularly, shows that its host works.
         if now - self._started.pop(worker, now) >= CALM_SECONDS or code in (0, EXIT_DRAINED, EXIT_START_ANEW):
             self._rests.clear([host])
         if code == EXIT_RECLAIMED:
@@ -101,6 +111,8 @@ class Placement:
             return HostFault(f"{host}: {why} ({status}); it rests for {seconds:.3g} s", "host_unreachable")
         resting = self._rests.resting(now)
         others = set(self._hosts) - resting - set(self._held) - {host}
+        # If only this host fails to reach the master, its network is the cause; without another host to
+        # compare with, the policy decides.
         if code == EXIT_MASTER_UNREACHABLE and self.is_remote(worker) and others:
             seconds = self._rests.unreachable(now, host)
             text = f"{worker} could not reach the master from {host}; it rests for {seconds:.3g} s"
@@ -113,7 +125,7 @@ class Placement:
         return None
 
     def next_due(self) -> float | None:
-        """When `wanted` changes by itself."""
+        """Return the time at which a host's rest ends and `wanted` changes; None: no host rests."""
         return self._rests.next_due()
 
     def _name(self, host: str, index: int) -> str:

@@ -1,19 +1,19 @@
-"""What the agent does about an exit, a change of the job, a signal, the passing of time: pure.
+"""Decides what the agent does about worker exits, job updates, signals and timeouts: pure.
 
-`SupervisorPolicy` takes what happened with the time it happened at, and answers with actions; the
-agent carries them out. It knows no process, socket or clock, so every rule has a plain unit test.
+`SupervisorPolicy` takes events with their times and returns actions, which the agent carries out. It
+uses no process, socket or clock, so every rule has a plain unit test.
 
-    exit of a worker          follows
+    exit of a worker          reaction
     0                         finished; once all are, the job's phase decides the agent's exit code
-    80 (drained, sent away)   stays away if it was asked to, until the job is scaled up; else restarted
-    any, once scaled in       stays away until the job is scaled up
-    84 (started anew)         restarted; it counts for no budget, the master asked for it
-    82 (refused)              everything stops: the same refusal would meet every restart
+    80 (drained)              parked until the job is scaled up if it was asked to leave; else restarted
+    any, once scaled in       idle until the job is scaled up
+    84 (start anew)           restarted; not counted in the budget, because the master asked for it
+    82 (refused)              everything stops: every restart would be refused too
     83 (master unreachable)   everything stops
-    1, as it cannot run       everything stops: a syntax error, or a module that is not installed. Where hosts
-                              come and go, another one may have the module: as below
+    1, script cannot run      everything stops: a syntax error, or a module that is not installed. With
+                              dynamic hosts another host may have the module: treated as the next row
     1, or a signal            restarted within the budget
-    any, its place is gone    away; another worker takes its part elsewhere, if there is room
+    any, its place is gone    not restarted; another worker takes over elsewhere, if there is room
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from elastane.agent.exit_codes import (
 from elastane.agent.process import ExitStatus
 from elastane.errors import EXIT_MASTER_UNREACHABLE, EXIT_REFUSED, EXIT_START_ANEW
 
-#: A script that raises this often in every worker, without a step of the job between, is broken. Once
-#: a worker has joined the master counts too, ring by ring, and its verdict says more: it comes first.
+#: A script that raises this often in every worker, without a step of the job in between, is broken. After
+#: the first join the limit is higher, because the master counts failures too and its verdict, which says
+#: more, should come first.
 RAISES_BEFORE_JOIN_MAX: Final = 2
 RAISES_WITHOUT_STEP_MAX: Final = 3
-#: How long after the last worker's exit the job's phase is waited for.
+#: After the last worker's exit, wait this long for the job's final phase.
 PHASE_WAIT_SECONDS: Final = 10.0
-#: And if nothing was trained, as with job.tasks: no phase will come, but the view may be a little old.
+#: The same if nothing was trained, as with job.tasks: no final phase will come, but the view may be stale.
 UNTRAINED_WAIT_SECONDS: Final = 1.0
-#: How long workers have to leave by themselves once the job is over.
+#: Once the job is over, workers have this long to exit by themselves.
 OVER_GRACE_SECONDS: Final = 30.0
 
 Phase = Literal[
@@ -66,10 +67,10 @@ _OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed
 
 @dataclass(frozen=True)
 class JobView:
-    """What the policy needs to know of a job.
+    """The facts about a job that the policy needs.
 
-    steps: of all epochs; 0 while no worker has told. standby: ids of workers that attend without ESTs.
-    undecided: it was the sentinel that suspended it.
+    step: committed steps. steps: total of all epochs; 0 until a worker has reported it. standby: ids of
+    connected workers without ESTs. undecided: the sentinel suspended the job.
     """
 
     phase: Phase
@@ -93,8 +94,10 @@ class Spawn:
 
 @dataclass(frozen=True)
 class Terminate:
-    """Ask this worker to drain and leave (SIGTERM). reason: told to it, and so in the job's events; empty: as
-    was announced."""
+    """Ask this worker to drain and leave (SIGTERM).
+
+    reason: passed to the worker, which reports it to the master; empty: the one of the last `Announce`.
+    """
 
     worker: str
     reason: str = field(default="", compare=False)
@@ -102,7 +105,7 @@ class Terminate:
 
 @dataclass(frozen=True)
 class Announce:
-    """Tell the workers that their node goes in so many seconds; they are asked to leave next."""
+    """Notify the workers that their node is taken away in `seconds`; `Terminate` actions follow."""
 
     seconds: float
     reason: str
@@ -110,14 +113,14 @@ class Announce:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL this worker and all it started."""
+    """SIGKILL this worker and its process group."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Say:
-    """Tell the user. kind: as in `Output.say`; event: for machines."""
+    """Print a message. kind: as in `Output.say`; event: its machine-readable name."""
 
     text: str
     kind: str = "info"
@@ -127,7 +130,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Finish:
-    """The agent is done: exit with this code. No worker runs any more."""
+    """Exit with this code; no worker runs any more."""
 
     code: int
 
@@ -136,12 +139,12 @@ Action = Spawn | Announce | Terminate | Kill | Say | Finish
 
 
 class SlotState(Enum):
-    """Where a worker of this agent is in its life."""
+    """Life-cycle state of a worker of this agent."""
 
-    IDLE = "idle"  # not needed now: workers_max is lower
+    IDLE = "idle"  # not running, may be started when the job wants more workers
     RUNNING = "running"
-    BACKOFF = "backoff"  # dead, started again when due
-    PARKED = "parked"  # left on request, until the job is scaled up
+    BACKOFF = "backoff"  # dead, restarted when due
+    PARKED = "parked"  # left on request; idle again once the job is scaled up
     FINISHED = "finished"
     DEAD = "dead"  # will not be started again
 
@@ -153,9 +156,9 @@ class _Slot:
     due: float = 0.0
     restarts: list[float] = field(default_factory=list)
     raises: int = 0
-    surplus: bool = False  # told to leave because the job was scaled in
-    held: str = ""  # why it may not be started now
-    leave_by: float | None = None  # told to leave because its place is gone; killed then
+    surplus: bool = False  # asked to leave because the job was scaled in
+    held: str = ""  # why it must not be started now; "": it may
+    leave_by: float | None = None  # asked to leave because its place is gone; killed at this time
 
     @property
     def leaving(self) -> bool:
@@ -163,10 +166,10 @@ class _Slot:
 
 
 class SupervisorPolicy:
-    """State of one agent. Times are seconds of any clock that only goes forward.
+    """Decision state of one agent. All times are seconds of one monotonic clock.
 
-    workers: ids of the workers this agent may run, in order. grace_seconds: from the first signal to
-    SIGKILL. dynamic: places for workers come and go (`places_changed`), there may be none for a while.
+    workers: ids of the workers this agent may run, in order of preference. grace_seconds: from the first
+    signal to SIGKILL. dynamic: places for workers come and go (`places_changed`); there may be none at times.
     """
 
     def __init__(
@@ -180,14 +183,14 @@ class SupervisorPolicy:
         assert workers or dynamic, "an agent has at least one worker"
         self._dynamic = dynamic
         self._said_no_place = False
-        self._goes_at: float | None = None  # this node, by the soonest notice
+        self._goes_at: float | None = None  # when this node is taken away, by the earliest notice
         self._slots = {worker: _Slot(worker) for worker in workers}
         self._places = frozenset(workers)
         self._budget = budget
         self._grace_seconds = grace_seconds
         self._restarts: list[float] = []
         self._view = JobView("waiting", workers_max=len(workers))
-        self._code: int | None = None  # set: everything stops, with this exit code
+        self._code: int | None = None  # once set, everything stops and the agent exits with it
         self._kill_at: float | None = None
         self._phase_by: float | None = None
         self._all_finished_at: float | None = None
@@ -197,14 +200,14 @@ class SupervisorPolicy:
     # ------------------------------------------------------------------ what can happen
 
     def start(self, now: float, view: JobView) -> list[Action]:
-        """The job exists; start workers, unless it is over."""
+        """Start workers, unless the job is over already."""
         self._view = view
         if view.phase in _OVER:
             return [*self._over(now), *self._end(now)]
         return self._fill()
 
     def job_changed(self, now: float, view: JobView) -> list[Action]:
-        """News of the job."""
+        """React to a job update: the job is over, was scaled, or has made a step."""
         before, self._view = self._view, view
         if view.step > before.step:
             for slot in self._slots.values():
@@ -226,7 +229,10 @@ class SupervisorPolicy:
     def worker_exited(
         self, now: float, worker: str, status: ExitStatus, *, asked_to_leave: bool = False
     ) -> list[Action]:
-        """A worker's process ended. asked_to_leave: an operator or the master sent it away."""
+        """React to the end of a worker's process, see the module's table.
+
+        asked_to_leave: an operator drained it, so it is not restarted.
+        """
         slot = self._slots[worker]
         code = status.returncode
         actions: list[Action]
@@ -237,6 +243,8 @@ class SupervisorPolicy:
         elif code == 0:
             slot.state, slot.leave_by = SlotState.FINISHED, None
             actions = [Say(f"{worker} finished", event="worker_finished", worker=worker)]
+        # Workers that were asked to leave come before the codes: however such a worker ends, it is no
+        # failure.
         elif slot.leaving:
             actions = [Say(f"{worker} left ({status})", event="worker_drained", worker=worker)]
             self._vacate(slot)
@@ -272,10 +280,11 @@ class SupervisorPolicy:
         return [*actions, *self._end(now)]
 
     def places_changed(self, now: float, workers: Mapping[str, str]) -> list[Action]:
-        """There is a place for these workers now, in order; for each why it may not be started yet, or "".
+        """Adopt a new set of places (dynamic hosts).
 
-        Those that run elsewhere drain and leave, and are killed after the grace time: their place may be
-        gone already.
+        workers: ids with a place, in order, each with the reason why it must not be started yet, or "".
+        Running workers without a place are asked to drain, and killed after the grace time because their
+        host may be gone already.
         """
         actions: list[Action] = []
         slots = {worker: self._slots.get(worker) or _Slot(worker) for worker in workers}
@@ -285,7 +294,7 @@ class SupervisorPolicy:
             if worker in slots:
                 continue
             if slot.state in (SlotState.RUNNING, SlotState.FINISHED):
-                slots[worker] = slot  # until it has ended; what is finished still counts
+                slots[worker] = slot  # kept until it has ended; a finished worker still counts
                 slot.held = "its place is gone"
             if slot.state is SlotState.RUNNING and not slot.leaving and self._code is None:
                 slot.leave_by = now + self._grace_seconds
@@ -300,7 +309,10 @@ class SupervisorPolicy:
     def host_failed(
         self, now: float, worker: str, text: str, event: str, workers: Mapping[str, str]
     ) -> list[Action]:
-        """A worker ended for the sake of its host: no restart is counted. workers: as in `places_changed`."""
+        """React to a worker that ended because of its host, not of the script: no restart is counted.
+
+        text and event: the message to print. workers: as in `places_changed`.
+        """
         slot = self._slots[worker]
         if self._code is not None:
             slot.state = SlotState.DEAD
@@ -309,7 +321,7 @@ class SupervisorPolicy:
         return [Say(text, "warning", event, worker), *self.places_changed(now, workers)]
 
     def signalled(self, now: float, number: int) -> list[Action]:
-        """SIGTERM or SIGINT came to the agent: the first drains, the second kills."""
+        """React to a stop signal to the agent: the first drains all workers, the second kills them."""
         name = signal.Signals(number).name
         self._signals += 1
         if self._signals == 1:
@@ -324,25 +336,25 @@ class SupervisorPolicy:
         return [*actions, *self._end(now)]
 
     def noticed(self, now: float, seconds: float, reason: str) -> list[Action]:
-        """This node is to be taken away in so many seconds: workers drain, and have all that time for it."""
+        """React to a spot notice: workers drain, and may use all `seconds` until the node is taken away."""
         text = f"this node goes in {seconds:.0f} s ({reason}): workers drain and leave"
         actions: list[Action] = [Announce(seconds, reason), Say(text, "warning", "spot_notice")]
         if self._code is None:
             actions += self._stop(now, 128 + signal.SIGTERM, "")
-        # Of two notices the sooner counts, whichever came last.
+        # Of two notices the earlier deadline counts, whichever arrived last.
         self._goes_at = min(now + seconds, self._goes_at or now + seconds)
         if self._kill_at is not None:
             self._kill_at = self._goes_at
         return [*actions, *self._end(now)]
 
     def fatal(self, now: float, code: int, text: str) -> list[Action]:
-        """Something beside the workers failed for good (the master, the job's record)."""
+        """Stop everything because the master or the watch of the job has failed for good."""
         if self._code is not None:
             return self._end(now)
         return [Say(text, "error", "failed"), *self._stop(now, code, text), *self._end(now)]
 
     def tick(self, now: float) -> list[Action]:
-        """Time has passed: start what is due, kill what overstays."""
+        """Restart workers whose backoff is over; kill those that did not leave in time."""
         actions: list[Action] = []
         if self._kill_at is not None and now >= self._kill_at:
             left = [slot.worker for slot in self._in(SlotState.RUNNING)]
@@ -351,7 +363,7 @@ class SupervisorPolicy:
             actions.extend(self._kill(now))
         for slot in self._in(SlotState.RUNNING):
             if slot.leave_by is not None and now >= slot.leave_by:
-                slot.leave_by = math.inf
+                slot.leave_by = math.inf  # still leaving, but killed only once
                 text = f"{slot.worker} did not leave in time"
                 actions += [Say(text, "warning", "killing", slot.worker), Kill(slot.worker)]
         if self._code is None:
@@ -362,7 +374,7 @@ class SupervisorPolicy:
         return [*actions, *self._end(now)]
 
     def next_due(self) -> float | None:
-        """When `tick` has something to do at the latest."""
+        """Return the time at which `tick` must be called next; None: not before the next event."""
         dues = [slot.due for slot in self._in(SlotState.BACKOFF)] if self._code is None else []
         dues += [time for time in (self._kill_at, self._phase_by) if time is not None]
         dues += [
@@ -376,12 +388,12 @@ class SupervisorPolicy:
         return [slot for slot in self._slots.values() if slot.state in states]
 
     def _too_many(self) -> int:
-        """How many workers run here beyond what the job wants."""
+        """Count the running workers beyond `workers_max`, without those that are leaving already."""
         staying = [slot for slot in self._in(SlotState.RUNNING) if not (slot.surplus or slot.leaving)]
         return len(staying) - self._view.workers_max
 
     def _dismiss(self) -> list[Action]:
-        """Ask those to leave that stand by because the job was scaled in."""
+        """Ask standby workers to leave that the job no longer wants after it was scaled in."""
         actions: list[Action] = []
         for slot in reversed(self._in(SlotState.RUNNING)):
             if (
@@ -394,9 +406,11 @@ class SupervisorPolicy:
         return actions
 
     def _fill(self) -> list[Action]:
-        """Start idle workers while the job wants more."""
+        """Start idle workers, up to `workers_max` in all."""
         actions: list[Action] = []
         for slot in self._in(SlotState.IDLE):
+            # Finished workers count too: the script has come to its end, so nothing is left for a
+            # replacement.
             there = self._in(SlotState.RUNNING, SlotState.BACKOFF, SlotState.FINISHED)
             if sum(not other.leaving for other in there) >= self._view.workers_max:
                 break
@@ -407,13 +421,16 @@ class SupervisorPolicy:
         return actions
 
     def _vacate(self, slot: _Slot) -> None:
-        """The worker of a slot is gone for no fault of its own: its place is free, if it still is one."""
+        """Make a slot idle after an exit that is not the worker's fault; drop it if its place is gone."""
         slot.state, slot.surplus, slot.leave_by = SlotState.IDLE, False, None
         if slot.worker not in self._places:
             del self._slots[slot.worker]
 
     def _died(self, now: float, slot: _Slot, status: ExitStatus) -> list[Action]:
         how = _cause(status)
+        # A positive code comes from the script itself; a signal is more often a preemption or lack of memory.
+        # The script is only given up once every worker has failed: a single failure may be the machine's
+        # fault.
         if status.returncode > 0 and status.returncode != EXIT_DRAINED:
             slot.raises += 1
             slot.state = SlotState.DEAD
@@ -437,7 +454,7 @@ class SupervisorPolicy:
         return [Say(f"{slot.worker} {how}; {decision.reason}", "warning", "worker_died", slot.worker)]
 
     def _over(self, now: float) -> list[Action]:
-        """The job is over: workers leave by themselves, within a grace time."""
+        """Set exit code and deadline at the end of the job; workers exit by themselves until then."""
         view = self._view
         kind = {"succeeded": "success", "failed": "error", "max_wait_exceeded": "error"}
         codes = {"failed": CODE_FAILED, "max_wait_exceeded": CODE_MAX_WAIT}
@@ -455,20 +472,20 @@ class SupervisorPolicy:
         return [Say(text, weight, f"job_{view.phase}")]
 
     def _wanted(self) -> str:
-        """ "2 workers"."""
+        """Return the wanted number in words, such as "2 workers"."""
         most = self._view.workers_max
         return f"{most} worker" if most == 1 else f"{most} workers"
 
     def _stop(self, now: float, code: int, why: str) -> list[Action]:
-        """Every worker is to drain and leave; the agent exits with `code` afterwards.
+        """Ask every worker to drain and leave; the agent exits with `code` afterwards.
 
-        why: told to the workers; empty: as was announced.
+        why: reason passed to the workers; empty: the announced one.
         """
         self._code = code
         self._kill_at = now + self._grace_seconds
         self._phase_by = None
         self._drop(SlotState.BACKOFF)
-        # Whoever was told already takes a second signal for impatience.
+        # A worker takes a second SIGTERM as a request to stop at once, so send it only one.
         told = [slot for slot in self._in(SlotState.RUNNING) if slot.surplus or slot.leaving]
         reason = by_agent(why) if why else ""
         return [Terminate(slot.worker, reason) for slot in self._in(SlotState.RUNNING) if slot not in told]
@@ -482,7 +499,10 @@ class SupervisorPolicy:
             slot.state = SlotState.DEAD
 
     def _end(self, now: float) -> list[Action]:
-        """Finish, if no worker runs and none will."""
+        """Finish if no worker runs and none will be started.
+
+        While all workers have finished but the job has not, wait a little for its final phase.
+        """
         if self._finished or self._in(SlotState.RUNNING, SlotState.BACKOFF):
             return []
         if self._code is not None:
@@ -502,7 +522,7 @@ class SupervisorPolicy:
         return self._ended_early()
 
     def _wait_for_place(self) -> list[Action]:
-        """Nothing runs, but a host may come, or be done with its rest."""
+        """Say once that no worker runs; a new host may be found, or the rest of one may end."""
         if self._said_no_place:
             return []
         self._said_no_place = True
@@ -511,7 +531,7 @@ class SupervisorPolicy:
         return [Say(text, "warning", "waiting_for_hosts")]
 
     def _ended_early(self) -> list[Action]:
-        """All workers said they were finished, and the job is not over."""
+        """All workers have exited with 0 but the job is not over: find out why, and finish."""
         view = self._view
         if view.steps == 0:
             text = "the script ended without training: right with job.tasks, else is job.epochs missing?"
@@ -527,12 +547,15 @@ class SupervisorPolicy:
 
 
 def by_agent(why: str) -> str:
-    """What a worker that its agent asks to leave tells the master: the master counts by how it begins."""
+    """Return the reason that a worker gives the master when its agent asks it to leave.
+
+    The master classifies departures by the beginning of this text.
+    """
     return f"asked for by its agent: {why}"
 
 
 def _cause(status: ExitStatus) -> str:
-    """How a worker died, in words: a preemption is named, so that nobody looks for a bug."""
+    """Describe how a worker died; names preemptions, so that nobody looks for a bug in the script."""
     if status.returncode == EXIT_DRAINED:
         return "left on a preemption notice"
     name = status.signal_name

@@ -1,12 +1,12 @@
-"""What workers cost, and from when on: a table that the user has, told to the master as each time comes.
+"""The user's table of worker prices over time; each price is sent to the master when it becomes due.
 
     at,spot,on_demand              [{"at": "2026-11-22T08:00:00Z", "spot": "0.31", "on_demand": "0.98"},
     0,0.31,0.98                     {"at": "2026-11-22T09:00:00Z", "spot": "0.35"}]
     3600,0.35,
 
-`at` is in seconds since the job was created, or a time (without a zone: UTC); all rows of one kind, each
-later than the one before. Prices are for a worker and hour; an empty one stays as it was. Reading and what is
-due are pure; `PriceFeed` does it.
+`at` is in seconds since the job was created, or a time (without a zone: UTC); all rows are of one kind, each
+later than the one before. Prices are per worker and hour; an empty cell keeps the previous price. Parsing and
+`PriceTable.due` are pure; `PriceFeed` sends the prices.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ _COLUMNS: Final = ("at", "spot", "on_demand")
 
 
 class PriceTableError(RefusedError):
-    """The table cannot be read: the text names file and row."""
+    """The price table is invalid; the text names file and row."""
 
     code = "ELA417"
 
 
 @dataclass(frozen=True)
 class PriceRow:
-    """Prices from `at` on, in millionths; None: as before. at: seconds, of the table's kind."""
+    """Prices from `at` on, in millionths of the currency; None: unchanged.
+
+    at: seconds since the job's creation or since the epoch, see `PriceTable.relative`.
+    """
 
     at: float
     spot_micros: int | None = None
@@ -45,21 +48,22 @@ class PriceRow:
 
 @dataclass(frozen=True)
 class PriceTable:
-    """Rows by time. relative: `at` counts from the creation of the job, else from the epoch."""
+    """Rows in ascending order of time. relative: `at` counts from the job's creation, else from the epoch."""
 
     rows: tuple[PriceRow, ...]
     relative: bool
 
     def since_epoch(self, created: float) -> PriceTable:
-        """The same with times of the clock, for a job created at `created`."""
+        """Return the table with times since the epoch. created: the job's creation, in the same unit."""
         if not self.relative:
             return self
         return PriceTable(tuple(replace(row, at=row.at + created) for row in self.rows), relative=False)
 
     def due(self, told: int, now: float) -> tuple[PriceRow | None, int, float | None]:
-        """What to tell the master at `now`, when `told` rows were: prices, rows told then, time of the next.
+        """Return the prices to send at `now`, the number of rows sent then, and the time of the next row.
 
-        Rows whose times have passed come together: nobody can be charged for the past.
+        told: rows sent so far. Several rows that are due are merged into one, since prices cannot be changed
+        for the past. Prices are None if nothing is due, the time is None after the last row.
         """
         passed = sum(row.at <= now for row in self.rows)
         prices = None
@@ -74,7 +78,7 @@ class PriceTable:
 
 
 def read_price_table(path: Path) -> PriceTable:
-    """The table of a file. Raises PriceTableError."""
+    """Read a table from a JSON or CSV file. Raises PriceTableError."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -86,7 +90,7 @@ def read_price_table(path: Path) -> PriceTable:
 
 
 def parse_price_table(text: str) -> PriceTable:
-    """The table of a text, JSON or CSV. Raises PriceTableError."""
+    """Parse a table from JSON or CSV text. Raises PriceTableError."""
     found = _json_rows(text) if text.lstrip().startswith(("[", "{")) else _csv_rows(text)
     rows: list[PriceRow] = []
     kinds: set[bool] = set()
@@ -107,10 +111,9 @@ def parse_price_table(text: str) -> PriceTable:
 
 
 class PriceFeed:
-    """Tells the master the prices of a table, in a thread of its own, from `start` until `stop`.
+    """Sends the prices of a table to the master when they become due, in a thread, from `start` until `stop`.
 
-    tell: sets prices from now on; may wait for the master as long as it likes. on_trouble: told why it was
-    not possible.
+    tell: sends one row; may block until the master answers. on_trouble: called with a message if that fails.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class PriceFeed:
                         self._on_trouble(f"the master does not take the prices: {error}")
             if later is None:
                 return
-            # Clocks are set now and then: a long wait is looked at again.
+            # The wall clock may be set meanwhile, so wake up at least once a minute.
             self._over.wait(min(max(later - time.time(), 0.0), 60.0))
 
 
@@ -161,7 +164,7 @@ def _csv_rows(text: str) -> Iterable[tuple[int, Mapping[str, str]]]:
 
 def _json_rows(text: str) -> Iterable[tuple[int, Mapping[str, str]]]:
     try:
-        # Prices stay as they are written: a float would change them.
+        # Keep prices as text: parsing them as floats would round them.
         found = json.loads(text, parse_float=str, parse_int=str)
     except ValueError as error:
         raise PriceTableError(f"not JSON: {error}") from error

@@ -1,9 +1,9 @@
-"""One child process: starts it, hands on its output line by line, tells how it ended.
+"""Runs one child process: passes its output on line by line, and reports how it ended.
 
-A child leads its own session and process group, so that a Ctrl-C of the terminal reaches it only
-through the agent, and whatever it started ends with it. One thread per child waits on its pipes and on
-its pidfd at once: nothing polls. The order at the end matters: the group is killed while the child is
-still a zombie, because from then on its number may belong to somebody else.
+A child leads its own session and process group, so that a Ctrl-C on the terminal reaches it only
+through the agent, and all processes that it started are killed with it. One thread per child waits on its
+pipes and its pidfd together, without polling. The order at the end matters: the group is killed before the
+zombie is reaped, because afterwards the kernel may give its number to another process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from elastane.agent.output import LineSplitter, Stream
 from elastane.errors import EXIT_SCRIPT_RAISED
 
 _LAUNCH = Path(__file__).with_name("launch.py")
-#: How long the output of an ended child is still read: a grandchild outside its group may hold the pipe.
+#: Limit for reading the output after the child's end: a grandchild outside its group may hold the pipe open.
 _DRAIN_SECONDS = 1.0
 _READ_BYTES = 64 * 1024
 _CANNOT_RUN = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError"})
@@ -34,9 +34,9 @@ _CANNOT_RUN = frozenset({"SyntaxError", "IndentationError", "TabError", "ModuleN
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """How a process ended. returncode: as in `subprocess`, negative for a signal.
+    """Exit status of a process. returncode: as in `subprocess`, negative for a signal.
 
-    error: the last line of its stderr that reads like the end of a traceback; "" if there was none.
+    error: the last line of its stderr that looks like the end of a traceback; "" if there was none.
     """
 
     returncode: int
@@ -44,7 +44,7 @@ class ExitStatus:
 
     @property
     def signal_name(self) -> str:
-        """ "SIGKILL", or empty when no signal ended it."""
+        """Name of the signal that ended it, such as "SIGKILL"; empty if none did."""
         if self.returncode >= 0:
             return ""
         with contextlib.suppress(ValueError):
@@ -53,7 +53,7 @@ class ExitStatus:
 
     @property
     def repeats(self) -> bool:
-        """Whether the next start on the same machine must end in the same way: what is not there to run."""
+        """True if a restart on the same machine must fail in the same way: bad syntax or a missing module."""
         return self.returncode == EXIT_SCRIPT_RAISED and self.error.partition(":")[0] in _CANNOT_RUN
 
     def __str__(self) -> str:
@@ -63,12 +63,12 @@ class ExitStatus:
 
 
 class ChildProcess:
-    """A child that cannot outlive the thread that started it.
+    """A child process that cannot outlive the thread that started it.
 
-    name: for the prefix of its lines. command: the program and its arguments. on_line(name, stream,
-    text): a line of output; None with `log`: everything is appended to that file. on_exit(child, status):
-    once, from the child's own thread, after its last line. death_signal: what the kernel sends it when
-    the parent ends.
+    name: passed to `on_line`. command: the program and its arguments. on_line(name, stream, text): called
+    for each line of output, from the child's thread. log: a file to which output is appended instead.
+    on_exit(child, status): called once, from the child's thread, after the last line. death_signal: the
+    signal that the kernel sends the child when the parent ends.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class ChildProcess:
 
     @property
     def status(self) -> ExitStatus | None:
-        """None while it runs."""
+        """How it ended; None while it runs."""
         return self._status
 
     def start(self) -> None:
-        """Start it. Call from a thread that lives as long as the process (see launch.py)."""
+        """Start it. Call this from a thread that lives as long as this process (see launch.py)."""
         launch = [sys.executable, "-I", "-S", str(_LAUNCH), str(os.getpid()), str(int(self._death_signal))]
         with contextlib.ExitStack() as stack:
             if self._log is not None:
@@ -131,27 +131,27 @@ class ChildProcess:
         threading.Thread(target=self._watch, name=f"child {self.name}", daemon=True).start()
 
     def signal(self, number: int) -> None:
-        """Send a signal to the child alone; nothing happens if it has ended."""
+        """Send a signal to the child alone; does nothing if it has ended."""
         with self._lock:
             if self._pidfd >= 0:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(self._pidfd, number)
 
     def kill_group(self) -> None:
-        """SIGKILL the child and all it started; nothing happens if it has ended."""
+        """SIGKILL the child and its process group; does nothing if it has ended."""
         with self._lock:
             if self._pidfd >= 0:
                 _kill_group(self.pid)
 
     def wait(self, timeout_seconds: float | None = None) -> ExitStatus | None:
-        """Until it has ended and its output is handed on; None after the timeout, or if never started."""
+        """Wait until it has ended and all output is passed on; None after the timeout or if not started."""
         if self._process is None:
             return None
         self._ended.wait(timeout_seconds)
         return self._status
 
     def stop(self, grace_seconds: float) -> ExitStatus:
-        """SIGTERM, and SIGKILL to the group after `grace_seconds`."""
+        """Send SIGTERM, and SIGKILL to the group after `grace_seconds`; return how it ended."""
         self.signal(signal.SIGTERM)
         status = self.wait(grace_seconds)
         if status is None:
@@ -174,6 +174,8 @@ class ChildProcess:
             for pipe in pipes:
                 selector.register(pipe, selectors.EVENT_READ)
             selector.register(self._pidfd, selectors.EVENT_READ)
+            # Until the process is reaped and its pipes are closed. A grandchild may keep a pipe open, so the
+            # pipes get `_DRAIN_SECONDS` once the process is reaped.
             deadline: float | None = None
             while pipes or deadline is None:
                 timeout = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -197,6 +199,7 @@ class ChildProcess:
             self._ended.set()
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        # The lock keeps `signal` and `kill_group` from using the ids of a process that is reaped meanwhile.
         with self._lock:
             _kill_group(process.pid)
             process.wait()
@@ -204,7 +207,7 @@ class ChildProcess:
             self._pidfd = -1
 
     def _read(self, pipes: dict[IO[bytes], tuple[Stream, LineSplitter]], pipe: IO[bytes]) -> bool:
-        """Hand on what is there; False at the end of the pipe."""
+        """Pass on the available output; return False at the end of the pipe."""
         data = os.read(pipe.fileno(), _READ_BYTES)
         if not data:
             self._end_of(pipes, pipe)
@@ -222,7 +225,7 @@ class ChildProcess:
         assert self._on_line is not None
         for line in lines:
             if stream == "stderr":
-                # A traceback is set in; the line behind it says what was raised.
+                # The frames of a traceback are indented; the first line after them names the exception.
                 if self._set_in and line and not line[0].isspace():
                     self._error = line
                 self._set_in = line.startswith("  ")

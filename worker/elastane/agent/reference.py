@@ -1,4 +1,7 @@
-"""The reference: a script under stock DistributedDataParallel on a fixed number of processes."""
+"""Runs a script under stock DistributedDataParallel on a fixed number of processes.
+
+Its result is the reference that elastic runs are compared with.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PORT_TAKEN = "EADDRINUSE"
 
 
 class StockRunError(ElastaneError):
-    """The reference run failed; the text holds its last lines."""
+    """The reference run failed; the text holds the last lines of its output."""
 
     code = "ELA406"
 
@@ -38,12 +41,12 @@ def run_stock_ddp(
 ) -> Path:
     """Run `script` with ELASTANE_MODE=ddp in `processes` ranks, as torchrun would.
 
-    environment: further variables of every rank; ELASTANE_DETERMINISM and ELASTANE_TORCH_THREADS among
-    them (or in this process's own) also set those that they imply.
-    directory: where the ranks start; default: here.
-    launch: how a rank's process is made, with the arguments of `ChildProcess`.
-    Returns the folder of its reports (`ddp-<rank>.json`). Raises StockRunError when a rank fails or
-    the timeout passes, RefusedError for an unknown level; no rank is left running either way.
+    folder: for the run's files. environment: additional variables of every rank; ELASTANE_DETERMINISM and
+    ELASTANE_TORCH_THREADS, from here or from this process, also set the variables that they imply.
+    on_line: called with each line of stdout. directory: the ranks' working directory; default: the current
+    one. launch: creates a rank's process, with the arguments of `ChildProcess`.
+    Returns the folder of the reports (`ddp-<rank>.json`). Raises StockRunError if a rank fails or
+    the timeout passes, RefusedError for an unknown level; no rank is left running in either case.
     """
     deadline = time.monotonic() + timeout_seconds
     for attempt in range(1, PORT_ATTEMPTS + 1):
@@ -52,7 +55,7 @@ def run_stock_ddp(
                 folder, script, processes, environment, on_line, timeout_seconds, deadline, directory, launch
             )
         except StockRunError as error:
-            # torch opens the port itself: between our choice and its use another process may take it.
+            # torch binds the port itself: another process may take it after we chose it.
             if PORT_TAKEN not in str(error) or attempt == PORT_ATTEMPTS:
                 raise
     raise AssertionError("unreachable")
@@ -69,7 +72,7 @@ def _run(
     directory: Path | None,
     launch: Callable[..., ChildProcess],
 ) -> Path:
-    """One attempt of `run_stock_ddp`."""
+    """Make one attempt of `run_stock_ddp`."""
     reports = folder / "reports"
     reports.mkdir(parents=True, exist_ok=True)
     port = unused_port()
@@ -96,7 +99,7 @@ def _run(
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(processes),
             "ELASTANE_MODE": "ddp",
-            "ELASTANE_LOG_TO": "",  # a run that is only compared with
+            "ELASTANE_LOG_TO": "",  # a reference run does not log to trackers
             "ELASTANE_REPORT_DIR": str(reports),
             **(environment or {}),
         }
@@ -114,14 +117,14 @@ def _run(
         for process in ranks:
             process.start()
         for _ in ranks:
-            # In the order in which they end: the others may wait for the one that failed, for ever.
+            # Wait in the order in which ranks end: the others may wait for a failed one for ever.
             try:
                 name, status = ended.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise _failed(f"no end after {timeout_seconds:g} s", lines) from None
             report = reports / f"ddp-{name.removeprefix('rank')}.json"
             if status == ExitStatus(-signal.SIGABRT) and report.exists():
-                continue  # torch's threads can abort the interpreter's exit; the result was written before
+                continue  # torch's threads can abort the interpreter at exit, after the report was written
             if status.returncode != 0:
                 raise _failed(f"{name} {status}", lines)
     finally:

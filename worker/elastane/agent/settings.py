@@ -1,4 +1,4 @@
-"""What an agent is asked for."""
+"""Settings of an agent."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ LOOPBACK: Final = "127.0.0.1:0"
 
 @dataclass(frozen=True)
 class HostSettings:
-    """Hosts that come and go.
+    """Settings for hosts that are added and removed while the job runs.
 
-    script: prints them, run every `interval_seconds` for `timeout_seconds` at most. template: how a command
-    is run on another host. passed: names of this process's variables that workers elsewhere get too.
+    script: discovery script that prints the hosts, run every `interval_seconds` for `timeout_seconds` at
+    most. template: command line that runs a command on another host. passed: names of this process's
+    environment variables that remote workers get too.
     """
 
     script: Path
@@ -32,17 +33,17 @@ class HostSettings:
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What `elastane run` was asked for.
+    """Settings of one `elastane run`.
 
-    command: script and arguments, or "-m", module and arguments. settings: of the job to create; None: it
-    is joined as the master has it, once it is there, within `job_timeout_seconds`. local_workers: most
-    workers on this machine. master: "host:port"; empty: an embedded one, with its state in `state_dir`
-    (empty: a temporary folder), at `listen` ("host:port"; port 0: a free one). worker_prefix: worker k is
-    called prefix + k. notices: where spot notices are read, see `notices.detect.check_choice`; notices_url:
-    of the metadata service, instead of the cloud's own; notices_poll_seconds: how often they are looked for,
-    0 as the cloud advises. capacity: "spot", "on-demand", or "auto": as the metadata service says. hosts:
-    where workers run, if not on this machine alone. prices: told to the master as their times come. metrics:
-    host and port where figures of the agent are served. http: HOST:PORT of the embedded master's HTTP port.
+    command: script and arguments, or "-m", module and arguments. settings: of the job to create; None: wait
+    up to `job_timeout_seconds` for a job that somebody else creates. local_workers: maximum number of workers
+    on this machine. master: "host:port"; empty: start an embedded one, with its state in `state_dir`
+    (None: a temporary folder), at `listen` ("host:port"; port 0: a free one). worker_prefix: worker k is
+    called prefix + k. notices: source of spot notices, see `notices.detect.check_choice`; notices_url: URL
+    of the metadata service, instead of the cloud's own; notices_poll_seconds: polling interval, 0: as the
+    cloud advises. capacity: "spot", "on-demand", or "auto": ask the metadata service. hosts: where workers
+    run; None: on this machine only. prices: sent to the master when each becomes due. metrics: host and port
+    where the agent serves its metrics. http: HOST:PORT of the embedded master's HTTP port.
     """
 
     command: tuple[str, ...]

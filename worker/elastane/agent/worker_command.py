@@ -1,4 +1,4 @@
-"""How a worker's process is started, and what it is told: here, or on another host."""
+"""Builds the command line and environment of a worker's process, here or on another host."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from elastane.determinism import level_from_proto, process_environment
 from elastane.hosts.remote import remote_command, remote_variables
 from elastane_proto.v1 import job_pb2
 
-#: Options of the agent by their variables that mean nothing to a worker, or something else.
+#: Variables that set options of the agent; a worker must not inherit them (ELASTANE_SEED comes from the job).
 _OF_THE_AGENT: Final = ("ELASTANE_SEED", "ELASTANE_SPOT", "ELASTANE_SPOT_URL", "ELASTANE_CAPACITY")
 
 Start = tuple[list[str], dict[str, str]]
-"""Command and environment."""
+"""Command and environment of a process."""
 
 
 def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker: str) -> dict[str, str]:
-    """What a worker is told, wherever it runs. master: its address."""
+    """Return the variables that every worker gets, wherever it runs. master: the master's address."""
     settings = job.settings
     variables = {
         "PYTHONUNBUFFERED": "1",
         # A peer's death is a normal event here; torch would print a C++ backtrace for it.
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        # Unlike values in the agent's own shell give way: they belong to the job.
+        # These override the agent's environment: they belong to the job.
         **process_environment(level_from_proto(settings.determinism), settings.torch_threads),
         "ELASTANE_MODE": "elastic",
         "ELASTANE_MASTER": master,
@@ -49,14 +49,15 @@ def worker_variables(agent: AgentSettings, job: job_pb2.Job, master: str, worker
 
 
 def local_start(agent: AgentSettings, variables: Mapping[str, str]) -> Start:
-    """On this machine."""
+    """Return command and environment to start a worker on this machine."""
     return _command(agent), _inherited() | dict(variables)
 
 
 def remote_start(agent: AgentSettings, host: str, variables: Mapping[str, str], *, figures: bool) -> Start:
-    """On another host, by the template, under an agent of its own. Raises RefusedError: a token is seen.
+    """Return command and environment to start a worker on another host, under its own agent (`agent.node`).
 
-    figures: that agent tells its worker's in lines of output.
+    figures: have that agent print its worker's figures as lines of output. Raises RefusedError if a token
+    would be readable in the command line.
     """
     assert agent.hosts is not None
     node = [

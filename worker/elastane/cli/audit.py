@@ -1,4 +1,4 @@
-"""`elastane audit`: reads the whole committed history and checks it with `elastane.audit`."""
+"""`elastane audit`: reads the committed history of a job and checks it with `elastane.audit`."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def _print(job: str, result: AuditResult) -> None:
 
 
 def fold_epochs(epochs: Sequence[EpochAudit]) -> list[tuple[EpochAudit, int]]:
-    """The epochs, those alike that follow each other as one: the first, and the number of the last.
+    """Merge consecutive equal epochs; return the first of each run with the number of its last.
 
-    Only what is complete and without a violation is folded: nothing that somebody must see.
+    Only complete epochs without violations are merged, so that every violation stays visible.
     """
     folds: list[tuple[EpochAudit, int]] = []
     for epoch in epochs:

@@ -1,7 +1,7 @@
-"""All commands, with what the list of commands says of them; each one's module is imported when it is used.
+"""The catalogue of commands with their summaries; a command's module is imported only when it is used.
 
-To add a command, write a module with `register(app)` and name the command here, in the order in which
-`elastane --help` shows them. Its help's first paragraph stands here again: a test holds them equal.
+To add a command, write a module with `register(app)` and add an entry here, in the order in which `elastane
+--help` shows them. The entry repeats the first paragraph of the help; a test checks that they match.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 
 class Entry(NamedTuple):
-    """A command. module: of `elastane.cli`. panel: where it stands. text: the help's first paragraph."""
+    """A command. module: in `elastane.cli`. panel: heading in the list. text: first paragraph of its help."""
 
     module: str
     panel: str
@@ -131,28 +131,28 @@ COMMANDS: Final = {
 
 
 class CommandGroup(TyperGroup):
-    """The commands of the catalogue: listed out of it, made whole when one of them is called."""
+    """Group that lists commands from the catalogue and loads one when it is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments name, whole. Called by Typer."""
+        """Resolve the command that the arguments name, and load it with all its options. Called by Typer."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, load(name) if name in COMMANDS else command, rest
 
 
 def list_in(app: typer.Typer) -> None:
-    """Put every command into the application's list."""
+    """Register a placeholder for every command, for the application's list."""
     for name, entry in COMMANDS.items():
         app.command(name, help=entry.text, rich_help_panel=entry.panel, hidden=entry.hidden)(_listed)
 
 
 def load(name: str) -> Any:
-    """The command with all its options; imports its module."""
+    """Import a command's module; return the command with all its options."""
     app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich", add_completion=False)
-    app.callback()(_listed)  # without one, a module's only command would be the application itself
+    app.callback()(_listed)  # without a callback, Typer makes a module's only command the application
     importlib.import_module(f"elastane.cli.{COMMANDS[name].module}").register(app)
     group: Any = typer.main.get_command(app)
     return group.commands[name]
 
 
 def _listed() -> None:
-    """What stands in the list for a command that is not loaded."""
+    """Placeholder for a command that is not loaded."""

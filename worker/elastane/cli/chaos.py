@@ -1,4 +1,4 @@
-"""`elastane chaos`: a script under real faults on this machine, held against its fixed run after each."""
+"""`elastane chaos`: runs a script under real faults and compares it with its fixed run after each fault."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
         "chaos",
         help=HELP,
         rich_help_panel="Run",
-        # Everything after the script belongs to the script.
+        # All arguments after the script are passed to the script.
         context_settings={"allow_interspersed_args": False},
     )(chaos)
 
@@ -165,7 +165,10 @@ def chaos(
 
 
 def print_result(out: Console, result: ChaosResult, again: str, folder: Path | None) -> None:
-    """The table of faults, what was lost and repeated, whether the hashes are equal."""
+    """Print the table of faults, the tasks lost and repeated, and whether the hashes are equal.
+
+    again: the command line that repeats the run. folder: where everything is kept; None: it is not.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -209,7 +212,7 @@ def print_result(out: Console, result: ChaosResult, again: str, folder: Path | N
 
 @contextlib.contextmanager
 def _watching(*, quiet: bool) -> Iterator[Watcher]:
-    """A line for each run and each fault, on stderr; on a terminal with what is under way."""
+    """Yield a watcher that prints a line for each run and each fault on stderr. quiet: it prints nothing."""
     from rich.console import Console
 
     from elastane.chaos.run import Watcher
@@ -235,7 +238,7 @@ def _watching(*, quiet: bool) -> Iterator[Watcher]:
 
 
 def _fail(error: ElastaneError, code: int, *, as_json: bool, folder: Path | None = None) -> NoReturn:
-    """Say what failed, and where its logs are; the exit codes of this command are its own."""
+    """Print what failed and where its logs are, and exit with `code`, which is specific to this command."""
     message = str(error.args[0]) if error.args else type(error).__name__
     if folder is not None:
         message += f"\neverything is kept in {folder}"

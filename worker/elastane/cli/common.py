@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection, errors as exit codes, output as JSON.
+"""Shared parts of the commands: options, the connection, exit codes for errors, JSON output.
 
 A command is a function wrapped in `command`; it raises the project's typed errors and returns nothing.
 """
@@ -33,7 +33,7 @@ CODE_REFUSED = 3
 CODE_UNREACHABLE = 4
 CODE_NO_JOB = 6
 CODE_RUN_FAILED = 11
-"""Of verify, doctor, drill and chaos: a run of the script did not come to its end."""
+"""Exit code of verify, doctor, drill and chaos if a run of the script failed or did not end."""
 
 Parameters = ParamSpec("Parameters")
 
@@ -62,7 +62,7 @@ TIMEOUT_DEFAULT = 10.0
 
 
 def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Turn the typed errors of a command into a message on stderr and its exit code."""
+    """Decorate a command so that its typed errors become a message on stderr and an exit code."""
 
     @functools.wraps(function)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -75,7 +75,7 @@ def command(function: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoReturn:
-    """Say what happened and what to do; exit with `code`, or that of the error's kind."""
+    """Print the error with its hint on stderr; exit with `code`, or the one for the error's class."""
     code = exit_code(error) if code is None else code
     message = error.args[0] if error.args else type(error).__name__
     if as_json:
@@ -99,7 +99,7 @@ def fail(error: ElastaneError, *, as_json: bool, code: int | None = None) -> NoR
 
 
 def exit_code(error: ElastaneError) -> int:
-    """The command line's code for an error."""
+    """Return the exit code for an error, by its class."""
     if isinstance(error, MasterUnreachableError):
         return CODE_UNREACHABLE
     if isinstance(error, JobMissingError):
@@ -111,9 +111,10 @@ def exit_code(error: ElastaneError) -> int:
 
 @contextlib.contextmanager
 def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
-    """A connection to the master; says on a terminal how long it is still waited for.
+    """Yield a connection to the master; on a terminal, count down while no master answers.
 
-    Of a job that is not there, the error names those that are and that the caller may see.
+    If a request names a job that does not exist, the error lists the jobs that the caller may see. Raises
+    BadParameter for an invalid address.
     """
     from elastane.client import MasterClient, RequestRefusedError
 
@@ -121,7 +122,7 @@ def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
 
     def waiting(seconds: float, error: str) -> None:
         if not sys.stderr.isatty():
-            return  # the error says it, once
+            return  # not a terminal: the final error is enough
         now = time.monotonic()
         if not gives_up_at:
             gives_up_at.append(now + timeout_seconds)
@@ -147,7 +148,7 @@ def connect(master: str, timeout_seconds: float) -> Iterator[MasterClient]:
 
 
 def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> RequestRefusedError:
-    """The same refusal; where it is of a job that is not there, with the jobs that the caller may see."""
+    """If a refusal says that a job does not exist, return it with the jobs that the caller may see."""
     from elastane.client import RequestRefusedError
 
     if error.reason != "not_found" or error.facts.keys() != {"job"}:
@@ -162,13 +163,13 @@ def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> Request
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line of stdout, at once."""
+    """Print one JSON document on one line of stdout, and flush."""
     typer.echo(json.dumps(value, default=str))
     sys.stdout.flush()
 
 
 def console() -> Console:
-    """Where tables go; as wide as the content when it is not a terminal, so that pipes lose nothing."""
+    """Return the console for tables; not wrapped or cut when stdout is a pipe, so that nothing is lost."""
     from rich.console import Console
 
     return Console(
@@ -177,25 +178,26 @@ def console() -> Console:
 
 
 def harmless(text: str) -> str:
-    """The text without control characters, but for breaks and tabs.
+    """Replace all control characters except newlines and tabs.
 
-    What scripts and workers say is shown to people who may do more than they: it must not steer a terminal.
+    Texts of scripts and workers are shown to operators with more rights, so they must not contain terminal
+    escape sequences.
     """
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def one_line(text: Text) -> Text:
-    """The text without breaks, tabs and control characters: a worker's reason may be a whole traceback."""
+    """Return the text on one line, without control characters: a reason may be a whole traceback."""
     from rich.text import Text
 
     flat = Text(" ").join(text.split("\n")) if "\n" in text.plain else text.copy()
     flat.expand_tabs(4)
-    flat.plain = harmless(flat.plain)  # of the same length: the styles stay where they are
+    flat.plain = harmless(flat.plain)  # keeps the length, so the styles stay in place
     return flat
 
 
 def local_time(seconds: float) -> str:
-    """Local time of day with milliseconds; the date too, unless it is today."""
+    """Format seconds since the Unix epoch as local time with milliseconds; with the date unless today."""
     import datetime
 
     moment = datetime.datetime.fromtimestamp(seconds).astimezone()
@@ -205,12 +207,12 @@ def local_time(seconds: float) -> str:
 
 
 def counted(count: int, name: str) -> str:
-    """ "1 worker", "2 workers"."""
+    """Return a count with its noun: "1 worker", "2 workers"."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def worker_limits(text: str, named: str = "--workers") -> tuple[int, int]:
-    """ "MIN:MAX" or one number for both. Raises BadParameter, of the option or argument `named`."""
+    """Parse "MIN:MAX", or one number for both. Raises BadParameter for the option or argument `named`."""
     low, separator, high = text.partition(":")
     try:
         limits = (int(low), int(high if separator else low))

@@ -1,4 +1,4 @@
-"""`elastane cost`, `price`: what a job's workers have cost, what was saved, what they cost now."""
+"""`elastane cost` and `elastane price`: show a job's costs and savings, and set its prices."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def register(app: typer.Typer) -> None:
 
 
 def price_option(name: str, text: str, **options: Any) -> Any:
-    """An option that takes a price of a worker for an hour."""
+    """Declare an option for a price per worker and hour."""
     return typer.Option(name, metavar="PRICE", help=text, show_default=False, **options)
 
 
 def micros_of(text: str | None, option: str) -> int | None:
-    """The price given to an option; None when it was not given. Raises typer.BadParameter."""
+    """Parse the price given to an option, in millionths; None if not given. Raises typer.BadParameter."""
     try:
         return None if text is None else price_micros(text)
     except ValueError as error:
@@ -45,7 +45,7 @@ def micros_of(text: str | None, option: str) -> int | None:
 
 
 def checked_currency(text: str) -> str:
-    """The currency given to an option, or nothing. Raises typer.BadParameter."""
+    """Return the currency given to an option, or "". Raises typer.BadParameter."""
     try:
         return currency_code(text) if text else ""
     except ValueError as error:
@@ -123,14 +123,14 @@ def price(
 
 
 def prices_line(cost: job_pb2.Cost) -> str:
-    """The prices that hold now, in words."""
+    """Describe the current prices in words."""
     spot = price_text(cost.spot_price_micros, cost.currency)
     on_demand = price_text(cost.on_demand_price_micros, cost.currency)
     return f"a worker's hour costs: spot {spot}, on demand {on_demand}"
 
 
 def cost_line(cost: job_pb2.Cost) -> str:
-    """What was spent and saved, in one line; empty where no price was ever known."""
+    """Describe spending and savings in one line; empty if no price was ever known."""
     known = cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros
     if not known:
         return ""
@@ -143,7 +143,7 @@ def cost_line(cost: job_pb2.Cost) -> str:
 
 
 def cost_parts(job: job_pb2.Job) -> list[RenderableType]:
-    """The lines and the table of `elastane cost`."""
+    """Return the lines and tables that `elastane cost` prints."""
     from rich.markup import escape
     from rich.table import Table
 

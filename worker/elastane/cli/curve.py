@@ -1,4 +1,4 @@
-"""`elastane curve`: what scripts logged, drawn, as CSV or as JSON."""
+"""`elastane curve`: shows logged values as a drawing, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def curve(
 
 
 def curve_lines(series: metric_pb2.Series, columns: int, rows: int) -> list[str]:
-    """A title and the drawing."""
+    """Return `rows` lines at most: a title and the drawing. columns: width in characters."""
     from elastane.plot import draw
     from elastane_proto.short_names import short
 
     last = series.points[-1]
     steps = sum(point.steps for point in series.points)
     told = f": {last.last:.6g} at the last of {steps} steps"
-    # A script's own word: nothing of it may steer the terminal.
+    # The name comes from a script, so it must not contain terminal escape sequences.
     name = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in series.name)
     title = short(name, max(columns - len(told), 8)) + told
     return [title[:columns], *draw([(point.step, point.mean) for point in series.points], columns, rows - 1)]

@@ -1,4 +1,4 @@
-"""`elastane demo`: the main job under real faults on this machine, compared with stock DDP."""
+"""`elastane demo`: trains an example under real faults on this machine, and compares it with stock DDP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elastane doctor`: what is wrong or not deterministic here, and in a script before it is trained."""
+"""`elastane doctor`: finds faults and non-determinism of this machine and of a script, before training."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         "doctor",
         help=HELP,
         rich_help_panel="Run",
-        # Everything after the script belongs to the script.
+        # All arguments after the script are passed to the script.
         context_settings={"allow_interspersed_args": False},
     )(doctor)
 

@@ -1,4 +1,4 @@
-"""`elastane drill`: what a cloud does to spot nodes, rehearsed with the user's own script."""
+"""`elastane drill`: rehearses the reclaim of spot nodes with the user's own script."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def drill(
 
 
 def as_document(result: DrillResult) -> dict[str, object]:
-    """The result for programs."""
+    """Return the result as the document that --json prints."""
     from elastane.cli.plain import to_plain
 
     return {

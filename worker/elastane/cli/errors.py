@@ -1,4 +1,4 @@
-"""`elastane errors`: what an error's code means, and what to do."""
+"""`elastane errors`: explains the code of an error and what to do about it."""
 
 from __future__ import annotations
 

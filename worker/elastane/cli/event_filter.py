@@ -1,4 +1,4 @@
-"""`--kind`, `--worker` and `--since`: which events `elastane events` and `elastane top` show."""
+"""Options `--kind`, `--worker` and `--since` of `elastane events` and `elastane top`: the events to show."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SinceOption = Annotated[
 
 
 def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now: float) -> EventFilter:
-    """What the three options say; now: seconds since the Unix epoch. Raises BadParameter."""
+    """Build the filter from the three options. now: seconds since the Unix epoch. Raises BadParameter."""
     try:
         return EventFilter(tuple(kind or ()), tuple(worker or ()), *parse_since(since, now))
     except ValueError as error:
@@ -41,7 +41,7 @@ def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now:
 
 
 def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
-    """Whether the event is to be shown."""
+    """True if the filter selects the event."""
     from elastane.explain import event_seconds, members_of
 
     return wanted.wants(

@@ -1,4 +1,4 @@
-"""`elastane health`: whether a master serves, as an exit code; for health checks of containers."""
+"""`elastane health`: exits with 0 if a master serves; for health checks of containers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`elastane status`, `jobs`: what a job does, and who does it."""
+"""`elastane status` and `elastane jobs`: state of one job with its workers, and the list of jobs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def jobs(
 
 
 def damage_lines(damages: Iterable[job_pb2.Damage]) -> list[str]:
-    """What is missing of a job, a line for each hole."""
+    """Describe what is missing of a damaged job, one line for each gap."""
     return [
         f"{damage.key}{f' from number {damage.sequence}' if damage.sequence else ''}: {harmless(damage.lost)}"
         for damage in damages
@@ -131,7 +131,7 @@ def damage_lines(damages: Iterable[job_pb2.Damage]) -> list[str]:
 
 
 def worker_table(job: job_pb2.Job, now: float) -> Table:
-    """One row per worker. now: seconds since the Unix epoch, for ages."""
+    """Return a table with one row per worker. now: seconds since the Unix epoch, for ages."""
     from rich.table import Table
     from rich.text import Text
 
@@ -158,14 +158,14 @@ def worker_table(job: job_pb2.Job, now: float) -> Table:
 
 
 def ests_text(start: int, end: int) -> str:
-    """ "0-3", "2", or "-" for none."""
+    """Format the EST range [start, end): "0-3", "2", or "-" if it is empty."""
     if end <= start:
         return "-"
     return str(start) if end == start + 1 else f"{start}-{end - 1}"
 
 
 def headline(job: job_pb2.Job) -> str:
-    """Name, phase, reason, step and numbers of a job, in rich's markup."""
+    """Return name, phase, reason, step, sizes and cost of a job, in rich's markup."""
     from rich.markup import escape
 
     from elastane.cli.cost import cost_line
@@ -190,7 +190,7 @@ def headline(job: job_pb2.Job) -> str:
 
 
 def phase_name(job: job_pb2.Job) -> str:
-    """ "running", ..."""
+    """Return the phase in lower case, such as "running"."""
     from elastane.cli.plain import enum_name
     from elastane_proto.v1 import job_pb2
 
@@ -198,7 +198,7 @@ def phase_name(job: job_pb2.Job) -> str:
 
 
 def is_over(job: job_pb2.Job) -> bool:
-    """Nothing more comes of it."""
+    """True if the job has succeeded, failed or was cancelled, which are final phases."""
     return phase_name(job) in ("succeeded", "failed", "cancelled")
 
 
@@ -213,7 +213,7 @@ def _step(job: job_pb2.Job) -> str:
 
 
 def _epoch(job: job_pb2.Job) -> str:
-    """Counted from one, as people do; the last one when all are done."""
+    """Format the epoch, counted from one; stays at the last one when all are done."""
     return f"{min(job.epoch + 1, job.epochs)}/{job.epochs}" if job.epochs else "-"
 
 

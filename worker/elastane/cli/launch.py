@@ -1,4 +1,4 @@
-"""`elastane launch`: a script that knows nothing of Elastane, on hosts that come and go."""
+"""`elastane launch`: runs a script that does not use Elastane on hosts that are added and removed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def launch(
     local = {"localhost": limits[1] if workers else 1}
     if hosts is not None:
         hosts = hosts.absolute()
-        ask_hosts(hosts, hosts_timeout)  # one that fails at once is a mistake, and not a moment's trouble
+        ask_hosts(hosts, hosts_timeout)  # a script that fails at the start is a mistake, not transient
     settings = LaunchSettings(
         command=python_command(script, module=module, program=no_python),
         workers_min=limits[0], workers_max=limits[1],

@@ -1,8 +1,8 @@
-"""The console script `elastane`: gathers the groups of commands and turns errors into exit codes.
+"""The console script `elastane`: builds the application from the catalogue of commands and runs it.
 
-The commands are those of `catalogue`; a command's module is imported when it is called. Modules import at
-their top only what is quick (typer); gRPC, rich's tables and the agent are imported inside the commands that
-need them, so that `elastane --help` and every command's answer at once.
+A command's module is imported when the command is called. At the top, modules import only what loads quickly
+(typer); gRPC, rich's tables and the agent are imported inside the commands that need them, so that
+`elastane --help` and every command's --help are fast.
 
 Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 master unreachable, 130 Ctrl-C.
 """
@@ -27,7 +27,7 @@ EPILOG = "Exit codes: 0 ok, 1 failure, 2 bad usage, 3 not found or refused, 4 ma
 
 
 def build_app() -> typer.Typer:
-    """The application with all commands."""
+    """Return the application with all commands."""
     app = typer.Typer(
         name="elastane",
         cls=CommandGroup,
@@ -45,7 +45,7 @@ def build_app() -> typer.Typer:
 
 
 def _connection(name: str, metavar: str, text: str) -> Any:
-    """An option that also is the variable ELASTANE_<name>; both stand before the command."""
+    """Declare an option given before the command, with its variable ELASTANE_<name>."""
     return typer.Option(
         "--" + name.lower().replace("_", "-"),
         envvar=f"ELASTANE_{name}",
@@ -64,7 +64,7 @@ def _print_version(wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        # Eager: it is answered before a command is asked for.
+        # Eager: handled before typer complains about a missing command.
         typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version),
     ] = False,
     token_file: Annotated[
@@ -90,18 +90,18 @@ def _root(
     }
     for name, value in given.items():
         if value is not None:
-            # Workers that this process starts connect in the same way, from whatever folder.
+            # Set as variables, with absolute paths, so that the workers of this process inherit them.
             is_path = name != "TLS_SERVER_NAME" and str(value) != "system"
             os.environ[f"ELASTANE_{name}"] = str(Path(value).absolute() if is_path else value)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; does not return. Called by the console script."""
+    """Run a command and exit. Called by the console script."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given and "_ELASTANE_COMPLETE" not in os.environ:
-        given = ["--help"]  # who asks for nothing wants to know what there is: no mistake, and so code 0
+        given = ["--help"]  # exit with 0, unlike Typer for a missing command
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A reason may have letters that the terminal has not: a question mark instead, and no traceback.
+        # Print "?" for characters that the terminal's encoding lacks, instead of a traceback.
         sys.stdout.reconfigure(errors="replace")
     keep_signals()
     try:
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _help_of(given: list[str]) -> NoReturn:
-    """`elastane COMMAND --help` without the options before it: to read these, Typer imports pydantic."""
+    """Print a command's help without building the whole application, for which Typer imports pydantic."""
     name, option = given
     command = load(name)
     command(
@@ -127,11 +127,11 @@ def _help_of(given: list[str]) -> NoReturn:
 
 
 def _leave(code: int) -> None:
-    """Exit without the traceback that a flush of a broken stdout would print."""
+    """Exit without the traceback that flushing a broken stdout would print."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes stdout again at exit
     sys.exit(code)
 
 

@@ -1,7 +1,7 @@
-"""`elastane master`: becomes the master's own program, with the same arguments.
+"""`elastane master`: replaces this process by the master's program, with the same arguments.
 
-By exec and not by import: the worker's package never imports the control plane, and the master's process
-must not carry this one's modules.
+It uses exec instead of an import because the worker's package never imports the control plane, and the
+master's process should not carry the modules of this one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What an operator asks of a job: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`,
-`repair` and `delete`.
+"""Operators' commands: `elastane scale`, `drain`, `checkpoint`, `suspend`, `resume`, `cancel`, `repair`
+and `delete`.
 
-Each makes one write with a request id made here, so that a call repeated over a broken connection takes
-effect once. The positional argument in front is the job and may be left out; the command sorts that out by
-the number of arguments.
+Each sends one write with a request id of its own, so that a call repeated over a broken connection takes
+effect once. The first positional argument is the job and may be left out: the number of arguments shows it.
 """
 
 from __future__ import annotations
@@ -54,7 +53,8 @@ def scale(
     job, limits_text = _job_and(arguments, "MIN:MAX")
     low, high = worker_limits(limits_text, "MIN:MAX")
     with connect(master, timeout) as client:
-        # One number is the most; the fewest stay, or the job would stop where it could go on with less.
+        # One number is the maximum. The minimum is kept, or the job would stop when it could go on with
+        # fewer.
         changed = client.scale_job(client.only_job(job), low if ":" in limits_text else 0, high)
     settings = changed.settings
     _report(changed, as_json, f"scaled to {settings.workers_min}:{settings.workers_max} workers")
@@ -213,7 +213,7 @@ def _can_ask() -> bool:
 
 
 def _job_and(arguments: list[str], what: str) -> tuple[str | None, str]:
-    """The optional job in front, and the other argument."""
+    """Split the arguments into the optional job and the required one. what: its name, for the error."""
     if len(arguments) == 1:
         return None, arguments[0]
     if len(arguments) == 2:

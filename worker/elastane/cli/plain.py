@@ -1,8 +1,8 @@
-"""Messages as plain values for JSON: numbers as numbers, times in ISO 8601, durations in seconds.
+"""Converts messages to plain values for JSON: numbers as numbers, times in ISO 8601, durations in seconds.
 
-protobuf's own JSON writes int64 as strings and enums by their long names; what `--json` prints is for
-jq and pandas. JSON has no word for what is no finite number, such as the loss of a training that went astray:
-it is None here, as what is absent.
+The output of `--json` is meant for jq and pandas, but protobuf's own JSON writes int64 as strings and enums
+by their long names. JSON has no infinity and no NaN, such as the loss of a diverged training: both become
+None, like absent values.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 
 def to_plain(message: Message) -> dict[str, Any]:
-    """A message as a dict of all its fields; absent messages and optional fields are None."""
+    """Return a message as a dict of all its fields; absent messages and optional fields are None."""
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
 def enum_name(enum: EnumDescriptor, number: int) -> str:
-    """The short name in lower case: JOB_PHASE_RUNNING -> "running"."""
+    """Return the short name in lower case: JOB_PHASE_RUNNING -> "running"; the number if it is unknown."""
     value = enum.values_by_number.get(number)
     if value is None:
         return str(number)

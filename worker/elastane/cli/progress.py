@@ -1,7 +1,7 @@
-"""`elastane progress`: how far the data is, once or live.
+"""`elastane progress`: progress through the datasets, once or live.
 
-Live on a terminal: a bar per dataset. Not on a terminal: one line per dataset and change. With --json:
-one document per change. It follows until every dataset is complete, or the job is over.
+Live it shows a bar per dataset on a terminal, else one line per dataset and change; with --json one
+document per change. It follows until every dataset is complete, or the job is over.
 """
 
 from __future__ import annotations
@@ -73,14 +73,17 @@ def progress(
 def until_over(
     client: MasterClient, watcher: MasterClient, job: str, dataset: str, interval_seconds: float
 ) -> Iterator[list[shard_pb2.Progress]]:
-    """The updates up to the end of the job, and how it stood then. Closes `client`."""
+    """Yield the updates until the job is over, and then the final state. Closes `client`.
+
+    watcher: a second connection, which watches for the end of the job.
+    """
     from elastane.cli.jobs import is_over
     from elastane.client import ClientClosedError
 
     over = threading.Event()
 
     def watch() -> None:
-        with contextlib.suppress(ElastaneError):  # the other one says it, if it lasts
+        with contextlib.suppress(ElastaneError):  # a lasting error is raised by the other connection too
             for seen in watcher.watch_job(job):
                 if is_over(seen):
                     over.set()
@@ -98,7 +101,7 @@ def until_over(
 
 
 def until_complete(updates: Iterable[list[shard_pb2.Progress]]) -> Iterator[list[shard_pb2.Progress]]:
-    """The updates up to the one in which every dataset is complete."""
+    """Yield the updates up to the first in which every dataset is complete."""
     for datasets in updates:
         yield datasets
         if datasets and all(item.complete for item in datasets):
@@ -106,7 +109,7 @@ def until_complete(updates: Iterable[list[shard_pb2.Progress]]) -> Iterator[list
 
 
 def progress_line(item: shard_pb2.Progress) -> str:
-    """One dataset on one line."""
+    """Format the progress of one dataset on one line."""
     parts = [
         item.dataset or "(job)",
         f"epoch {item.epoch + 1}/{item.epochs}" if item.epochs else f"epoch {item.epoch + 1}",
@@ -126,7 +129,7 @@ def progress_line(item: shard_pb2.Progress) -> str:
 
 
 def duration_text(item: shard_pb2.Progress) -> str:
-    """What is left, "1:02:03" or "0:42"; "?" when the master cannot say."""
+    """Format the estimated time left, "1:02:03" or "0:42"; "?" if the master has no estimate."""
     if not item.HasField("eta"):
         return "?"
     seconds = round(item.eta.seconds + item.eta.nanos / 1e9)

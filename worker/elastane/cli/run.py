@@ -1,4 +1,4 @@
-"""`elastane run`: what torchrun is to stock DDP. Checks the options, then hands over to the agent."""
+"""`elastane run`: the counterpart of torchrun. Checks the options, then runs the agent."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ if TYPE_CHECKING:
 
 JOB_PANEL: Final = "The job"
 LIMITS_PANEL: Final = "Time limits of the job"
-#: Panels of the options that the master's own record of the job replaces where it is joined.
+#: Panels of the options that do not apply when joining a job: the master has their values.
 _OF_THE_JOB: Final = (JOB_PANEL, LIMITS_PANEL)
 
 
 _SECONDS_MAX: Final = 1e9
-"""Of a job's time limits: thirty years."""
+"""Upper bound of a job's time limits: thirty years."""
 
 
 class Recovery(StrEnum):
-    """With how many workers a job trains."""
+    """Numbers of workers with which a job trains: any within the limits, or only the maximum."""
 
     ELASTIC = "elastic"
     FIXED = "fixed"
 
 
 class Prices(NamedTuple):
-    """What a worker costs an hour, in millionths of the currency; 0: unknown."""
+    """Prices per worker and hour, in millionths of the currency; 0: unknown."""
 
     currency: str = "USD"
     spot_micros: int = 0
@@ -85,17 +85,17 @@ HELP = "\n\n".join(
 
 
 def _job(name: str, metavar: str | None, text: str, **options: Any) -> Any:
-    """An option that fixes the job; equal in all agents of one job."""
+    """Declare an option that belongs to the job, and so is equal for all agents of one job."""
     return run_option(name, metavar, text, JOB_PANEL, **options)
 
 
 def _agent(name: str, metavar: str | None, text: str, **options: Any) -> Any:
-    """An option of this agent alone."""
+    """Declare an option of this agent only."""
     return run_option(name, metavar, text, "This machine", **options)
 
 
 def _limit(name: str, text: str, **options: Any) -> Any:
-    """A time limit of the job."""
+    """Declare an option for a time limit of the job."""
     return run_option(name, "SECONDS", text, LIMITS_PANEL, **options)
 
 
@@ -445,7 +445,7 @@ def run(
 
 
 def _listen_address(listen: str) -> str:
-    """HOST:PORT of the embedded master; raises BadParameter for what other hosts could not be told."""
+    """Return HOST:PORT of the embedded master. Raises BadParameter if others cannot connect to it by that."""
     if not listen:
         return "127.0.0.1:0"
     host, separator, port = listen.rpartition(":")
@@ -462,7 +462,10 @@ def _listen_address(listen: str) -> str:
 
 
 def _require_joinable(context: typer.Context, *, master: str, job: str | None) -> None:
-    """Raises BadParameter unless there is a job to join, and nothing is said that it would not heed."""
+    """Check the options for joining a job: master and name are given, and no option of the job itself.
+
+    Raises BadParameter for options on the command line; for variables it only prints that they are ignored.
+    """
     if not master or not job:
         raise typer.BadParameter(
             "say how many logical workers the job has, or join one that a master has with --master and --job",
@@ -486,9 +489,10 @@ def _require_joinable(context: typer.Context, *, master: str, job: str | None) -
 
 
 def worker_prefix() -> str:
-    """Of the ids of an agent's workers, which meet those of other agents at one master: no two are alike.
+    """Return a prefix that makes the worker ids of this agent unique among all agents of one master.
 
-    By chance, not by pid: every container's first process is 1, and on the host's network all have its name.
+    It is random, since a process id is no help: in containers it is 1, and with the host's network all of
+    them have the same host name.
     """
     return f"{socket.gethostname()}-{secrets.token_hex(3)}-"
 
@@ -510,7 +514,10 @@ def job_settings(
     fingerprint_steps: int | None = None,
     sentinel_steps: int = 0,
 ) -> job_pb2.JobSettings:
-    """The message for Create. durations: fields of JobSettings in seconds."""
+    """Build the settings for creating a job. durations: fields of JobSettings, in seconds.
+
+    Raises BadParameter for a time limit beyond `_SECONDS_MAX`.
+    """
     from elastane_proto.v1 import job_pb2
 
     settings = job_pb2.JobSettings(
@@ -542,11 +549,11 @@ def job_settings(
 
 
 def checkpoint_url(text: str) -> str:
-    """The URL as given; a bare path made absolute, so that it means the same in every worker."""
+    """Return a URL unchanged and a bare path made absolute, so that it means the same in every worker."""
     return text if not text or "://" in text else str(Path(text).absolute())
 
 
 def default_job_name(script: str, *, module: bool) -> str:
-    """The script's name without folder and ending, in the characters a job's name may have."""
+    """Return the script's name without folder and suffix, limited to the characters of a job's name."""
     name = script.rpartition(".")[2] if module else Path(script).stem
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:63] or "job"

@@ -1,7 +1,7 @@
-"""Options that `elastane run` and `elastane launch` share, and how their variables are named.
+"""Options that `elastane run` and `elastane launch` share, and the names of their environment variables.
 
 An option `--some-name` of `elastane run` is also the variable ELASTANE_SOME_NAME, so that a container needs
-no arguments beyond its script; where a worker knows the same thing by another name, that name is used.
+no arguments but its script. If workers read the same setting from a variable of another name, that is used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEFAULT_TEMPLATE: Final = (
     "{host} {command}"
 )
 
-#: Everything after the script belongs to the script.
+#: All arguments after the script are passed to the script.
 SCRIPT_SETTINGS: Final = {"allow_interspersed_args": False}
 
 _NAMED_OTHERWISE: Final = {
@@ -24,24 +24,24 @@ _NAMED_OTHERWISE: Final = {
     "--keep": "ELASTANE_CHECKPOINT_KEEP",
     "--master-timeout": "ELASTANE_MASTER_TIMEOUT_SECONDS",
 }
-#: What only a person at a terminal, or a program that reads our output, asks for.
+#: Options without a variable: they only make sense on a command line.
 _NO_VARIABLE: Final = frozenset({"-m", "--json"})
 
 
 def variable(option: str) -> str | None:
-    """The variable of an option of `elastane run`; None where it has none."""
+    """Return the variable of an option of `elastane run`; None if it has none."""
     if option in _NO_VARIABLE:
         return None
     return _NAMED_OTHERWISE.get(option, "ELASTANE_" + option.removeprefix("--").replace("-", "_").upper())
 
 
 def option(name: str, metavar: str | None, text: str, panel: str | None = None, **options: Any) -> Any:
-    """An option without a variable."""
+    """Declare an option without a variable."""
     return typer.Option(name, metavar=metavar, help=text, rich_help_panel=panel, **options)
 
 
 def run_option(name: str, metavar: str | None, text: str, panel: str, **options: Any) -> Any:
-    """An option with its variable."""
+    """Declare an option with its variable."""
     options.setdefault("envvar", variable(name))
     return option(name, metavar, text, panel, **options)
 
@@ -81,13 +81,16 @@ PassOption = Annotated[
 
 
 def require_script(script: list[str], *, is_file: bool) -> None:
-    """Raises BadParameter when the script, if it is to be a file here, is none."""
+    """Raise BadParameter if the script is not a file here. is_file: whether it must be one."""
     if is_file and not Path(script[0]).is_file():
         raise typer.BadParameter(f"{script[0]} is not a file", param_hint="SCRIPT")
 
 
 def metrics_address(text: str, *, insecure: bool) -> tuple[str, int]:
-    """Host and port of --metrics. Raises BadParameter, also for one that others reach without `insecure`."""
+    """Parse host and port of --metrics.
+
+    Raises BadParameter for anything else, and without `insecure` for an address beyond loopback.
+    """
     host, separator, port = text.rpartition(":")
     if not separator or not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise typer.BadParameter(f"{text!r} is not HOST:PORT", param_hint="--metrics")

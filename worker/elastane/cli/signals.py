@@ -1,4 +1,4 @@
-"""Signals that end a command: each leaves nothing behind, and none is lost."""
+"""Handling of signals that end a command: clean up first, and lose no signal."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _AGAIN_SECONDS: Final = 0.01
 
 @contextlib.contextmanager
 def sigterm_cleans_up() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave as Ctrl-C does: no process and no temporary folder stays behind."""
+    """Make SIGTERM and SIGHUP raise SystemExit in the block, so that processes and folders are cleaned up."""
 
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
 
     wanted = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, leave) for number in wanted}  # not what nohup has turned off
+    before = {number: signal.signal(number, leave) for number in wanted}  # not a SIGHUP ignored by nohup
     try:
         yield
     finally:
@@ -33,11 +33,11 @@ def sigterm_cleans_up() -> Iterator[None]:
 
 
 def keep_signals() -> None:
-    """Sends a signal again whose exception nobody could raise. Called once by the console script.
+    """Install a hook that sends a signal again if its exception was lost. Called once by the console script.
 
-    Python runs a signal's handler between any two instructions, also in a `__del__` or a callback from C. An
-    exception cannot leave these: the interpreter prints it as ignored, and the command would go on as if
-    Ctrl-C had never been pressed.
+    Python runs a signal handler between any two instructions, also in a `__del__` or a callback from C. An
+    exception cannot propagate out of these: the interpreter prints it as ignored, and the command would go
+    on as if Ctrl-C had never been pressed.
     """
     before = sys.unraisablehook
 
@@ -46,7 +46,7 @@ def keep_signals() -> None:
         if number is None or threading.current_thread() is not threading.main_thread():
             before(lost)
             return
-        # Not at once: the handler would run in this very call, from which no exception leaves either.
+        # Delayed: now, the handler would run inside this hook, which cannot propagate exceptions either.
         again = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
         again.daemon = True
         again.start()
@@ -55,7 +55,7 @@ def keep_signals() -> None:
 
 
 def _number(lost: UnraisableHookArgs) -> int | None:
-    """The signal that a lost exception stands for."""
+    """Return the signal that raised a lost exception; None for an exception of another origin."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         return signal.SIGINT
     code = getattr(lost.exc_value, "code", None)

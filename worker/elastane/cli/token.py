@@ -1,4 +1,4 @@
-"""`elastane token`: a new token for a caller, and the lines that let a master know it."""
+"""`elastane token`: creates a token for a caller, and prints the entry for the master's token file."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def token(
     if as_json:
         print_json(entry)
         return
-    # JSON's strings and lists of them are TOML's too.
+    # Strings and lists of strings are written the same way in JSON and TOML.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in entry.items()]
     typer.echo("\n".join(["[[token]]", *lines, ""]))

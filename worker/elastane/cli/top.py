@@ -1,4 +1,4 @@
-"""`elastane top`: jobs on the terminal, live, from the list of all down to one worker (`elastane.screen`)."""
+"""`elastane top`: a live view of jobs on the terminal, drawn by `elastane.screen`."""
 
 from __future__ import annotations
 

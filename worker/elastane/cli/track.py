@@ -1,4 +1,4 @@
-"""`elastane track`: a job's logged values into trackers, from any host, while it runs or afterwards."""
+"""`elastane track`: writes a job's logged values to a tracker, from any host, while it runs or later."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def track(
 
 
 def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
-    """Lets the tracker end when the job is over and all its steps are written."""
+    """Watch the job, and let the tracker end when the job is over and all its steps are written."""
     from elastane.cli.jobs import is_over
     from elastane.errors import ElastaneError, MasterUnreachableError
 
@@ -83,8 +83,8 @@ def _end_with(watcher: MasterClient, job: str, following: Following) -> None:
                 if is_over(seen):
                     following.finish_at(seen.step)
                     return
-            return  # the client is closed: the command ends
+            return  # the client was closed, because the command ends
         except MasterUnreachableError:
-            continue  # whoever reads the steps says it, if it lasts
+            continue  # if it lasts, the thread that reads the steps reports it
         except ElastaneError:
-            return  # so does whoever reads the steps
+            return  # reported by the thread that reads the steps

@@ -209,7 +209,10 @@ def verify(
 
 
 def _print_result(out: Console, result: VerifyResult, again: str) -> None:
-    """The verdict first, then what it rests on; on a difference where it begins, and why."""
+    """Print the table of runs, the digests and the verdict; on a difference, its first place and cause.
+
+    again: the command line that repeats the comparison.
+    """
     from rich.table import Table
 
     from elastane.verify.results import shown
@@ -234,7 +237,7 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
             f"[red]{differing}[/]" if differing else "[green]nothing[/]",
         )
     out.print(table)
-    # Of a difference from the reference the rows say more: this is the elastic run's.
+    # The fingerprint is the elastic run's. If it differs from the reference, the rows below say more.
     for name, value in result.fingerprint.items() if result.equal or not result.original else ():
         digest = shown(value)
         out.print(f"  {name:<12} {digest if digest != value else f'sha256 {value[:32]}'}", markup=False)
@@ -283,7 +286,7 @@ def _print_result(out: Console, result: VerifyResult, again: str) -> None:
 
 
 def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
-    """Lines of the source that can make a difference under other churn, or in what is not compared."""
+    """Print findings in the source that may make a difference under other churn or in unchecked results."""
     from elastane.diagnose.findings import Severity
 
     for finding in findings:
@@ -294,7 +297,10 @@ def _print_findings(out: Console, findings: Sequence[Finding]) -> None:
 
 @contextlib.contextmanager
 def _watching(*, quiet: bool) -> Iterator[Watcher]:
-    """Progress on stderr: a bar on a terminal, otherwise a line for each stage; quiet: only the bar."""
+    """Yield a watcher that shows progress on stderr: a line for each stage, and a bar on a terminal.
+
+    quiet: only the bar.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
@@ -334,9 +340,9 @@ def _fail(
     *,
     as_json: bool,
 ) -> NoReturn:
-    """Say what failed, and why as far as it is known; the exit codes of this command are its own.
+    """Print what failed and the known causes, and exit with `code`, which is specific to this command.
 
-    refusal: (code, text) of the error with which a worker was stopped.
+    refusal: (code, text) of the error that stopped a worker. findings: those in the script's source.
     """
     from elastane.diagnose.findings import Severity
 

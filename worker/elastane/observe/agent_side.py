@@ -1,4 +1,4 @@
-"""An agent's figures: what it counts, where its workers write theirs, and the port where both are served."""
+"""An agent's metrics: its own counters, its workers' files, and the port where both are served."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VARIABLE = "ELASTANE_METRICS_FILE"
 
 
 class AgentMetrics:
-    """The figures of one agent. address: host and port to serve them at; None: they are only counted."""
+    """Metrics of one agent. address: host and port to serve them at; None: they are only counted."""
 
     def __init__(self, job: str, address: tuple[str, int] | None) -> None:
         self.counts = AgentCounts()
@@ -29,10 +29,10 @@ class AgentMetrics:
         self._port: MetricsPort | None = None
 
     def serve(self) -> str:
-        """Serves from now on; returns where, empty if nowhere. Raises MetricsPortError."""
+        """Start serving; return the address, or "" if none was configured. Raises MetricsPortError."""
         if self._address is None:
             return ""
-        # prometheus_client is loaded by those who serve figures.
+        # Imported here so that only agents that serve metrics load prometheus_client.
         from elastane.observe.exposition import AgentCollector, MetricsPort
 
         self._folder = tempfile.TemporaryDirectory(prefix="elastane-figures-")
@@ -41,20 +41,20 @@ class AgentMetrics:
         return self._port.address
 
     def variables(self, worker: str) -> dict[str, str]:
-        """What a worker of this machine is told: where to write its figures, if anywhere."""
+        """Return the variable that tells a local worker where to write its figures; empty value: nowhere."""
         if self._folder is None:
             return {VARIABLE: ""}
         return {VARIABLE: str(figures_file(Path(self._folder.name), worker))}
 
     @property
     def wanted(self) -> bool:
-        """Whether anybody is told: then workers on other hosts are asked for theirs."""
+        """True if metrics are served, so that workers on other hosts have to send their figures."""
         return self._folder is not None
 
     def without_figures(
         self, write: Callable[[str, Stream, str], None]
     ) -> Callable[[str, Stream, str], None]:
-        """`write` for lines of a worker on another host: those of figures are taken out."""
+        """Wrap `write` for the output of a remote worker: lines with figures are taken out."""
 
         def take(worker: str, stream: Stream, text: str) -> None:
             if not self._from_hosts.take(worker, text):
@@ -63,11 +63,11 @@ class AgentMetrics:
         return take if self.wanted else write
 
     def keep(self, workers: Collection[str]) -> None:
-        """These workers of other hosts have a slot, or run; what is known of others is forgotten."""
+        """Drop the figures of all remote workers except these, which have a slot or run."""
         self._from_hosts.keep(workers)
 
     def close(self) -> None:
-        """Ends the port and forgets what workers wrote. Idempotent."""
+        """Close the port and remove the workers' files. Idempotent."""
         if self._port is not None:
             self._port.close()
             self._port = None

@@ -1,7 +1,7 @@
-"""Every metric of an agent and its workers, once. docs/metrics.md is made from this. Pure data.
+"""Definitions of all metrics of an agent and its workers. docs/metrics.md is generated from them. Pure data.
 
-`worker` is bounded by --local-workers, or by the slots there are now on the hosts of --hosts; all other
-labels are fixed sets.
+The label `worker` is bounded by --local-workers, or by the current slots of --hosts; all other labels have
+fixed sets of values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Kind = Literal["gauge", "counter", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. name: as it is scraped, a counter's with `_total`. help: one sentence for the reader."""
+    """One metric. name: as it is scraped, a counter's with `_total`. help: one sentence of description."""
 
     name: str
     kind: Kind

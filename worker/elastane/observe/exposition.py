@@ -1,7 +1,7 @@
-"""The agent's figures over HTTP for Prometheus (`elastane run --metrics HOST:PORT`).
+"""Serves the agent's metrics over HTTP for Prometheus (`elastane run --metrics HOST:PORT`).
 
-A small server of its own in threads: the agent has no event loop, and the port says nothing but figures.
-Served beyond this machine only where --metrics-insecure says so: it knows neither tokens nor TLS.
+A small threaded server, as the agent has no event loop; it serves only metrics. It supports neither tokens
+nor TLS, so addresses beyond loopback need --metrics-insecure.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _Samples = dict[known.Metric, list[tuple[tuple[str, ...], float | WorkerFigures]
 
 
 class MetricsPortError(ElastaneError):
-    """The agent's figures cannot be served at the address."""
+    """The agent's metrics cannot be served at the address."""
 
     code = "ELA422"
 
 
 class AgentCollector(Collector):
-    """The figures of one agent and its workers.
+    """Prometheus collector for one agent and its workers.
 
-    folder: where those of this machine write them. from_hosts: gives those of the others, by worker.
+    folder: where local workers write their figures. from_hosts: returns the figures of remote workers, by id.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ def _family(metric: known.Metric, found: list[tuple[tuple[str, ...], float | Wor
         histograms = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
         for labels, figures in found:
             assert isinstance(figures, WorkerFigures)
+            # Prometheus wants cumulative counts; workers count each step in one bucket only.
             ends = [*map(str, STEP_BOUNDS), "+Inf"]
             counts = map(float, accumulate(figures.step_counts))
             histograms.add_metric(labels, list(zip(ends, counts, strict=True)), figures.step_seconds)
@@ -129,14 +130,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10.0  # a client that sends nothing, or reads nothing
+    timeout = 10.0  # seconds for a client that sends or reads nothing
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are no news."""
+        """Do not log scrapes."""
 
 
 class MetricsPort:
-    """Serves figures at host:port from now on, until `close`. Raises MetricsPortError."""
+    """HTTP server for metrics at host:port, from construction until `close`. Raises MetricsPortError."""
 
     def __init__(self, host: str, port: int, figures: AgentCollector) -> None:
         registry = CollectorRegistry(auto_describe=False)

@@ -1,6 +1,7 @@
-"""What one worker measures of its steps, and the small file its agent reads. No torch here, and no thread.
+"""Figures that a worker measures of its steps, and the file in which its agent reads them.
 
-One observation is an addition to a number: the step is not to feel it.
+Imports no torch and starts no thread. One observation is an addition to a number, so that it does not slow
+down the step.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ from pathlib import Path
 from typing import Final
 
 STEP_BOUNDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Upper ends of the buckets of step times, in seconds; a last one has no end."""
+"""Upper bounds of the histogram buckets of step times, in seconds; one more bucket is unbounded."""
 
 
 @dataclass
 class WorkerFigures:
-    """Since the process began. Written by the script's thread, read by one other; each value by itself.
+    """Figures of one worker since its process began.
 
-    step: the next to apply. generation: of the ring; 0: none yet. ests: hosted now. step_counts: steps by
-    STEP_BOUNDS. replay_seconds: of step_seconds, in steps done again. all_reduce_wait_seconds: from the end
-    of backward until the sums are there. prepared_wait_seconds: from then until the master lets the step be
-    applied. data_wait_seconds: for batches. ring_change_seconds: from Go until the ring trains, hand-over
-    included.
+    Written by the script's thread and read by one other without a lock: each value is consistent by itself.
+
+    step: the next to apply. generation: of the ring; 0: none yet. ests: number hosted now. step_seconds:
+    total of all steps. step_counts: steps by bucket of STEP_BOUNDS. replay_seconds: part of step_seconds in
+    steps done again. all_reduce_wait_seconds: from the end of backward until the sums are complete.
+    prepared_wait_seconds: from then until the master lets the step be applied. data_wait_seconds: waiting for
+    batches. ring_change_seconds: from Go until the ring trains, hand-over included.
     """
 
     step: int = 0
@@ -45,7 +48,7 @@ class WorkerFigures:
     handover_bytes_received: int = 0
 
     def step_done(self, seconds: float, *, replayed: bool) -> None:
-        """A step is applied, `seconds` after it was begun."""
+        """Count an applied step that took `seconds`. replayed: it was done again."""
         self.step_seconds += seconds
         self.step_counts[bisect_left(STEP_BOUNDS, seconds)] += 1
         if replayed:
@@ -54,10 +57,10 @@ class WorkerFigures:
 
 
 class AgentCounts:
-    """What one agent counts. starts: by worker. exits: by "finished", "drained", "failed", "killed".
-    spot_notices: of this node, and of hosts that are taken away.
+    """Counters of one agent, written by its thread and read by the server's.
 
-    The agent's thread counts, a server's thread reads.
+    starts: by worker id. exits: by "finished", "drained", "failed", "killed". spot_notices: received for this
+    node or its hosts.
     """
 
     def __init__(self) -> None:
@@ -67,7 +70,7 @@ class AgentCounts:
         self.master_restarts = 0
 
     def exited(self, returncode: int, drained_codes: Collection[int]) -> None:
-        """A worker's process ended with this code, negative for a signal."""
+        """Count the end of a worker's process. returncode: negative for a signal."""
         if returncode < 0:
             self.exits["killed"] += 1
         elif returncode in drained_codes:
@@ -77,38 +80,38 @@ class AgentCounts:
 
     @property
     def running(self) -> int:
-        """Processes of workers that were started and have not been seen to end."""
+        """Number of worker processes that were started and have not been seen to end."""
         return sum(self.starts.values()) - sum(self.exits.values())
 
 
 LINE: Final = "elastane-figures: "
-"""How the line begins in which a node of another host tells its worker's figures, among the worker's own."""
+"""Prefix of the output lines in which the agent on another host sends its worker's figures."""
 
 
 def figures_line(text: str) -> str:
-    """The line that brings the text of a figures file home."""
+    """Return the output line that carries the text of a figures file."""
     return LINE + text
 
 
 def figures_of_line(line: str) -> WorkerFigures | None:
-    """What such a line tells; None: it is another line, or one that nobody could have meant."""
+    """Parse such a line; None if it is another one, or malformed."""
     return _parsed(line.removeprefix(LINE)) if line.startswith(LINE) else None
 
 
 def figures_file(folder: Path, worker: str) -> Path:
-    """Where this worker of an agent writes its figures."""
+    """Return the path of the file for a worker's figures."""
     return folder / f"{worker.replace('/', '_')}.figures.json"
 
 
 def write_figures(path: Path, figures: WorkerFigures) -> None:
-    """Whoever reads the file finds all of it or none. Raises OSError."""
+    """Replace the file atomically, so that a reader never sees a part of it. Raises OSError."""
     temporary = path.with_suffix(".new")
     temporary.write_text(json.dumps(asdict(figures)))
     temporary.replace(path)
 
 
 def read_figures(path: Path) -> WorkerFigures | None:
-    """What a worker told last; None where there is nothing that can be read."""
+    """Read the last figures of a worker; None if the file is missing or malformed."""
     try:
         return _parsed(path.read_text())
     except OSError:
@@ -116,7 +119,7 @@ def read_figures(path: Path) -> WorkerFigures | None:
 
 
 def _parsed(text: str) -> WorkerFigures | None:
-    """Every figure a number of its kind; a worker's script could have written anything."""
+    """Parse and validate figures, since a worker's script could have written anything; None if invalid."""
     try:
         told = json.loads(text)
         known = {one.name: told[one.name] for one in fields(WorkerFigures) if one.name in told}

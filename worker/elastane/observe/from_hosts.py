@@ -1,7 +1,7 @@
-"""Figures of workers on other hosts: told in lines of their output, kept here until the next scrape. Pure.
+"""Figures of workers on other hosts, received in lines of their output. Pure.
 
-A port on every host would have to be opened, found and reached; the way home is there already, and who
-scrapes the agent finds all its workers under the names that they have everywhere else.
+A port on every host would have to be opened, found and reached, whereas the connection that carries the
+output exists already. A scrape of the agent then has all its workers, under their usual ids.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from elastane.observe.figures import LINE, WorkerFigures, figures_of_line
 
 
 class HostFigures:
-    """The last of each worker. One thread for each worker tells, others read: each value by itself.
+    """The latest figures of each remote worker.
 
-    Hosts come and go under ever new names: what is kept is of workers that have a slot, or run.
+    Written by one thread per worker, read by others without a lock. Since hosts come and go under new names,
+    `keep` must be called to bound it.
     """
 
     def __init__(self) -> None:
         self._told: dict[str, WorkerFigures] = {}
 
     def take(self, worker: str, line: str) -> bool:
-        """Whether the line is one of figures, and not the worker's own output."""
+        """Take a line of output if it carries figures; return False if it is the worker's own output."""
         if not line.startswith(LINE):
             return False
         figures = figures_of_line(line)
@@ -30,9 +31,9 @@ class HostFigures:
         return figures is not None
 
     def keep(self, workers: Collection[str]) -> None:
-        """Forgets all others."""
+        """Drop the figures of all other workers."""
         self._told = {worker: figures for worker, figures in self._told.items() if worker in workers}
 
     def all(self) -> dict[str, WorkerFigures]:
-        """By worker."""
+        """Return a copy of the latest figures, by worker id."""
         return dict(self._told)

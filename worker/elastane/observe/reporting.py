@@ -1,4 +1,4 @@
-"""Writes a worker's figures once a second, where its agent asked for them (ELASTANE_METRICS_FILE)."""
+"""Writes a worker's figures once a second to the file that its agent has chosen (ELASTANE_METRICS_FILE)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PERIOD_SECONDS = 1.0
 
 
 class FigureReport:
-    """A thread of the worker's process, between `start` and `close`. path: empty: nothing is written."""
+    """Writer thread in the worker's process, from `start` to `close`. path: empty: write nothing."""
 
     def __init__(self, figures: WorkerFigures, path: str, period_seconds: float = PERIOD_SECONDS) -> None:
         self._figures = figures
@@ -25,13 +25,13 @@ class FigureReport:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Not before data workers are forked: a fork takes no thread along."""
+        """Start the thread. Call this after data workers are forked, because a fork does not copy threads."""
         if self._path is not None:
             self._thread = threading.Thread(target=self._run, name="elastane-figures", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Writes the last figures and ends the thread. Idempotent."""
+        """Write the last figures and end the thread. Idempotent."""
         thread, self._thread = self._thread, None
         self._closed.set()
         if thread is not None:
@@ -44,6 +44,6 @@ class FigureReport:
             ended = self._closed.wait(self._period_seconds)
             try:
                 write_figures(self._path, self._figures)
-            except OSError as error:  # training goes on without
+            except OSError as error:  # training goes on without metrics
                 _log.warning("figures cannot be written any more", path=str(self._path), error=str(error))
                 return

@@ -1,4 +1,4 @@
-"""On another host: takes what the worker writes of its figures, tells it in lines of the node's output."""
+"""Used on other hosts: reads the figures that the worker writes, and sends them as lines of output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from elastane.observe.agent_side import VARIABLE
 from elastane.observe.figures import figures_file, figures_line
 
 PERIOD_SECONDS = 2.0
-"""Prometheus asks every 15 s or more; a line has half a kilobyte."""
+"""Well below Prometheus's usual scrape interval of 15 s or more; a line has half a kilobyte."""
 
 
 class FigureTelling:
-    """Of one worker, from `start` to `close`. tell: writes a line; called from a thread."""
+    """Sender of one worker's figures, from `start` to `close`. tell: writes a line; called from a thread."""
 
     def __init__(
         self, worker: str, tell: Callable[[str], None], period_seconds: float = PERIOD_SECONDS
@@ -29,15 +29,15 @@ class FigureTelling:
         self._thread = threading.Thread(target=self._run, name="elastane-figures", daemon=True)
 
     def variables(self) -> dict[str, str]:
-        """What the worker is told: where to write."""
+        """Return the variable that tells the worker where to write its figures."""
         return {VARIABLE: str(self._file)}
 
     def start(self) -> None:
-        """Once the worker is started."""
+        """Start sending. Call this once the worker is started."""
         self._thread.start()
 
     def close(self) -> None:
-        """The worker has ended: tells its last figures."""
+        """Send the last figures and stop. Call this once the worker has ended."""
         self._closed.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -50,7 +50,7 @@ class FigureTelling:
             try:
                 text = self._file.read_text()
             except (OSError, ValueError):
-                continue  # it trains not yet
+                continue  # the worker has not begun to train
             if text != self._told:
                 self._told = text
                 self._tell(figures_line(text))

@@ -1,4 +1,4 @@
-"""Bytes of a terminal's keyboard as names of keys. Pure."""
+"""Decodes a terminal's input bytes into names of keys. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _VI: Final = {"j": "down", "k": "up", "h": "left", "l": "right", "g": "home", "G
 
 
 def decode(data: bytes) -> list[str]:
-    """The keys of what one read gave: names, or the character itself. An escape alone is "escape".
+    """Decode the bytes of one read into keys: names, or the character itself; a lone escape is "escape".
 
-    Sequences that are not known, such as a mouse's, give nothing.
+    Unknown sequences, such as those of a mouse, are skipped.
     """
     keys = []
     while data:
@@ -29,6 +29,7 @@ def decode(data: bytes) -> list[str]:
         if size:
             keys.append(_SEQUENCES[data[:size]])
         elif data[:2] in (b"\x1b[", b"\x1bO"):
+            # An unknown control sequence: skip it up to its final byte (ECMA-48: 0x40 to 0x7E).
             size = 2
             while size < len(data) and not 0x40 <= data[size] <= 0x7E:
                 size += 1
@@ -40,6 +41,7 @@ def decode(data: bytes) -> list[str]:
             size = 1
             keys.append(_PLAIN[data[:1]])
         else:
+            # The lead byte of a UTF-8 character gives its length.
             size = 1 if data[0] < 0x80 else 2 if data[0] < 0xE0 else 3 if data[0] < 0xF0 else 4
             text = data[:size].decode("utf-8", "ignore")
             if text.isprintable() and text:

@@ -1,7 +1,7 @@
-"""What the screen shows, kept up to date by threads that watch the master.
+"""The data that the screen shows, kept up to date by threads that watch the master.
 
-A page's threads have a client of their own: closing it ends them. A master that is away is waited for, and
-said on the screen; an answer that nothing can be shown of (no such job, no right) ends the command.
+The threads of a page share one client, and closing it ends them. If the master is unreachable the screen
+says so while they retry; an error that leaves nothing to show (no such job, no right) ends the command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HeldKey = tuple[str, int, int, int, int, str]
 
 @dataclass
 class JobNews:
-    """The newest of one job. held_since: when each task in DOING was first seen there, by its holder."""
+    """The latest data of one job. held_since: time since the epoch when each leased task was first seen."""
 
     name: str
     job: job_pb2.Job | None = None
@@ -38,7 +38,7 @@ class JobNews:
     held_since: dict[HeldKey, float] = field(default_factory=dict)
 
     def take_progress(self, datasets: list[shard_pb2.Progress], now: float) -> None:
-        """New progress; now: seconds since the Unix epoch."""
+        """Store new progress. now: seconds since the Unix epoch."""
         before = self.held_since
         keys = [held_key(item.dataset, task) for item in datasets for task in item.holders]
         self.held_since = {key: before.get(key, now) for key in keys}
@@ -47,7 +47,7 @@ class JobNews:
 
 @dataclass
 class News:
-    """All that is known. trouble: why it may be old; error: what ends the command."""
+    """All data for the screen. trouble: why it may be stale; error: a fatal error that ends the command."""
 
     jobs: list[job_pb2.Job] | None = None
     detail: JobNews | None = None
@@ -56,12 +56,15 @@ class News:
 
 
 def held_key(dataset: str, task: shard_pb2.TaskInfo) -> HeldKey:
-    """Tells a task in hand from another attempt at it, and the N tasks of a step from one another."""
+    """Return a key that identifies one attempt at a task, also among the N tasks of a step."""
     return dataset, task.epoch, task.index, task.range.start, task.attempt, task.worker_id
 
 
 class Watching:
-    """Keeps the news of the page that is shown. connect: makes a client. changed: called at each news."""
+    """Watches the data of the page that is shown.
+
+    connect: creates a client. changed: called after each update, from the watching threads.
+    """
 
     def __init__(self, connect: Callable[[], MasterClient], changed: Callable[[], None]) -> None:
         self.news = News()
@@ -72,7 +75,7 @@ class Watching:
         self._shown: str | None = None
 
     def show(self, job: str) -> None:
-        """Watch this job; empty: the list of all. Idempotent."""
+        """Watch this job instead of what was watched before; empty: the list of jobs. Idempotent."""
         if job == self._shown:
             return
         self.close()
@@ -91,7 +94,7 @@ class Watching:
         since = [0]
 
         def take_event(event: ring_pb2.Event) -> None:
-            if event.sequence >= since[0]:  # after a break all are told again
+            if event.sequence >= since[0]:  # after a reconnect, events may be sent again
                 since[0] = event.sequence + 1
                 detail.events.append(event)
 
@@ -130,7 +133,7 @@ class Watching:
                         self._changed()
                     return
                 except MasterUnreachableError as error:
-                    # Who calls has reached it before: it is being restarted, or another takes over.
+                    # The command reached it at its start: it is being restarted, or another takes over.
                     self.news.trouble = f"no news: {error.args[0]}"
                     self._changed()
                     ended.wait(LIST_SECONDS)

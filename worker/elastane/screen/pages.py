@@ -1,6 +1,6 @@
-"""The pages of `elastane top` as lines of text that fit the terminal. Pure: news, view, size and time in.
+"""Renders the pages of `elastane top` as lines of text that fit the terminal. Pure.
 
-A page is a head, a body of rows of which a window is shown around the selected one, and two lines at the
+A page has a head, a body of which a window around the selected row is shown, and two lines at the
 foot: the selected row's full text, and the keys.
 """
 
@@ -42,7 +42,7 @@ CURVE_ROWS = 10
 
 @dataclass
 class Body:
-    """Rows that can be selected, each with its line, under a line of columns' names. detail: of each row."""
+    """Selectable rows of a page. columns: header line. lines, details: line and full text of each row."""
 
     columns: str = ""
     rows: list[Row] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Body:
     details: list[str] = field(default_factory=list)
     #: Shown instead of rows where there are none.
     empty: str = ""
-    #: Whether the selected row is to be seen; else it only moves the window.
+    #: Highlight the selected row; else the selection only moves the window.
     marks: bool = True
 
     def add(self, row: Row, line: Text | str, detail: str = "") -> None:
@@ -60,12 +60,15 @@ class Body:
 
 
 def rows_of(view: View, news: News, now: float) -> list[Row]:
-    """What can be selected on the page."""
+    """Return the selectable rows of the page. now: seconds since the Unix epoch."""
     return _body(view, news, 80, now).rows
 
 
 def picture(view: View, news: News, columns: int, rows: int, now: float) -> list[Text]:
-    """The whole screen: exactly `rows` lines of at most `columns` characters. now: since the Unix epoch."""
+    """Render the whole screen: exactly `rows` lines of at most `columns` characters.
+
+    now: seconds since the Unix epoch.
+    """
     head = _head(view, news, columns, now)
     body = _body(view, news, columns, now)
     keys = Text(_keys(view), style="dim")
@@ -82,7 +85,7 @@ def picture(view: View, news: News, columns: int, rows: int, now: float) -> list
         for number in range(first, min(first + room, len(body.rows))):
             line = body.lines[number]
             if number == at and body.marks:
-                # In one colour: reversed, every other one is a block.
+                # Drop the line's own colours: reversed, they would become coloured blocks.
                 line = one_line(Text(line.plain, style="reverse"))
                 line.pad_right(max(0, columns - line.cell_len))
             shown.append(line)
@@ -298,7 +301,7 @@ def _keys(view: View) -> str:
 
 
 def age(seconds: float) -> str:
-    """ "0.4s", "12s", "3m10s", "2h05m", "4d"; never negative."""
+    """Format a duration: "0.4s", "12s", "3m10s", "2h05m", "4d"; negative ones as 0."""
     seconds = max(seconds, 0.0)
     if seconds < 10:
         return f"{seconds:.1f}s"
@@ -312,5 +315,5 @@ def age(seconds: float) -> str:
 
 
 def plain(lines: Sequence[Text]) -> str:
-    """Without colours, for tests and for who reads along."""
+    """Return the lines as plain text without styles."""
     return "\n".join(line.plain for line in lines)

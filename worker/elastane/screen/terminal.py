@@ -1,7 +1,7 @@
-"""The terminal itself: keys as they are pressed, a picture as often as there is something new.
+"""The terminal of `elastane top`: reads keys, and redraws the screen when something has changed.
 
-Keys are answered at once, news at most once in `interval_seconds`; ages grow every second. Whatever ends or
-stops it (Ctrl-Z), the terminal is as it was before.
+Keys take effect at once, updates are drawn at most once in `interval_seconds`, and ages every second. The
+terminal is restored whenever the command ends or is stopped (Ctrl-Z).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from elastane.screen.pages import picture, rows_of
 from elastane.screen.view import View, press
 
 AGE_SECONDS = 1.0
-#: Put among the keys when Ctrl-Z was pressed; no key is called so.
+#: Put among the keys when Ctrl-Z was pressed; no key has this name.
 _STOP = "stop"
 
 
 class Inbox:
-    """Where keys and news arrive for the one thread that draws."""
+    """Thread-safe inbox of keys and update notices for the one thread that draws."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -52,7 +52,10 @@ class Inbox:
             self._changed.notify_all()
 
     def take(self, interval_seconds: float) -> list[str]:
-        """The keys pressed; without any it returns for news, after `interval_seconds`, or as time passes."""
+        """Wait for something to draw; return the keys pressed since the last call.
+
+        A key ends the wait at once, an update after `interval_seconds`; it ends after `AGE_SECONDS` anyway.
+        """
         began = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._keys, interval_seconds)
@@ -65,7 +68,7 @@ class Inbox:
 
 
 def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) -> View:
-    """Draw until a key says to leave; returns the last view. Raises the error that ended the news."""
+    """Draw until a key ends it; return the last view. Raises the error that ended the watching."""
     news = watching.news
     console = Console(highlight=False)
     with (
@@ -94,7 +97,7 @@ def show(watching: Watching, inbox: Inbox, view: View, interval_seconds: float) 
 
 
 class _Keyboard:
-    """The terminal's keys, one by one and unechoed, until `restore`."""
+    """The terminal in cbreak mode (unbuffered, without echo), until `restore`."""
 
     def __init__(self) -> None:
         self._file = sys.stdin.fileno()
@@ -108,12 +111,13 @@ class _Keyboard:
         termios.tcsetattr(self._file, termios.TCSADRAIN, self._before)
 
     def stop(self, console: Console) -> None:
-        """Leave the screen to the shell, and take it again when this process goes on."""
+        """Restore the terminal and stop this process (Ctrl-Z); take the terminal again when it continues."""
         console.set_alt_screen(False)
         console.show_cursor(True)
         self.restore()
+        # Our handler has replaced the default action, which alone stops a process.
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns after SIGCONT
         signal.signal(signal.SIGTSTP, handler)
         self.take()
         console.set_alt_screen(True)
@@ -122,7 +126,7 @@ class _Keyboard:
 
 @contextlib.contextmanager
 def _keyboard(inbox: Inbox) -> Iterator[_Keyboard]:
-    """Keys arrive in the inbox while the block runs."""
+    """Read keys into the inbox while the block runs; restore the terminal afterwards."""
     keys = sys.stdin.fileno()
     wake, waker = os.pipe()
 
@@ -155,10 +159,11 @@ def _keyboard(inbox: Inbox) -> Iterator[_Keyboard]:
 
 @contextlib.contextmanager
 def _told(inbox: Inbox) -> Iterator[None]:
-    """A new size is drawn at once, and Ctrl-Z is obeyed between two pictures."""
+    """Handle SIGWINCH and SIGTSTP in the block: redraw at once, and stop between two frames."""
 
     def resized(number: int, frame: FrameType | None) -> Any:
-        threading.Thread(target=inbox.news, daemon=True).start()  # the handler may have its lock in hand
+        # In a thread: the interrupted code may hold the inbox's lock, so the handler must not wait for it.
+        threading.Thread(target=inbox.news, daemon=True).start()
 
     def stopped(number: int, frame: FrameType | None) -> Any:
         threading.Thread(target=inbox.press, args=([_STOP],), daemon=True).start()

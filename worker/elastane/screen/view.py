@@ -1,4 +1,4 @@
-"""Which page is shown and what is selected on it, and what a key makes of that. Pure."""
+"""The state of the view (page, tab, selection) and its changes by keys. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Page = Literal["jobs", "job", "worker"]
 Tab = Literal["workers", "ests", "tasks", "events", "curves"]
 
 TABS: Final[tuple[Tab, ...]] = ("workers", "ests", "tasks", "events", "curves")
-#: The key of each tab: its first letter, but for events, of which w(h)at happened comes to mind.
+#: The key of each tab: its first letter, or "v" for events, as "e" is taken by ESTs; or its number.
 TAB_KEYS: Final[dict[str, Tab]] = {
     "w": "workers", "e": "ests", "t": "tasks", "v": "events", "c": "curves",
     "1": "workers", "2": "ests", "3": "tasks", "4": "events", "5": "curves",
@@ -22,7 +22,7 @@ PAGE_ROWS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row that can be selected. id: tells it from others as the list changes. opens: a job or worker."""
+    """A selectable row. id: stays the same as the list changes. opens: the job or worker that enter opens."""
 
     id: str
     opens: str = ""
@@ -30,7 +30,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is shown. selected: a row's id; empty: the first, of events the last. cursor: where it was."""
+    """State of the view. selected: a row's id; empty: the first row, or the last where `follows_end`.
+
+    cursor: number of the row that was selected, in case it disappears.
+    """
 
     page: Page = "jobs"
     job: str = ""
@@ -39,15 +42,15 @@ class View:
     selected: str = ""
     cursor: int = 0
     help: bool = False
-    #: Began with one job: there is no list to go back to.
+    #: Started for one named job: there is no list to go back to.
     pinned: bool = False
-    #: Each routine event is shown, also of many that follow each other.
+    #: Show every routine event instead of folding consecutive ones.
     unfolded: bool = False
-    #: Which events are shown, on every job's page.
+    #: Filter of events, on every job's page.
     wanted: EventFilter = EVERYTHING
 
     def position(self, rows: Sequence[Row]) -> int:
-        """Number of the selected row; where it was, if it is gone."""
+        """Return the number of the selected row; its last position if it is gone."""
         ids = [row.id for row in rows]
         if self.selected in ids:
             return ids.index(self.selected)
@@ -57,12 +60,12 @@ class View:
 
     @property
     def follows_end(self) -> bool:
-        """Newest last: without a selection the end is shown."""
+        """True on pages whose newest row is last: without a selection they show the end."""
         return self.page == "worker" or (self.page == "job" and self.tab == "events")
 
 
 def press(view: View, key: str, rows: Sequence[Row]) -> View | None:
-    """The view after a key; None: leave. rows: of the page as it is."""
+    """Return the view after a key; None: leave. rows: the current rows of the page."""
     if view.help:
         return None if key == "q" else replace(view, help=False)
     if key == "?":

@@ -1,4 +1,4 @@
-"""Notices that a node will be taken away: where they are read, and how soon it goes.
+"""Spot notices: announcements that a node will be taken away, and when.
 
-`sources` knows each cloud's answers, `detect` which cloud this is, `watch` asks again and again.
+`sources` reads each cloud's metadata service, `detect` finds out which cloud this is, `watch` polls.
 """

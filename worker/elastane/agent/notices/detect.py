@@ -1,4 +1,4 @@
-"""Which source this node has: as asked for, or found out by asking each cloud's metadata service."""
+"""Selects the source of spot notices: the configured one, or the cloud whose metadata service answers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NONE: Final = "none"
 
 
 def check_choice(choice: str) -> str:
-    """The choice as given, if it is one; raises RefusedError.
+    """Return a valid choice unchanged; raise RefusedError for any other.
 
-    choice: "auto", "none", a cloud's name, "file:PATH", the http URL of a hook, or several with commas.
+    choice: "auto", "none", a cloud's name, "file:PATH", the http URL of a hook, or several, comma-separated.
     """
     for one in choices(choice):
         named = one in (AUTO, NONE, *CLOUDS)
@@ -30,12 +30,12 @@ def check_choice(choice: str) -> str:
 
 
 def choices(choice: str) -> list[str]:
-    """The sources of a choice: whichever of them announces a reclaim first is heeded."""
+    """Split a comma-separated choice. All sources are polled; the first announced reclaim counts."""
     return list(dict.fromkeys(one.strip() for one in choice.split(",")))
 
 
 def chosen_source(choice: str, fetch: Fetch, base_url: str = "") -> Source | None:
-    """The one source that was asked for by name; None with "auto" and "none". base_url: of its service."""
+    """Return the source that is named; None for "auto" and "none". base_url: of its metadata service."""
     check_choice(choice)
     if choice.startswith("file:"):
         return File(fetch, choice.removeprefix("file:"))
@@ -45,9 +45,10 @@ def chosen_source(choice: str, fetch: Fetch, base_url: str = "") -> Source | Non
 
 
 def detect_source(fetch: Fetch, base_urls: Mapping[str, str] | None = None) -> Source | None:
-    """The cloud whose metadata service answers as documented; None when there is none.
+    """Return the cloud whose metadata service answers as documented; None if there is none.
 
-    base_urls: by cloud, of its service. All are asked at once: elsewhere each would cost a time-out.
+    base_urls: URL of the service by cloud. All are asked at the same time, because outside a cloud each one
+    costs a full timeout.
     """
     sources = [cloud(fetch, (base_urls or {}).get(name, "")) for name, cloud in CLOUDS.items()]
     with ThreadPoolExecutor(len(sources)) as pool:

@@ -1,4 +1,4 @@
-"""One HTTP request to a metadata service: no proxies, no redirects, a bound on time and size."""
+"""HTTP requests to a metadata service: without proxies and redirects, limited in time and size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ANSWER_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True)
 class Request:
-    """What to ask. url: http only; metadata services have nothing else, and are on the node itself."""
+    """An HTTP request. url: http only; metadata services have no https, and are on the node itself."""
 
     url: str
     method: str = "GET"
@@ -22,7 +22,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What was answered. headers: names in lower case."""
+    """An HTTP response. headers: names in lower case."""
 
     status: int
     body: str
@@ -30,31 +30,31 @@ class Reply:
 
 
 Fetch = Callable[[Request], Reply]
-"""Raises OSError when there is no whole answer in time."""
+"""Sends a request. Raises OSError if there is no complete answer in time."""
 
 
 def fetcher(timeout_seconds: float) -> Fetch:
-    """A `Fetch` that waits so long at most for connecting, and for the whole answer."""
+    """Return a `Fetch` that allows `timeout_seconds` for connecting and for the whole answer."""
 
     def fetch(request: Request) -> Reply:
         parts = urlsplit(request.url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
         deadline = time.monotonic() + timeout_seconds
-        # Without a port http.client would take the end of an IPv6 address for one.
+        # Without an explicit port http.client would parse the end of an IPv6 address as one.
         port = parts.port or http.client.HTTP_PORT
         connection = http.client.HTTPConnection(parts.hostname or "", port, timeout=timeout_seconds)
         try:
             connection.request(request.method, target or "/", headers=dict(request.headers))
             answer = connection.getresponse()
             body = b""
-            # Piece by piece: the socket's time-out alone would let a drip of bytes last for ever.
+            # Read in pieces: the socket's timeout restarts with every byte, so a slow drip would never end.
             while piece := answer.read1(4096):
                 body += piece
                 if len(body) > ANSWER_BYTES_MAX:
                     raise OSError(f"{request.url} answers with more than {ANSWER_BYTES_MAX} bytes")
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{request.url} did not end its answer in {timeout_seconds:g} s")
-            if answer.length:  # what the other end promised and did not send
+            if answer.length:  # bytes of Content-Length that were not sent
                 raise OSError(f"{request.url}: the answer ends {answer.length} bytes early")
             headers = {name.lower(): value for name, value in answer.getheaders()}
             return Reply(answer.status, body.decode("utf-8", "replace"), headers)

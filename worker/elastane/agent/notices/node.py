@@ -1,8 +1,8 @@
-"""The notices of this node, and what its workers are told of it: used by both kinds of agent.
+"""Watches the spot notices of this node and passes them to its workers; used by both kinds of agent.
 
-Two small files in a folder that goes with the agent: `notice.json` says when and why the node goes, or which
-workers are asked to; `capacity` what kind of node it is. Workers read them when they need them: nobody waits
-for a cloud's answer.
+Workers get them in two small files of a temporary folder that the agent removes: `notice.json` says when and
+why the node is taken away, or which workers are asked to leave; `capacity` says what kind of node it is.
+Workers read them when needed, so none of them waits for a cloud's answer.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from elastane.agent.notices.notice import Notice, NoticeFormatError
 from elastane.agent.notices.sources import CLOUDS, Source
 from elastane.agent.notices.watch import NoticeWatch
 
-#: How long a metadata service may take to answer; it is on the node itself.
+#: Timeout while looking for a metadata service; it is on the node itself.
 DETECT_TIMEOUT_SECONDS: Final = 1.0
-#: Once it is known to be there, a slow one is waited for.
+#: Timeout of one that is known to exist; longer, as it may be slow.
 LOOK_TIMEOUT_SECONDS: Final = 3.0
 
 
 class NodeNotices:
-    """One node. choice: see `detect.check_choice`; url: of the metadata service, instead of the cloud's own.
+    """Spot notices of one node.
 
-    poll_seconds: between two looks; 0: as the cloud advises. capacity: "spot", "on-demand", or "auto": what
-    the metadata service says of it.
+    choice: see `detect.check_choice`. url: of the metadata service, instead of the cloud's own.
+    poll_seconds: polling interval; 0: as the cloud advises. capacity: "spot", "on-demand", or "auto": ask
+    the metadata service.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class NodeNotices:
         self._asked: dict[str, dict[str, object]] = {}
 
     def environment(self) -> dict[str, str]:
-        """What workers are told of the node."""
+        """Return the environment variables through which workers find the two files."""
         told = {
             "ELASTANE_NOTICE_FILE": str(self._notice_file),
             "ELASTANE_CAPACITY_FILE": str(self._capacity_file),
@@ -56,7 +57,11 @@ class NodeNotices:
         return told if self._capacity == AUTO else {**told, "ELASTANE_CAPACITY": self._capacity}
 
     def start(self, on_notice: Callable[[Notice], None], on_trouble: Callable[[str], None]) -> None:
-        """Begin to look; both are called from other threads, on_notice once for each source's reclaim."""
+        """Start polling every chosen source.
+
+        The callbacks run in other threads, and are those of `NoticeWatch`: on_notice is called once for each
+        source that announces a reclaim.
+        """
         for choice in self._choices:
             if choice == NONE:
                 continue
@@ -71,22 +76,22 @@ class NodeNotices:
             watch.start()
 
     def announce(self, seconds: float, reason: str) -> None:
-        """Workers that are asked to leave from now on have so many seconds for it."""
+        """Write the notice file: workers that are asked to leave from now on have `seconds` for it."""
         self._write({"at": time.time() + seconds, "reason": reason})
 
     def announce_to(self, worker: str, seconds: float, reason: str) -> None:
-        """One worker is asked to leave next, and why; the node stays."""
+        """Write why one worker is about to be asked to leave, within `seconds`, while the node stays."""
         self._asked[worker] = {"at": time.time() + seconds, "reason": reason}
         self._write({"workers": self._asked})
 
     def _write(self, told: Mapping[str, object]) -> None:
-        """Whole or as before: a worker may be reading it."""
+        """Replace the notice file atomically, because a worker may be reading it."""
         fresh = self._notice_file.with_suffix(".new")
         fresh.write_text(json.dumps(told))
         fresh.replace(self._notice_file)
 
     def stop(self) -> None:
-        """Look no more; the files go."""
+        """Stop polling and remove the files."""
         for watch in self._watches:
             watch.stop()
         self._folder.cleanup()
@@ -99,7 +104,7 @@ class NodeNotices:
         return chosen_source(found.name, slow, self._url) if found is not None else None
 
     def _found(self, source: Source) -> None:
-        """A source is there: what kind of node it is on, for workers that say Hello later."""
+        """Write the node's capacity once a source is found, for workers that connect from then on."""
         try:
             capacity = source.capacity()
             if capacity and self._capacity == AUTO:
@@ -107,4 +112,4 @@ class NodeNotices:
                 fresh.write_text(capacity)
                 fresh.replace(self._capacity_file)
         except (OSError, NoticeFormatError):
-            return  # not known; the folder may be gone with the agent, too
+            return  # unknown; or the agent has removed the folder already

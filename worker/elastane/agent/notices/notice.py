@@ -1,4 +1,4 @@
-"""A notice that this node is to be taken away."""
+"""The notice that this node is to be taken away."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from elastane.errors import ElastaneError
 Kind = Literal["reclaim", "rebalance"]
 
 LEFT_MIN_SECONDS: Final = 5.0
-"""Leaving takes about a step. Who gave up sooner than the node goes would lose that step for nothing, so a
-time that is past (a clock that is ahead, an agent that came late) still leaves so much."""
+"""Least time to leave, as draining takes about a step: applies even if the announced time is past, because a
+clock may be wrong, and a worker that gives up before the node is gone loses that step for nothing."""
 
 
 class NoticeFormatError(ElastaneError):
-    """A source answered, but not as documented: nothing may be concluded from it."""
+    """A source's answer is not in its documented form, so nothing can be concluded from it."""
 
     code = "ELA407"
 
 
 @dataclass(frozen=True)
 class Notice:
-    """What a source said.
+    """The notice of a source.
 
-    kind: "reclaim", the node goes; "rebalance", it is more likely than before to go, nothing is sure yet.
-    source: name of the source, "aws". reason: one line for people. at: seconds since the epoch at which
-    the node goes; None: the source does not say, `lead_seconds` after the notice at the latest. told_at: the
-    source's own clock when it said so; None: it did not tell.
+    kind: "reclaim": the node will be taken away; "rebalance": that has become more likely. source: name of
+    the source, such as "aws". reason: one line for people. at: when the node is taken away, in seconds since
+    the epoch; None: unknown, assume `lead_seconds` after the notice. told_at: time of the notice by the
+    source's own clock; None: unknown.
     """
 
     kind: Kind
@@ -40,10 +40,10 @@ class Notice:
     told_at: float | None = None
 
     def seconds_left(self, now: float) -> float:
-        """From when the notice was read until the node goes, at least LEFT_MIN_SECONDS.
+        """Return the seconds from reading the notice until the node is taken away, at least LEFT_MIN_SECONDS.
 
-        now: seconds since the epoch by this node's clock, used where the source's is not known: both times of
-        one notice should come from one clock.
+        now: this node's time in seconds since the epoch, used only if `told_at` is unknown: the difference
+        should be between two times of the same clock.
         """
         if self.at is None:
             return max(self.lead_seconds, LEFT_MIN_SECONDS)
@@ -51,9 +51,9 @@ class Notice:
 
 
 def parse_time(text: str, source: str) -> float:
-    """Seconds since the epoch of "2026-11-21T08:22:00Z" or "Sat, 21 Nov 2026 08:22:00 GMT".
+    """Parse "2026-11-21T08:22:00Z" or "Sat, 21 Nov 2026 08:22:00 GMT" into seconds since the epoch.
 
-    A time without a zone is UTC. Raises NoticeFormatError.
+    A time without a zone is UTC. source: for the error. Raises NoticeFormatError.
     """
     text = text.strip()
     try:

@@ -1,4 +1,4 @@
-"""The places that announce a reclaim, each with its documented requests and answers.
+"""Sources of spot notices, each with the requests and answers that its provider documents.
 
     aws      169.254.169.254, IMDSv2 or v1: spot/instance-action (two minutes), .../rebalance
     gcp      metadata.google.internal: instance/preempted (about 30 s)
@@ -6,8 +6,8 @@
     alibaba  100.100.100.200: instance/spot/termination-time (five minutes)
     file     a path that appears; http: a URL that answers 200: for anything else
 
-A source is asked again and again by `watch`; it keeps nothing but what saves a request. It answers None
-while there is no notice, and raises OSError (no answer) or NoticeFormatError (not as documented).
+A source is polled by `watch`; it keeps no state except what saves a request. It returns None while there is
+no notice, and raises OSError (no answer) or NoticeFormatError (an answer that is not as documented).
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from elastane.agent.notices.fetch import Fetch, Reply, Request
 from elastane.agent.notices.notice import Notice, NoticeFormatError, parse_time
 
 TOKEN_SECONDS = 21600
-"""For how long a session token of a metadata service is asked for: six hours, its most."""
+"""Requested lifetime of a session token of a metadata service: six hours, the maximum."""
 
 Capacity = Literal["spot", "on-demand", ""]
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,4096}")
-"""What can stand in a header."""
+"""A token that is valid in an HTTP header."""
 
 _NO_TOKENS = (400, 403, 404, 405)
-"""How a service answers that has no session tokens (IMDSv1; Alibaba Cloud outside hardened mode)."""
+"""Statuses with which a service without session tokens answers (IMDSv1; Alibaba Cloud in normal mode)."""
 
 
 class Source(ABC):
-    """One place that announces reclaims.
+    """One source of spot notices.
 
-    base_url: of the metadata service, without a slash at its end. poll_seconds: how often to ask, as the
-    provider advises or as its lead time demands.
+    base_url: URL of the metadata service, without a slash at the end. poll_seconds: polling interval that the
+    provider advises or that its lead time requires.
     """
 
     name: ClassVar[str]
@@ -51,16 +51,16 @@ class Source(ABC):
 
     @abstractmethod
     def look(self) -> Notice | None:
-        """Ask once."""
+        """Ask once; return the notice, or None. Raises OSError or NoticeFormatError."""
 
     @abstractmethod
     def is_here(self) -> bool:
-        """Whether this node has the service at all; never raises."""
+        """True if this node has the service at all; never raises."""
 
     def capacity(self) -> Capacity:
-        """What kind of node this is: clouds have their metadata service on nodes of every kind.
+        """Return whether this is a spot or an on-demand node; "" if unknown. Raises as `look` does.
 
-        Raises as `look` does. "" is not known.
+        Needed because clouds run their metadata service on both kinds.
         """
         return ""
 
@@ -68,7 +68,7 @@ class Source(ABC):
         return self._fetch(Request(self.base_url + path, headers=headers or {}))
 
     def _told_at(self, reply: Reply) -> float | None:
-        """When the service answered by its own clock, which is the one its notices are made with."""
+        """Return the time of the answer by the service's own clock, with which its notices are made."""
         try:
             return parse_time(reply.headers["date"], self.name)
         except (KeyError, NoticeFormatError):
@@ -95,7 +95,7 @@ class Source(ABC):
 
 
 class _TokenSource(Source):
-    """A metadata service whose answers need a session token."""
+    """A metadata service that wants a session token with each request."""
 
     token_prefix: ClassVar[str]
     instance_id: ClassVar[re.Pattern[str]]
@@ -116,10 +116,11 @@ class _TokenSource(Source):
         raise self._wrong(reply, "the request for a token")
 
     def _metadata(self, path: str) -> Reply:
-        """GET with the token; one that is no longer taken is asked for again, once."""
+        """GET with the session token; if that was refused, request a new token and try once more."""
         for last in (False, True):
             if self._token is None:
-                # In a container the answer may be lost on its way (hop limit); it may do without a token.
+                # In a container the answer may be lost (IMDSv2's hop limit); the service may also accept
+                # requests without a token.
                 with contextlib.suppress(OSError):
                     self._token = self._ask_token()
             headers = {f"{self.token_prefix}-token": self._token} if self._token else {}
@@ -206,14 +207,14 @@ class Gcp(Source):
 
     name = "gcp"
     default_url = "http://metadata.google.internal"
-    # 30 seconds are all there is; the service answers from the host itself.
+    # The lead time is only 30 seconds; the service runs on the host itself, so polling is cheap.
     poll_seconds = 1.0
     _headers: ClassVar[dict[str, str]] = {"Metadata-Flavor": "Google"}
 
     def look(self) -> Notice | None:
         reply = self._get("/computeMetadata/v1/instance/preempted", self._headers)
         answer = reply.body.strip().upper()
-        # Anything may answer on that name; only the real service has this header.
+        # Any server may answer under that name; only the real service sends this header.
         if reply.status != 200 or not self._is_google(reply) or answer not in ("TRUE", "FALSE"):
             raise self._wrong(reply, "instance/preempted")
         return self._reclaim(reply, "preempted", None, 30.0) if answer == "TRUE" else None
@@ -262,7 +263,7 @@ class Azure(Source):
             raise self._wrong(reply, "scheduledevents")
         for event in events:
             resources = event.get("Resources") or []
-            # Events of the whole scale set come to each of its machines.
+            # Each machine of a scale set gets the events of all its machines.
             if event.get("EventType") == "Preempt" and self._machine in resources:
                 at = str(event.get("NotBefore") or "")
                 when = parse_time(at, self.name) if at else None  # empty once the event has started
@@ -291,12 +292,12 @@ class Azure(Source):
 
 
 class _Hook(Source):
-    """What somebody else writes: empty, a time, or {"time": ..., "seconds": ..., "reason": ...}."""
+    """A notice by the user's own tools: empty, a time, or {"time": ..., "seconds": ..., "reason": ...}."""
 
     poll_seconds = 1.0
 
     def capacity(self) -> Capacity:
-        return "spot"  # somebody announces that this node goes
+        return "spot"  # a node with a hook for reclaims can be reclaimed
 
     def _read(self, text: str, told_at: float | None = None) -> Notice:
         text = text.strip()
@@ -311,7 +312,10 @@ class _Hook(Source):
 
 
 class File(_Hook):
-    """A file that appears: of a node agent, a sidecar, a script. base_url: its path."""
+    """A file whose appearance is the notice, written by a node agent, a sidecar or a script.
+
+    base_url: its path.
+    """
 
     name = "file"
     default_url = ""
@@ -327,7 +331,7 @@ class File(_Hook):
 
 
 class Http(_Hook):
-    """A URL that answers 404 or 204 until there is a notice, and 200 then."""
+    """A URL that answers 404 or 204 until there is a notice, and 200 from then on."""
 
     name = "http"
     default_url = ""

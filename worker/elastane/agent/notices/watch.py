@@ -1,4 +1,4 @@
-"""Asks for notices in a thread of its own, until the node is to go or nobody wants to know."""
+"""Polls one source of spot notices in a separate thread."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from elastane.agent.notices.notice import Notice, NoticeFormatError
 from elastane.agent.notices.sources import Source
 
 FAILED_POLLS_MAX: Final = 5
-"""A source that fails again and again is asked less and less often, down to this many times its interval."""
+"""The polling interval of a failing source grows with each failure, up to this multiple."""
 
 DETECT_ATTEMPTS: Final = 3
-"""Metadata services of a machine that has just started may not answer yet."""
+"""Attempts to find a source: the metadata service of a machine that has just started may not answer yet."""
 
 
 class NoticeWatch:
-    """Looks for notices from `start` until `stop`, or until a reclaim was announced.
+    """Polls for notices from `start` until `stop`, or until a reclaim was announced.
 
-    find: gives the source, or None when there is none; may take seconds. on_notice: called from the
-    watch's thread, once for a reclaim, at most once for a rebalance. on_trouble: told what is wrong with
-    the source, once for every time it begins to fail. poll_seconds: how often to ask; 0: as the source says.
-    on_source: told which source there is, once.
+    find: returns the source, or None if there is none; may take seconds. All callbacks run in the watch's
+    thread. on_notice: called once for a reclaim, at most once for a rebalance. on_trouble: called with a
+    message each time the source begins to fail. poll_seconds: polling interval; 0: the source's own.
+    on_source: called once with the source that was found.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class NoticeWatch:
         self._thread = threading.Thread(target=self._run, name="spot notices", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start polling."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; does not wait for a request in flight."""
+        """Stop polling; does not wait for a request in flight."""
         self._over.set()
 
     def _run(self) -> None:

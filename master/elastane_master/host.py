@@ -46,12 +46,15 @@ from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
+from elastane_proto.history.events import RingAnnounced, clipped
 from elastane_shards.tasks import QueueStatus
 
 logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
 """Notes kept in memory for those who follow; older ones are read from the store."""
+RECENT_MEMBERS = 200_000
+"""Members of rings in those notes: changes of a ring of thousands are kept fewer. Some 20 MB."""
 
 CONFIRM_SECONDS = 5.0
 """How long a refusal waits for a store that does not answer."""
@@ -120,7 +123,8 @@ class JobHost(LogListener):
         self.liveness = Liveness()
         self.changed = Signal()
         self.noted = Signal()
-        self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
+        self.recent_notes: deque[StoredNote] = deque()
+        self._recent_members = 0
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self._loop = asyncio.get_running_loop()
         self._asked_at = self._loop.time()
@@ -407,8 +411,11 @@ class JobHost(LogListener):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
-                self.tally.noted(effect, stored.event, self.machine.state, stored.now)
+                self.tally.noted(effect, self.machine.state, stored.now)
                 effect = self._clipped(effect)
+                if isinstance(effect.event, RingAnnounced):
+                    event = msgspec.structs.replace(effect.event, cause=self.tally.last_cause)
+                    effect = msgspec.structs.replace(effect, event=event)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
             elif isinstance(effect, Commit):
                 self.tally.committed(effect, stored.now)
@@ -434,7 +441,8 @@ class JobHost(LogListener):
         if max(map(len, texts)) <= characters:
             return note
         facts = {name: clip(value, characters) for name, value in note.facts.items()}
-        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts)
+        event = clipped(note.event, lambda text: clip(text, characters))
+        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts, event=event)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Plans an effect for the session that is meant now, whatever sessions there are when it is due.
@@ -492,6 +500,11 @@ class JobHost(LogListener):
                 facts=note.facts,
             )
         self.recent_notes.extend(notes)
+        self._recent_members += sum(map(_members_of, notes))
+        while len(self.recent_notes) > RECENT_NOTES or (
+            self._recent_members > RECENT_MEMBERS and len(self.recent_notes) > len(notes)
+        ):
+            self._recent_members -= _members_of(self.recent_notes.popleft())
         self.noted.announce()
 
     def _waiters_wanted(self, dataset: str) -> Wanted:
@@ -569,3 +582,9 @@ class JobHost(LogListener):
 
     async def revive(self) -> None:
         await self._owner.revive_store()
+
+
+def _members_of(stored: StoredNote) -> int:
+    """How many members of a ring the note has."""
+    event = stored.note.event
+    return len(event.members) if isinstance(event, RingAnnounced) else 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from elastane_master.decisions.events import Change, Parts, StepTask
+from elastane_proto.history.describe import describe, facts_text
+from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +163,10 @@ class Close(Effect, frozen=True, tag=True):
 
 
 class Note(Effect, frozen=True, tag=True):
-    """An event with its reason, for people: `elastane events`, logs, the dashboard."""
+    """An event of the job's history, and beside it what people read of it: see `elastane_proto.history`.
+
+    kind, worker, reason, facts: its text, cut where it is too long; the event is whole.
+    """
 
     kind: str
     reason: str
@@ -169,6 +174,12 @@ class Note(Effect, frozen=True, tag=True):
     generation: int = 0
     step: int = 0
     facts: dict[str, str] = {}
+    event: AnyHistoryEvent | UnknownEvent = UnknownEvent()
+
+    @classmethod
+    def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
+        """Of a decision that was made just now."""
+        return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
 
 
 class Commit(Effect, frozen=True, tag=True):

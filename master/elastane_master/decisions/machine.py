@@ -56,6 +56,7 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 VERSION = 3
 """2: tasks leased as a run are one entry of a queue's snapshot. 3: a job has a cost, and may wait for so long
@@ -114,7 +115,7 @@ class JobMachine:
         """What to tell people of a job that was just created."""
         settings = self._state.settings
         limit = settings.workers_max or settings.ests
-        return Note("job_created", f"{settings.ests} ESTs on {settings.workers_min} to {limit} workers")
+        return Note.of(history.JobCreated(settings.ests, settings.workers_min, limit))
 
     def handle(self, event: AnyEvent, now: float) -> Decision:
         """Decides on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""

@@ -26,6 +26,7 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.queues import Queues
 from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_proto.history.events import AnyHistoryEvent
 
 
 class Turn:
@@ -71,18 +72,9 @@ class Turn:
         """Ends a worker's stream with a typed error."""
         self.effects.append(Close(worker, reason, message))
 
-    def note(self, kind: str, reason: str, worker: str = "", **facts: object) -> None:
-        """Tells people what was decided and why."""
-        self.effects.append(
-            Note(
-                kind,
-                reason,
-                worker,
-                self.state.ring.generation,
-                self.state.steps.committed,
-                {name: str(value) for name, value in facts.items()},
-            )
-        )
+    def note(self, event: AnyHistoryEvent) -> None:
+        """Adds to the job's history what was decided and why."""
+        self.effects.append(Note.of(event, self.state.ring.generation, self.state.steps.committed))
 
     def attending(self, worker: str, session: str) -> WorkerRecord | None:
         """The worker's record if `session` is its current one, else None: an old stream's message."""

@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from elastane.cli.cost import cost_line, prices_line
 from elastane.cli.main import build_app
-from elastane.prices import currency_code, money_text, price_micros, price_text
+from elastane.prices import currency_code, price_micros
 from elastane_master.decisions import cost as product
+from elastane_proto.amounts import money_text, price_text
 from elastane_proto.v1 import job_pb2
 from unit.cli.fake_master import FakeMaster, serving
 

@@ -49,7 +49,7 @@ from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.hosts.discovery import Discovery
 from elastane.hosts.remote import out_of_reach
 from elastane.observe.agent_side import AgentMetrics
-from elastane.prices import price_text
+from elastane_proto.amounts import price_text
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: A master that dies again and again is broken; its workers wait for it meanwhile.

@@ -65,7 +65,7 @@ class _TextOfNote(msgspec.Struct, frozen=True, tag="Note"):
 
     @property
     def note(self) -> Note:
-        event = upgraded(self.kind, self.worker, self.reason, self.facts)
+        event = upgraded(self.kind, self.worker, self.reason, self.step, self.facts)
         return Note(self.kind, self.reason, self.worker, self.generation, self.step, self.facts, event)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from elastane_master import records
 from elastane_master.curves import Curves
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
-from elastane_master.dashboard.timeline import members_of, timeline
+from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
@@ -218,23 +218,12 @@ class _Notes:
 
 def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
     """The newest rows of the events that are wanted, newest first; routine ones folded, unless asked for."""
-    shown = [one for one in notes if _is_wanted(one, wanted)] if wanted != EVERYTHING else notes
+    shown = [one for one in notes if wanted.wants(one.told)] if wanted != EVERYTHING else notes
     rows = []
     for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
-        told = [(stored.note.kind, stored.note.step, stored.note.facts) for stored in run]
-        rows.append(EventRow(run[-1], len(run), fold_words(told) if len(run) > 1 else ""))
+        words = fold_words([stored.told for stored in run]) if len(run) > 1 else ""
+        rows.append(EventRow(run[-1], len(run), words))
     return rows[: -EVENTS_SHOWN - 1 : -1]
-
-
-def _is_wanted(stored: StoredNote, wanted: EventFilter) -> bool:
-    note = stored.note
-    return wanted.wants(
-        kind=note.kind,
-        worker=note.worker,
-        members=members_of(stored) or (),
-        sequence=stored.sequence,
-        seconds=stored.now,
-    )
 
 
 def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:

@@ -45,13 +45,15 @@ _BY_KIND: dict[str, type[HistoryEvent]] = {
 } | {"sentinel_liar": e.SentinelFaulty}  # its name in the first stores
 
 
-def upgraded(kind: str, worker: str, reason: str, facts: Mapping[str, str]) -> HistoryEvent:
-    """The event that was told so."""
+def upgraded(kind: str, worker: str, reason: str, step: int, facts: Mapping[str, str]) -> HistoryEvent:
+    """The event that was told so. step: the one that was done then."""
     struct = _BY_KIND.get(kind)
     if struct is None and kind in _BY_FACT:
         fact, having, lacking = _BY_FACT[kind]
         struct = having if fact in facts else lacking
-    return e.UnknownEvent() if struct is None else _made(struct, worker, reason, facts)
+    if struct is None:
+        return e.UnknownEvent()
+    return _made(struct, worker, reason, {"at_step": str(step), **facts})
 
 
 def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[str, str]) -> HistoryEvent:
@@ -97,7 +99,7 @@ def _value(name: str, hint: Any, facts: Mapping[str, str]) -> object:
     if name == "votes":
         return tuple(
             e.Vote(key.removeprefix("digest_"), value)
-            for key, value in facts.items()
+            for key, value in sorted(facts.items())
             if key.startswith("digest_")
         )
     if typing.get_origin(hint) is tuple:

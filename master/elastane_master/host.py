@@ -46,7 +46,7 @@ from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
-from elastane_proto.history.events import RingAnnounced, clipped
+from elastane_proto.history.events import RingAnnounced
 from elastane_shards.tasks import QueueStatus
 
 logger = structlog.get_logger(__name__)
@@ -135,6 +135,7 @@ class JobHost(LogListener):
         self._streams: dict[Session, None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
+        self._clip = partial(clip, characters=self.limits.note_characters_max)
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
         self._base = machine.snapshot()
         self._since_base: list[StoredEvent | bytes] = []
@@ -412,7 +413,7 @@ class JobHost(LogListener):
             elif isinstance(effect, Note):
                 self._note_sequence += 1
                 self.tally.noted(effect, self.machine.state, stored.now)
-                effect = self._clipped(effect)
+                effect = effect.cut(self._clip)
                 if isinstance(effect.event, RingAnnounced):
                     event = msgspec.structs.replace(effect.event, cause=self.tally.last_cause)
                     effect = msgspec.structs.replace(effect, event=event)
@@ -433,16 +434,6 @@ class JobHost(LogListener):
         told = tracing.decided(event, decision.effects, self.machine.state, self.tally.last_cause)
         if told is not None:
             self._when_durable(told)
-
-    def _clipped(self, note: Note) -> Note:
-        """The note with its texts cut to what is kept of them: workers and scripts write into them."""
-        characters = self.limits.note_characters_max
-        texts = (note.reason, *note.facts.values())
-        if max(map(len, texts)) <= characters:
-            return note
-        facts = {name: clip(value, characters) for name, value in note.facts.items()}
-        event = clipped(note.event, lambda text: clip(text, characters))
-        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts, event=event)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Plans an effect for the session that is meant now, whatever sessions there are when it is due.

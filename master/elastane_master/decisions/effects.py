@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from elastane_master.decisions.events import Change, Parts, StepTask
 from elastane_proto.history.describe import describe, facts_text
-from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent
+from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -180,6 +182,12 @@ class Note(Effect, frozen=True, tag=True):
     def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
         """Of a decision that was made just now."""
         return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
+
+    def cut(self, clip: Callable[[str], str]) -> Note:
+        """The note with `clip` of its texts: workers and scripts write into them. Data stays whole."""
+        facts = {name: clip(text) for name, text in self.facts.items()}
+        reason, event = clip(self.reason), clipped(self.event, clip)
+        return msgspec.structs.replace(self, reason=reason, facts=facts, event=event)
 
 
 class Commit(Effect, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -80,7 +80,10 @@ class Spent(msgspec.Struct, frozen=True):
     priced: bool
 
 
-def clipped(event: AnyHistoryEvent, clip: Callable[[str], str]) -> AnyHistoryEvent:
+Event = TypeVar("Event", bound=HistoryEvent)
+
+
+def clipped(event: Event, clip: Callable[[str], str]) -> Event:
     """The event with `clip` of each of its texts."""
     changed = {
         name: short

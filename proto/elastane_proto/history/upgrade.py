@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastane_proto.history import events as e
-from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent, Place, Spent
+from elastane_proto.history.events import AnyHistoryEvent, HistoryEvent, Place, Spent, UnknownEvent
 
 _MEMBER = re.compile(r"([^\s,\[\]]+)\[([0-9]{1,18}):([0-9]{1,18})\]")
 #: An older master kept no more of a long fact.
@@ -45,15 +45,18 @@ _BY_KIND: dict[str, type[HistoryEvent]] = {
 } | {"sentinel_liar": e.SentinelFaulty}  # its name in the first stores
 
 
-def upgraded(kind: str, worker: str, reason: str, step: int, facts: Mapping[str, str]) -> HistoryEvent:
+def upgraded(
+    kind: str, worker: str, reason: str, step: int, facts: Mapping[str, str]
+) -> AnyHistoryEvent | UnknownEvent:
     """The event that was told so. step: the one that was done then."""
     struct = _BY_KIND.get(kind)
     if struct is None and kind in _BY_FACT:
         fact, having, lacking = _BY_FACT[kind]
         struct = having if fact in facts else lacking
     if struct is None:
-        return e.UnknownEvent()
-    return _made(struct, worker, reason, {"at_step": str(step), **facts})
+        return UnknownEvent()
+    made = _made(struct, worker, reason, {"at_step": str(step), **facts})
+    return typing.cast("AnyHistoryEvent", made)
 
 
 def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[str, str]) -> HistoryEvent:

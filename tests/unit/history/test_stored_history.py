@@ -14,6 +14,7 @@ from elastane.report.facts import gather
 from elastane_master import records
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.effects import Note
+from elastane_master.limits import clip
 from elastane_master.records import StoredNote
 from elastane_master.servers.translate_job import event_message
 from elastane_proto.history import events as e
@@ -169,6 +170,16 @@ def test_an_older_master_reads_what_this_one_stores() -> None:
     assert text.facts == {"members": "w0[0:4]", "planned": "True"}
 
 
+def test_prose_is_cut_and_data_is_not() -> None:
+    names = tuple(f"w{number}" for number in range(100))
+    lost = Note.of(e.WorkerLost("w1", "raised", "x" * 5000)).cut(clip)
+    assert lost.reason.endswith("more characters)") and len(lost.reason) < 4100
+    assert isinstance(lost.event, e.WorkerLost) and len(lost.event.why) < 4100 and lost.event.worker == "w1"
+    differ = Note.of(e.StateDiffers(names, 3)).cut(lambda text: clip(text, 100))
+    assert len(differ.reason) < 150
+    assert isinstance(differ.event, e.StateDiffers) and differ.event.workers == names
+
+
 # ------------------------------------------------------------------ a ring of ten thousand
 
 
@@ -187,13 +198,15 @@ def large_story() -> list[StoredNote]:
         e.RingFormed(9_999, 0, 7, 9_999),
     ]
     return [
-        StoredNote(number, float(number), Note.of(event, 1 if number < 4 else 2))  # type: ignore[arg-type]
+        # As a job's host stores them.
+        StoredNote(number, float(number), Note.of(event, 1 if number < 4 else 2).cut(clip))  # type: ignore[arg-type]
         for number, event in enumerate(told, 1)
     ]
 
 
 def test_a_ring_of_ten_thousand_is_whole_wherever_it_is_read() -> None:
     notes = [records.decode_note(records.encode(stored)) for stored in large_story()]
+    assert notes[0].note.facts["members"].endswith("more characters)"), "as text it is cut"
     messages = [ring_pb2.Event.FromString(event_message(stored).SerializeToString()) for stored in notes]
     last, before_it = "node1249.cluster.local-7", "node1249.cluster.local-6"
     job = job_pb2.Job(name="j", phase=job_pb2.JOB_PHASE_RUNNING)

@@ -40,17 +40,7 @@ class StoredNote(msgspec.Struct, array_like=True, frozen=True):
     @property
     def told(self) -> Told:
         """As the readers of history take it."""
-        note = self.note
-        return Told(
-            self.sequence,
-            self.now,
-            note.kind,
-            note.worker,
-            note.reason,
-            note.generation,
-            note.step,
-            note.event,
-        )
+        return self.note.told(self.now, self.sequence)
 
 
 class _TextOfNote(msgspec.Struct, frozen=True, tag="Note"):

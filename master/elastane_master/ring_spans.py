@@ -21,7 +21,7 @@ from elastane_master.decisions.events import AnyEvent, MasterStarted, ReadyRepor
 from elastane_master.decisions.state import HALTED, OVER, JobState
 from elastane_master.limits import clip
 from elastane_proto.history.events import RingAnnounced, RingFormed
-from elastane_proto.history.fold import Cause, Ring, RingFold, Told
+from elastane_proto.history.fold import Cause, Ring, RingFold
 
 REASON_CHARACTERS = 500
 MEMBERS_TOLD = 100
@@ -132,7 +132,7 @@ class RingSpans:
         event = note.event
         if isinstance(event, RingAnnounced) and note.generation != state.ring.generation:
             return []  # it was decided anew before anybody was told of it
-        self._fold.take(Told(0, now, note.kind, note.worker, note.reason, note.generation, note.step, event))
+        self._fold.take(note.told(now))
         if isinstance(event, RingFormed):
             return self._formed(event, now)
         if isinstance(event, RingAnnounced) and self._fold.ring is not None:

@@ -9,6 +9,7 @@ import msgspec
 from elastane_master.decisions.events import Change, Parts, StepTask
 from elastane_proto.history.describe import describe, facts_text
 from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
+from elastane_proto.history.fold import Told
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -182,6 +183,19 @@ class Note(Effect, frozen=True, tag=True):
     def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
         """Of a decision that was made just now."""
         return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
+
+    def told(self, at: float, sequence: int = 0) -> Told:
+        """As the readers of history take it. at: when it was decided."""
+        return Told(
+            sequence,
+            at,
+            self.kind,
+            self.worker,
+            self.reason,
+            self.generation,
+            self.step,
+            self.event,
+        )
 
     def cut(self, clip: Callable[[str], str]) -> Note:
         """The note with `clip` of its texts: workers and scripts write into them. Data stays whole."""

@@ -12,7 +12,7 @@ from elastane_master.decisions.effects import Commit, Note
 from elastane_master.decisions.state import JobState
 from elastane_master.metrics.measures import LONG_SECONDS, STEP_SECONDS, Histogram
 from elastane_proto.history import events as history
-from elastane_proto.history.fold import Cause, RingFold, Told
+from elastane_proto.history.fold import Cause, RingFold
 
 
 class JobTally:
@@ -85,9 +85,7 @@ class JobTally:
     def noted(self, note: Note, state: JobState, now: float) -> None:
         """A decision was made; `state` is as it left it."""
         self.events[note.kind] += 1
-        self._fold.take(
-            Told(0, now, note.kind, note.worker, note.reason, note.generation, note.step, note.event)
-        )
+        self._fold.take(note.told(now))
         match note.event:
             case history.WorkerLost():
                 self.losses["death"] += 1

@@ -4,7 +4,7 @@
 text that `describe` makes of them. Whoever needs a fact of a decision reads its field; nobody reads prose.
 
     kind     what people filter by (`elastane events --kind`); some kinds have several structs
-    told     the fields that the text form tells as `facts` of the event, beside its sentence
+    facts    the fields that the text form has too, beside its sentence
     about    the worker that the event is about; empty: the whole job
 
 Fields of text may be cut where they are too long (`clipped`): workers and scripts write into them. All else
@@ -30,7 +30,7 @@ class HistoryEvent(msgspec.Struct, frozen=True, tag=_tag):
     """Base of all events."""
 
     kind: ClassVar[str] = ""
-    told: ClassVar[tuple[str, ...]] = ()
+    facts: ClassVar[tuple[str, ...]] = ()
 
     @property
     def about(self) -> str:
@@ -140,7 +140,7 @@ class JobMaxWaitExceeded(HistoryEvent, frozen=True):
     """
 
     kind = "job_max_wait_exceeded"
-    told = ("there", "needed", "max_wait_seconds", "lost")
+    facts = ("there", "needed", "max_wait_seconds", "lost")
     why: str
     there: int
     needed: int
@@ -196,7 +196,7 @@ class StepsUnsaved(HistoryEvent, frozen=True):
     """The job was suspended, and so many steps are in no checkpoint. Written by `life`."""
 
     kind = "job_suspended"
-    told = ("lost",)
+    facts = ("lost",)
     lost: int
 
 
@@ -204,7 +204,7 @@ class EndedEarly(HistoryEvent, frozen=True):
     """Every worker's script left its loop at the same place. Written by `endings`."""
 
     kind = "ended_early"
-    told = ("epoch", "at_step")
+    facts = ("epoch", "at_step")
     epoch: int
     at_step: int
     place: str
@@ -234,7 +234,7 @@ class MasterStarted(HistoryEvent, frozen=True):
     """A master leads a job without workers. Written by `sessions`; a mark of the timeline."""
 
     kind = "master_started"
-    told = ("master",)
+    facts = ("master",)
     master: str
 
 
@@ -245,7 +245,7 @@ class MasterRecovered(HistoryEvent, frozen=True):
     """
 
     kind = "master_recovered"
-    told = ("master",)
+    facts = ("master",)
     master: str
     awaited: int
     grace_seconds: float
@@ -258,7 +258,7 @@ class WorkerJoined(HistoryEvent, frozen=True):
     """A newcomer. role: "ring" or "tasks". Written by `sessions`; a mark of `fold`; agents (`sent_away`)."""
 
     kind = "worker_joined"
-    told = ("host",)
+    facts = ("host",)
     worker: str
     role: str
     host: str
@@ -330,7 +330,7 @@ class WorkerQuarantined(HistoryEvent, frozen=True):
     """A worker died too often within the window and stands by for a while. Written by `quarantine`."""
 
     kind = "worker_quarantined"
-    told = ("deaths", "delay_seconds")
+    facts = ("deaths", "delay_seconds")
     worker: str
     deaths: int
     delay_seconds: float
@@ -341,7 +341,7 @@ class WorkerBarred(HistoryEvent, frozen=True):
     """A worker that computed wrongly in a step stands by for good. Written by `quarantine`."""
 
     kind = "worker_quarantined"
-    told = ("at_step",)
+    facts = ("at_step",)
     worker: str
     at_step: int
 
@@ -371,7 +371,7 @@ class NoticeOverUnsaved(HistoryEvent, frozen=True):
     """
 
     kind = "notice_over"
-    told = ("checkpoint", "lost")
+    facts = ("checkpoint", "lost")
     worker: str
     checkpoint: str
     at_step: int
@@ -392,7 +392,7 @@ class RingAnnounced(HistoryEvent, frozen=True):
     """
 
     kind = "ring_change"
-    told = ("members", "planned")
+    facts = ("members", "planned")
     members: tuple[Place, ...]
     planned: bool
     why: str
@@ -407,7 +407,7 @@ class RingScaled(HistoryEvent, frozen=True):
     """
 
     kind = "ring_change"
-    told = ("workers_min", "workers_max")
+    facts = ("workers_min", "workers_max")
     workers_min: int
     workers_max: int
 
@@ -419,7 +419,7 @@ class RingFormed(HistoryEvent, frozen=True):
     """
 
     kind = "ring_formed"
-    told = ("resume_step", "donors")
+    facts = ("resume_step", "donors")
     workers: int
     receivers: int
     resume_step: int
@@ -433,7 +433,7 @@ class CheckpointLoaded(HistoryEvent, frozen=True):
     """Training goes on from a checkpoint. begins: the job's history begins with it. Written by `ring`."""
 
     kind = "checkpoint_loaded"
-    told = ("at_step",)
+    facts = ("at_step",)
     worker: str
     checkpoint: str
     at_step: int
@@ -447,7 +447,7 @@ class HistoryRewound(HistoryEvent, frozen=True):
     """
 
     kind = "history_rewound"
-    told = ("from_step", "to_step")
+    facts = ("from_step", "to_step")
     worker: str
     checkpoint: str
     from_step: int
@@ -469,7 +469,7 @@ class HistoryRestored(HistoryEvent, frozen=True):
     """Steps [from_step, to_step) that the store lost were brought by workers. Written by `forgotten`."""
 
     kind = "history_restored"
-    told = ("from_step", "to_step")
+    facts = ("from_step", "to_step")
     from_step: int
     to_step: int
     workers: tuple[str, ...]
@@ -482,7 +482,7 @@ class HistoryForgotten(HistoryEvent, frozen=True):
     """
 
     kind = "history_forgotten"
-    told = ("from_step", "to_step")
+    facts = ("from_step", "to_step")
     from_step: int
     to_step: int
     missing: str
@@ -492,7 +492,7 @@ class IntervalLost(HistoryEvent, frozen=True):
     """The code before a step must run again: whoever ran it is gone. Written by `intervals`."""
 
     kind = "interval_lost"
-    told = ("at_step",)
+    facts = ("at_step",)
     at_step: int
     why: str
 
@@ -515,7 +515,7 @@ class CheckpointRequested(HistoryEvent, frozen=True):
     """
 
     kind = "checkpoint_requested"
-    told = ("checkpoint", "at_step", "shards")
+    facts = ("checkpoint", "at_step", "shards")
     checkpoint: str
     at_step: int
     shards: int
@@ -529,7 +529,7 @@ class CheckpointFailed(HistoryEvent, frozen=True):
     """
 
     kind = "checkpoint_failed"
-    told = ("checkpoint", "at_step", "again")
+    facts = ("checkpoint", "at_step", "again")
     checkpoint: str
     at_step: int
     again: bool
@@ -550,7 +550,7 @@ class CheckpointSaved(HistoryEvent, frozen=True):
     """
 
     kind = "checkpoint_saved"
-    told = ("checkpoint", "at_step", "bytes", "sha256")
+    facts = ("checkpoint", "at_step", "bytes", "sha256")
     checkpoint: str
     at_step: int
     bytes: int
@@ -565,7 +565,7 @@ class SentinelDifference(HistoryEvent, frozen=True):
     """Two workers computed different gradients for an EST. Written by `verdicts`."""
 
     kind = "sentinel_difference"
-    told = ("virtual_rank", "at_step", "votes")
+    facts = ("virtual_rank", "at_step", "votes")
     workers: tuple[str, ...]
     virtual_rank: int
     at_step: int
@@ -576,7 +576,7 @@ class SentinelFaulty(HistoryEvent, frozen=True):
     """These workers computed wrongly; what was done from a step on is in doubt. Written by `verdicts`."""
 
     kind = "sentinel_faulty"
-    told = ("virtual_rank", "at_step", "doubtful_from")
+    facts = ("virtual_rank", "at_step", "doubtful_from")
     faulty: tuple[str, ...]
     right: tuple[str, ...]
     virtual_rank: int
@@ -597,7 +597,7 @@ class SentinelUndecided(HistoryEvent, frozen=True):
     """
 
     kind = "sentinel_undecided"
-    told = ("at_step", "virtual_rank", "doubtful_from")
+    facts = ("at_step", "virtual_rank", "doubtful_from")
     workers: tuple[str, ...]
     third_missing: bool
     at_step: int
@@ -612,7 +612,7 @@ class DatasetCreated(HistoryEvent, frozen=True):
     """A dynamic dataset was created. Written by `datasets`."""
 
     kind = "dataset_created"
-    told = ("dataset",)
+    facts = ("dataset",)
     dataset: str
     task_size: int
     epochs: int
@@ -622,7 +622,7 @@ class TaskFailed(HistoryEvent, frozen=True):
     """An attempt at a task failed. parked: it was the last one. Written by `datasets`."""
 
     kind = "task_failed"
-    told = ("dataset", "epoch", "index", "attempt", "parked")
+    facts = ("dataset", "epoch", "index", "attempt", "parked")
     worker: str
     dataset: str
     epoch: int
@@ -636,7 +636,7 @@ class TaskTimedOut(HistoryEvent, frozen=True):
     """The lease of a task ran out. parked: it was the last attempt. Written by `datasets`."""
 
     kind = "task_timed_out"
-    told = ("dataset", "epoch", "index", "attempt", "parked")
+    facts = ("dataset", "epoch", "index", "attempt", "parked")
     worker: str
     dataset: str
     epoch: int
@@ -650,7 +650,7 @@ class MoreTasksFailed(HistoryEvent, frozen=True):
     """So many more tasks failed at once with those told of. Written by `datasets`."""
 
     kind = "task_failed"
-    told = ("dataset",)
+    facts = ("dataset",)
     dataset: str
     count: int
 
@@ -659,7 +659,7 @@ class MoreTasksTimedOut(HistoryEvent, frozen=True):
     """So many more leases ran out at once with those told of. Written by `datasets`."""
 
     kind = "task_timed_out"
-    told = ("dataset",)
+    facts = ("dataset",)
     dataset: str
     count: int
 

@@ -67,7 +67,7 @@ def _made(struct: type[HistoryEvent], worker: str, reason: str, facts: Mapping[s
     if struct is e.WorkerDraining:
         return e.WorkerDraining(worker, _without(worker, reason), _who_drained(reason))
     if struct is e.SentinelFaulty:
-        numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelFaulty.told}
+        numbers = {name: _whole(facts.get(name, "")) for name in e.SentinelFaulty.facts}
         return e.SentinelFaulty((worker,) if worker else (), (), **numbers)
     values: dict[str, Any] = {}
     for name, hint in _fields(struct).items():

@@ -39,6 +39,7 @@ from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.limits import Limits, clip, require_room
 from elastane_master.metrics.tally import JobTally
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.sessions import Session, WorkerMessage
@@ -53,8 +54,6 @@ logger = structlog.get_logger(__name__)
 
 RECENT_NOTES = 1000
 """Notes kept in memory for those who follow; older ones are read from the store."""
-RECENT_MEMBERS = 200_000
-"""Members of rings in those notes: changes of a ring of thousands are kept fewer. Some 20 MB."""
 
 CONFIRM_SECONDS = 5.0
 """How long a refusal waits for a store that does not answer."""
@@ -123,8 +122,7 @@ class JobHost(LogListener):
         self.liveness = Liveness()
         self.changed = Signal()
         self.noted = Signal()
-        self.recent_notes: deque[StoredNote] = deque()
-        self._recent_members = 0
+        self.recent_notes = RecentNotes(RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self._loop = asyncio.get_running_loop()
         self._asked_at = self._loop.time()
@@ -491,11 +489,6 @@ class JobHost(LogListener):
                 facts=note.facts,
             )
         self.recent_notes.extend(notes)
-        self._recent_members += sum(map(_members_of, notes))
-        while len(self.recent_notes) > RECENT_NOTES or (
-            self._recent_members > RECENT_MEMBERS and len(self.recent_notes) > len(notes)
-        ):
-            self._recent_members -= _members_of(self.recent_notes.popleft())
         self.noted.announce()
 
     def _waiters_wanted(self, dataset: str) -> Wanted:
@@ -573,9 +566,3 @@ class JobHost(LogListener):
 
     async def revive(self) -> None:
         await self._owner.revive_store()
-
-
-def _members_of(stored: StoredNote) -> int:
-    """How many members of a ring the note has."""
-    event = stored.note.event
-    return len(event.members) if isinstance(event, RingAnnounced) else 0

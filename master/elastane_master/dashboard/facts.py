@@ -7,7 +7,7 @@ service keeps anyway. A store that does not answer leaves out what only it knows
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -22,6 +22,7 @@ from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
@@ -189,7 +190,7 @@ class _Notes:
     def __init__(self, host: JobHost) -> None:
         self.host = host
         self.lock = asyncio.Lock()
-        self._notes: deque[StoredNote] = deque(maxlen=EVENTS_MAX)
+        self._notes = RecentNotes(EVENTS_MAX)
 
     def all(self) -> list[StoredNote]:
         """Without a gap: what is newer than the kept ones is taken as it is."""

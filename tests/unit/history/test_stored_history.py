@@ -15,6 +15,7 @@ from elastane_master import records
 from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.effects import Note
 from elastane_master.limits import clip
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.records import StoredNote
 from elastane_master.servers.translate_job import event_message
 from elastane_proto.history import events as e
@@ -224,3 +225,19 @@ def test_a_ring_of_ten_thousand_is_whole_wherever_it_is_read() -> None:
     seen = timeline(notes, 9.0)
     assert seen is not None and not seen.cut and len(seen.lanes) + seen.left_out == 10_000
     assert all([stay.generation for stay in lane.stays] == [1, 2] for lane in seen.lanes)
+
+
+def test_what_is_kept_of_large_rings_in_memory_is_bounded() -> None:
+    first, *_, last, formed = large_story()
+    recent = RecentNotes(notes_max=1000, members_max=25_000)
+    for number in range(50):
+        recent.extend([msgspec.structs.replace(first, sequence=number)])
+    assert [one.sequence for one in recent] == [48, 49]
+    recent.extend([last, formed])
+    assert [one.sequence for one in recent] == [49, 4, 5], "a small one costs nothing"
+    small = RecentNotes(notes_max=1000, members_max=10)
+    small.extend([first])
+    assert len(small) == 1 and small[0] is small[-1] is first, "the newest is always there"
+    few = RecentNotes(notes_max=2)
+    few.extend([formed, formed, formed])
+    assert len(few) == 2

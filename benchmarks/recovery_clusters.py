@@ -179,7 +179,7 @@ class Elastane(Cluster):
     def unplanned_changes(self) -> int:
         """Return the number of ring changes so far that dropped a step."""
         return sum(
-            event.kind == "ring_change" and event.facts["planned"] != "True"
+            event.HasField("ring_announced") and not event.ring_announced.planned
             for event in self.cluster.client.events(self.cluster.job)
         )
 

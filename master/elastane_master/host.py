@@ -39,6 +39,7 @@ from elastane_master.decisions.state import HALTED
 from elastane_master.errors import MachineBroken
 from elastane_master.limits import Limits, clip, require_room
 from elastane_master.metrics.tally import JobTally
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.records import StoredCommit, StoredEvent, StoredNote
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.sessions import Session, WorkerMessage
@@ -46,6 +47,7 @@ from elastane_master.signals import Signal
 from elastane_master.store.errors import JobDamaged, LogClosed, StoreError
 from elastane_master.store.log import JobLog, LogListener
 from elastane_master.task_waiters import TaskWaiters, Wanted
+from elastane_proto.history.events import RingAnnounced
 from elastane_shards.tasks import QueueStatus
 
 logger = structlog.get_logger(__name__)
@@ -123,7 +125,7 @@ class JobHost(LogListener):
         self.liveness = Liveness()
         self.changed = Signal()
         self.noted = Signal()
-        self.recent_notes: deque[StoredNote] = deque(maxlen=RECENT_NOTES)
+        self.recent_notes = RecentNotes(RECENT_NOTES)
         self.task_waiters = TaskWaiters(self._waiters_wanted)
         self._loop = asyncio.get_running_loop()
         self._asked_at = self._loop.time()
@@ -134,6 +136,7 @@ class JobHost(LogListener):
         self._streams: dict[Session, None] = {}
         self._owner = owner
         self._note_sequence = note_sequence
+        self._clip = partial(clip, characters=self.limits.note_characters_max)
         self._outbox: deque[tuple[int, Callable[[], None]]] = deque()
         self._base = machine.snapshot()
         self._since_base: list[StoredEvent | bytes] = []
@@ -411,8 +414,11 @@ class JobHost(LogListener):
                 history.append(records.encode(StoredCommit(stored.now, effect)))
             elif isinstance(effect, Note):
                 self._note_sequence += 1
-                self.tally.noted(effect, stored.event, self.machine.state, stored.now)
-                effect = self._clipped(effect)
+                self.tally.noted(effect, self.machine.state, stored.now)
+                effect = effect.cut(self._clip)
+                if isinstance(effect.event, RingAnnounced):
+                    event = msgspec.structs.replace(effect.event, cause=self.tally.last_cause)
+                    effect = msgspec.structs.replace(effect, event=event)
                 notes.append(StoredNote(self._note_sequence, stored.now, effect))
             elif isinstance(effect, Commit):
                 self.tally.committed(effect, stored.now)
@@ -430,15 +436,6 @@ class JobHost(LogListener):
         told = tracing.decided(event, decision.effects, self.machine.state, self.tally.last_cause)
         if told is not None:
             self._when_durable(told)
-
-    def _clipped(self, note: Note) -> Note:
-        """Return the note with its texts cut to the limit: workers and scripts write into them."""
-        characters = self.limits.note_characters_max
-        texts = (note.reason, *note.facts.values())
-        if max(map(len, texts)) <= characters:
-            return note
-        facts = {name: clip(value, characters) for name, value in note.facts.items()}
-        return msgspec.structs.replace(note, reason=clip(note.reason, characters), facts=facts)
 
     def _bind(self, effect: object, event: AnyEvent, previous: Session | None) -> None:
         """Schedule an effect for the session it refers to now, whichever sessions exist when it is due.

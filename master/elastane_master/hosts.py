@@ -39,6 +39,7 @@ from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
 from elastane_master.store.recovery import Recovered
+from elastane_proto.history import events as history
 from elastane_proto.tracing import Tracer
 
 logger = structlog.get_logger(__name__)
@@ -430,12 +431,12 @@ class JobHosts(HostOwner):
             logger.warning("a damaged job was removed: no state of it is left", job=name)
             return None, accepted or found
         lost = "; ".join(str(damage) for damage in accepted)
-        reason = f"an operator accepted the loss: {lost}" if lost else "what was missing is there again"
+        repaired = Note.of(history.JobRepaired(lost))
         host = self._make_host(machine, log, recovered)
-        await host.start(MasterStarted(self.master), Note("job_repaired", reason))
+        await host.start(MasterStarted(self.master), repaired)
         await self.store.add_job(name)
         await self.store.mark_stored([name])
-        logger.warning("a damaged job is served again", job=name, reason=reason)
+        logger.warning("a damaged job is served again", job=name, reason=repaired.reason)
         return host, accepted
 
     def _make_host(self, machine: JobMachine, log: JobLog, recovered: Recovered) -> JobHost:

@@ -9,6 +9,9 @@ import msgspec
 from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.decisions.events import AnyEvent
 from elastane_master.store.errors import StoreFormatUnknown
+from elastane_proto.history.events import UnknownEvent
+from elastane_proto.history.fold import Told
+from elastane_proto.history.upgrade import upgraded
 
 T = TypeVar("T")
 
@@ -33,6 +36,33 @@ class StoredNote(msgspec.Struct, array_like=True, frozen=True):
     sequence: int
     now: float
     note: Note
+
+    @property
+    def told(self) -> Told:
+        """As the readers of history take it."""
+        return self.note.told(self.now, self.sequence)
+
+
+class _TextOfNote(msgspec.Struct, frozen=True, tag="Note"):
+    """A note without its event: all that masters before typed events stored."""
+
+    kind: str
+    reason: str
+    worker: str = ""
+    generation: int = 0
+    step: int = 0
+    facts: dict[str, str] = {}
+
+    @property
+    def note(self) -> Note:
+        event = upgraded(self.kind, self.worker, self.reason, self.step, self.facts)
+        return Note(self.kind, self.reason, self.worker, self.generation, self.step, self.facts, event)
+
+
+class _StoredText(msgspec.Struct, array_like=True, frozen=True):
+    sequence: int
+    now: float
+    note: _TextOfNote
 
 
 class LoggedTask(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +96,7 @@ _encoder = msgspec.msgpack.Encoder()
 _events = msgspec.msgpack.Decoder(StoredEvent)
 _commits = msgspec.msgpack.Decoder(StoredCommit)
 _notes = msgspec.msgpack.Decoder(StoredNote)
+_texts = msgspec.msgpack.Decoder(_StoredText)
 _logged = msgspec.msgpack.Decoder(_Logged)
 
 
@@ -92,7 +123,15 @@ def decode_logged(payload: bytes) -> tuple[float, LoggedStep | None]:
 
 
 def decode_note(payload: bytes) -> StoredNote:
-    return _decoded(_notes, payload, "note")
+    """Notes of before typed events, or with one that a newer master made, are upgraded from their text."""
+    try:
+        stored = _notes.decode(payload)
+        if not isinstance(stored.note.event, UnknownEvent):
+            return stored
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass  # what can be read of it is below
+    text = _decoded(_texts, payload, "note")
+    return StoredNote(text.sequence, text.now, text.note.note)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], payload: bytes, what: str) -> T:

@@ -20,7 +20,8 @@ from elastane_master.decisions.effects import Commit, Effect, Load, Member, Note
 from elastane_master.decisions.events import AnyEvent, MasterStarted, ReadyReported
 from elastane_master.decisions.state import HALTED, OVER, JobState
 from elastane_master.limits import clip
-from elastane_master.metrics.tally import MARKS, Cause
+from elastane_proto.history.events import RingAnnounced, RingFormed
+from elastane_proto.history.fold import Cause, Ring, RingFold
 
 REASON_CHARACTERS = 500
 MEMBERS_TOLD = 100
@@ -97,8 +98,7 @@ class RingSpans:
         self._generation = state.ring.generation
         self._count = 0
         self._open: list[_Change] = []
-        #: When a worker came, or was last said to go, since the last change; "": the job was scaled.
-        self._marks: dict[str, tuple[Cause, float]] = {}
+        self._fold = RingFold()
 
     def decided(
         self, event: AnyEvent, effects: Iterable[Effect], state: JobState, cause: Cause, now: float
@@ -129,24 +129,18 @@ class RingSpans:
     # ---------------------------------------------------------------- what came to pass
 
     def _noted(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
-        if (mark := MARKS.get(note.kind)) is not None:
-            # A worker that drains and then leaves began to go when it was told to.
-            known = self._marks.get(note.worker)
-            if known is None or known[0] != mark:
-                self._marks[note.worker] = (mark, now)
-        elif note.kind == "worker_standby":
-            self._marks.pop(note.worker, None)
-        elif note.kind == "ring_formed":
-            return self._formed(note, now)
-        elif note.kind == "ring_change" and "planned" not in note.facts:
-            self._marks[""] = ("scale", now)
-        elif note.kind == "ring_change" and note.generation == state.ring.generation:
-            # One of an older number was decided anew before anybody was told of it.
-            return self._changed(note, state, cause, now)
+        event = note.event
+        if isinstance(event, RingAnnounced) and note.generation != state.ring.generation:
+            return []  # it was decided anew before anybody was told of it
+        self._fold.take(note.told(now))
+        if isinstance(event, RingFormed):
+            return self._formed(event, now)
+        if isinstance(event, RingAnnounced) and self._fold.ring is not None:
+            return self._changed(note, self._fold.ring, state, cause, now)
         return []
 
-    def _changed(self, note: Note, state: JobState, cause: Cause, now: float) -> list[Operation]:
-        members, planned = state.ring.members, note.facts["planned"] == "True"
+    def _changed(self, note: Note, ring: Ring, state: JobState, cause: Cause, now: float) -> list[Operation]:
+        members, planned = state.ring.members, ring.planned
         before, self._members = self._members, members
         attributes: Attributes = {
             "elastane.ring.generation": note.generation,
@@ -165,14 +159,13 @@ class RingSpans:
                 Covers(change.root, note.generation),
             ]
         else:
-            began = self._began(cause, before, members, now)
+            began = _began(ring, cause, before, members)
             attributes |= {"elastane.ring.cause": cause, "elastane.ring.generation_before": self._generation}
             change, operations = self._begin(note.generation, began, attributes)
             if began < now:
                 collect = (change.number, "collect")
                 operations += [Begin(collect, change.root, began), End(collect, now)]
         self._generation = note.generation
-        self._marks.clear()
         if members:
             return operations + self._phase(change, "prepare", now)
         self._open.remove(change)
@@ -201,14 +194,14 @@ class RingSpans:
         }
         return [Event((change.number, change.phase), "ready", now, told)]
 
-    def _formed(self, note: Note, now: float) -> list[Operation]:
+    def _formed(self, event: RingFormed, now: float) -> list[Operation]:
         if not self._open:
             return []
         change = self._open[-1]
         change.formed = True
         told: Attributes = {
-            "elastane.ring.resume_step": int(note.facts["resume_step"]),
-            "elastane.ring.donors": int(note.facts["donors"]),
+            "elastane.ring.resume_step": event.resume_step,
+            "elastane.ring.donors": event.donors,
         }
         return self._phase(change, "resume", now, told)
 
@@ -243,15 +236,16 @@ class RingSpans:
         told = {"elastane.ring.outcome": outcome, **(attributes or {})}
         return [*operations, End(change.root, now, told)]
 
-    def _began(self, cause: Cause, before: Sequence[Member], members: Sequence[Member], now: float) -> float:
-        """When what caused the change came to pass, as far as it was noted."""
-        old, new = ({member.worker for member in ring} for ring in (before, members))
-        if cause == "scale":
-            return self._marks.get("", (cause, now))[1]
-        kind = "join" if cause == "start" else cause
-        concerned = new - old if kind == "join" else old - new
-        marks = [self._marks[worker] for worker in concerned if worker in self._marks]
-        return min((at for mark, at in marks if mark == kind), default=now)
+
+def _began(ring: Ring, cause: Cause, before: Sequence[Member], members: Sequence[Member]) -> float:
+    """When what caused the change came to pass, as far as it was noted."""
+    old, new = ({member.worker for member in one} for one in (before, members))
+    if cause == "scale":
+        return ring.marks.get("", (cause, ring.decided))[1]
+    kind = "join" if cause == "start" else cause
+    concerned = new - old if kind == "join" else old - new
+    marks = [ring.marks[worker] for worker in concerned if worker in ring.marks]
+    return min((at for mark, at in marks if mark == kind), default=ring.decided)
 
 
 def moved(before: Iterable[Member], after: Iterable[Member]) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
+
+from elastane_proto.history.fold import Told
 
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(s|m|h|d)")
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -26,15 +27,15 @@ class EventFilter:
     sequence: int = 0
     since: float = 0.0
 
-    def wants(
-        self, *, kind: str, worker: str, members: Collection[str], sequence: int, seconds: float
-    ) -> bool:
-        """True if an event passes. members: workers of the ring it forms; it matches each of them."""
-        if sequence < self.sequence or seconds < self.since:
+    def wants(self, told: Told) -> bool:
+        """True if an event passes. One that forms a ring belongs to all its members."""
+        if told.sequence < self.sequence or told.time < self.since:
             return False
-        if self.kinds and not any(kind == one or kind.startswith(f"{one}_") for one in self.kinds):
+        if self.kinds and not any(told.kind == one or told.kind.startswith(f"{one}_") for one in self.kinds):
             return False
-        return not self.workers or any(one == worker or one in members for one in self.workers)
+        if not self.workers or told.worker in self.workers:
+            return True
+        return any(place.worker in self.workers for place in told.members or ())
 
 
 EVERYTHING: Final = EventFilter()

@@ -5,10 +5,13 @@ Used where people read events: `elastane events`, `elastane top` and the master'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
-ROUTINE: Final = frozenset({"checkpoint_requested", "checkpoint_saved"})
+from elastane_proto.history.events import CheckpointRequested, CheckpointSaved
+from elastane_proto.history.fold import Told
+
+ROUTINE: Final = frozenset({CheckpointRequested.kind, CheckpointSaved.kind})
 """Kinds of events that only confirm normal operation and repeat often."""
 
 FOLDED_MIN: Final = 3
@@ -37,12 +40,9 @@ def _closed(run: list[Event]) -> Iterator[tuple[Event, ...]]:
         yield from ((event,) for event in run)
 
 
-def fold_words(told: Sequence[tuple[str, int, Mapping[str, str]]]) -> str:
-    """Summarise a run of routine events: "17 checkpoints saved, of steps 10 to 170".
-
-    told: (kind, step, facts) of each event.
-    """
-    steps = [int(facts.get("at_step", step)) for kind, step, facts in told if kind == "checkpoint_saved"]
+def fold_words(told: Sequence[Told]) -> str:
+    """Summarise a run of routine events: "17 checkpoints saved, of steps 10 to 170"."""
+    steps = [one.event.at_step for one in told if isinstance(one.event, CheckpointSaved)]
     if not steps:
         return f"{len(told)} checkpoints were asked for, none is saved yet"
     if len(steps) == 1:

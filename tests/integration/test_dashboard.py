@@ -7,7 +7,6 @@ import html
 import json
 import re
 import ssl
-from collections import deque
 from collections.abc import AsyncIterator
 from html import unescape
 from pathlib import Path
@@ -20,6 +19,7 @@ from structlog.testing import capture_logs
 from elastane_master.dashboard import facts, routes
 from elastane_master.decisions.events import JobSettings
 from elastane_master.decisions.succession import Leader
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.following import not_leading
 from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2
@@ -498,7 +498,8 @@ async def test_events_that_are_no_longer_in_memory_come_from_the_store(tmp_path:
     async with dashboard_master(tmp_path) as (master, channel, base), Browser(base) as browser:
         await create_job(channel)
         host = master.hosts.get("j")
-        host.recent_notes = deque(host.recent_notes, maxlen=2)
+        kept, host.recent_notes = host.recent_notes, RecentNotes(2)
+        host.recent_notes.extend(kept)
         for workers in (1, 2, 1, 2):
             wanted = job_pb2.JobServiceScaleRequest(name="j", workers_min=1, workers_max=workers)
             await job_pb2_grpc.JobServiceStub(channel).Scale(wanted)

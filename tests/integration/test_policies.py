@@ -194,7 +194,7 @@ def test_the_bits_are_the_same_with_either_recovery(tmp_path: Path, recovery: st
     assert result == {part: stock["fingerprint"][part] for part in PARTS}
     # Those who waited kept what they had: at most the step in flight was done twice, and it counts once.
     assert len({(entry.step, entry.virtual_rank) for entry in history}) == len(history) == 4 * TOTAL
-    rings = [event.facts["members"].count("[") for event in events if "members" in event.facts]
+    rings = [len(event.ring_announced.members) for event in events if event.HasField("ring_announced")]
     assert set(rings[rings.index(2) + 1 :]) <= ({0, 2} if recovery == "FIXED" else {1}), rings
     cost = job.cost
     assert cost.replayed_seconds > 0 and cost.spot_worker_seconds == cost.worker_seconds

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 from elastane.agent.cluster import local_cluster
-from elastane.explain import event_seconds, explain
+from elastane.explain import explain
 from elastane.logged import StepStream, get_series
 from elastane.report.facts import gather
 from elastane.report.markdown import as_markdown
 from elastane.runtime.rehearsal import Gate, Rehearsal
+from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2
 from integration.forkserver import ForkServers
 from slow import slow
@@ -98,7 +99,7 @@ def test_a_leaders_death_costs_no_step_and_doubles_none(tmp_path: Path, servers:
     death = next(one for one in facts.incidents if not one.planned and leader in one.reason)
     assert death.cost_seconds is not None and facts.lost_seconds >= death.cost_seconds >= 0.0
     assert facts.environment["optimizer"] == "SGD" and facts.steps.next_step == STEPS
-    assert f"{leader}: EST 0, " in as_markdown(facts, event_seconds(events[-1]))
+    assert f"{leader}: EST 0, " in as_markdown(facts, told_of(events[-1]).time)
     assert any("epoch 4/4: 8 steps in" in log and "loss" in log for log in logs.values())
     lines = [json.loads(line) for log in logs.values() for line in log.splitlines() if line.startswith("{")]
     assert {line["worker"] for line in lines} == {"a", "b"}

@@ -33,6 +33,7 @@ from elastane_master.decisions.effects import Commit, Note, TaskCommit
 from elastane_master.servers.translate_shard import audit_entries
 from elastane_master.store.keys import JobKeys
 from elastane_proto.contexts import context_from_proto
+from elastane_proto.history.events import HistoryRewound, IntervalLost
 from elastane_proto.v1 import ring_pb2, shard_pb2
 from sim.reference import Context, FixedRuns
 from sim.world import StoredShard, World
@@ -316,7 +317,8 @@ class Checkers:
             self.notes[note.kind] = self.notes.get(note.kind, 0) + 1
             self.world.log(f"NOTE {note.kind} {note.worker} g{note.generation} s{note.step}: {note.reason}")
             if note.kind == "interval_lost":
-                self.lost_before = int(note.facts["at_step"])
+                assert isinstance(note.event, IntervalLost)
+                self.lost_before = note.event.at_step
             elif note.kind in ("checkpoint_loaded", "history_rewound"):
                 self.lost_before = -1
             if note.kind == "ring_formed":
@@ -327,7 +329,8 @@ class Checkers:
                 self._rewound(note)
 
     def _rewound(self, note: Note) -> None:
-        self.next_step = self.prepared_until = int(note.facts["to_step"])
+        assert isinstance(note.event, HistoryRewound)
+        self.next_step = self.prepared_until = note.event.to_step
         self.standing = {step: commit for step, commit in self.standing.items() if step < self.next_step}
 
     def _is_applied_by_all(self, step: int) -> bool:

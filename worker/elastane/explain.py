@@ -6,22 +6,34 @@ kept.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from elastane_proto.history import events as history
+from elastane_proto.history.events import HistoryEvent
+from elastane_proto.history.fold import ENDS, RingFold, Told
+from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2
 
 if TYPE_CHECKING:
     from elastane_proto.v1 import ring_pb2
 
-_MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
-#: A master keeps no more of a long fact: whoever is not among the members may be in what was cut.
-_CUT = re.compile(r"\.\.\. \(\d+ more characters\)$")
-_OUT = ("worker_lost", "worker_evicted", "worker_left")
-#: What ends a worker's part without an event of its own.
-_JOB_ENDS = ("job_suspended", "job_succeeded", "job_failed", "job_cancelled")
+_OUT = (history.WorkerLost, history.WorkerEvicted, history.WorkerLeft)
+_SINCE: dict[str, tuple[type[HistoryEvent], ...]] = {
+    "standby": (
+        history.WorkerStandby,
+        history.WorkerQuarantined,
+        history.WorkerBarred,
+        history.WorkerJoined,
+        history.WorkerReturned,
+        history.RingAnnounced,
+        history.RingScaled,
+    ),
+    "draining": (history.WorkerDraining,),
+    "tasks_only": (history.WorkerJoined, history.WorkerReturned),
+}
+"""The events that put a worker where it is."""
 _PLACES = {
     job_pb2.WORKER_STATE_MEMBER: "member",
     job_pb2.WORKER_STATE_STANDBY: "standby",
@@ -59,46 +71,35 @@ class Explanation:
     complete: bool
 
 
-def members_of(event: ring_pb2.Event) -> dict[str, tuple[int, int]] | None:
-    """The ring that a ring_change makes, virtual ranks [start, end) by worker; None for other events."""
-    if event.kind != "ring_change" or "members" not in event.facts:
-        return None
-    return {name: (int(start), int(end)) for name, start, end in _MEMBER.findall(event.facts["members"])}
-
-
-def event_seconds(event: ring_pb2.Event) -> float:
-    """Its time, seconds since the Unix epoch."""
-    return float(event.time.seconds + event.time.nanos / 1e9)
-
-
-def explain(worker: str, job: job_pb2.Job, events: Sequence[ring_pb2.Event]) -> Explanation | None:
+def explain(worker: str, job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> Explanation | None:
     """What became of a worker; None if neither the job nor its events know it."""
+    told = [told_of(event) for event in events]
     info = next((one for one in job.workers if one.worker_id == worker), None)
-    chain = _chain(worker, events)
+    steps = _steps(worker, told)
+    chain = tuple(link for link, _ in steps)
     if info is None and not chain:
         return None
-    complete = not events or events[0].sequence <= 1
+    complete = not told or told[0].sequence <= 1
     if info is None:
-        last = next((link for link in reversed(chain) if link.kind in _OUT), chain[-1])
-        return Explanation(worker, "out", f"out: {last.reason}", last.time, tuple(chain), complete)
+        last = next((link for link, event in reversed(steps) if isinstance(event, _OUT)), chain[-1])
+        return Explanation(worker, "out", f"out: {last.reason}", last.time, chain, complete)
     place = _PLACES.get(info.state, "unknown")
-    since = _since(place, chain)
+    since = _last(steps, _SINCE.get(place, ()))
     sentence = f"{place.replace('_', ' ')}: {info.reason}" if info.reason else place.replace("_", " ")
     if place == "member":
-        entered = next((link for link in reversed(chain) if link.kind == "ring_change"), None)
+        since = _last(steps, (history.RingAnnounced, history.RingScaled))
         ranks = ranks_text(info.ests.start, info.ests.end)
-        why = f", because: {entered.reason}" if entered is not None else ""
+        why = f", because: {since.reason}" if since is not None else ""
         sentence = f"in the ring, hosts {ranks}{why}"
-        since = entered.time if entered is not None else None
-    return Explanation(worker, place, sentence, since, tuple(chain), complete)
+    return Explanation(worker, place, sentence, since.time if since is not None else None, chain, complete)
 
 
 def known_workers(job: job_pb2.Job, events: Iterable[ring_pb2.Event]) -> list[str]:
     """Every worker the job or its events name, sorted."""
     names = {info.worker_id for info in job.workers}
-    for event in events:
-        names |= {event.worker_id} if event.worker_id else set()
-        names |= set(members_of(event) or ())
+    for told in map(told_of, events):
+        names |= {told.worker} if told.worker else set()
+        names |= {place.worker for place in told.members or ()}
     return sorted(names)
 
 
@@ -109,14 +110,16 @@ def ranks_text(start: int, end: int) -> str:
     return f"EST {start}" if end == start + 1 else f"ESTs {start}-{end - 1}"
 
 
-def _chain(worker: str, events: Sequence[ring_pb2.Event]) -> list[Link]:
-    chain: list[Link] = []
+def _steps(worker: str, events: Iterable[Told]) -> list[tuple[Link, HistoryEvent]]:
+    """What concerned the worker: what was told of it, and where it then stood in the ring."""
+    steps: list[tuple[Link, HistoryEvent]] = []
     place: tuple[int, int] | None = None
-    for event in events:
-        meaning, counts = "", event.worker_id == worker
-        members = members_of(event)
-        if members is not None and (worker in members or not _CUT.search(event.facts["members"])):
-            now = members.get(worker)
+    fold = RingFold()
+    for told in events:
+        fold.take(told)
+        ring, meaning, counts = fold.ring, "", told.worker == worker
+        if told.members is not None and ring is not None and (worker in ring.members or ring.whole):
+            now = ring.members.get(worker)
             counts = counts or now != place
             if now is not None and now != place:
                 came = "takes" if place is None else "now hosts"
@@ -124,28 +127,13 @@ def _chain(worker: str, events: Sequence[ring_pb2.Event]) -> list[Link]:
             elif now is None and place is not None:
                 meaning = "is not in the ring any more"
             place = now
-        elif event.kind in _JOB_ENDS and place is not None:
+        elif isinstance(told.event, ENDS) and place is not None:
             counts, place = True, None
         if counts:
-            chain.append(
-                Link(
-                    event.sequence,
-                    event_seconds(event),
-                    event.kind,
-                    event.generation,
-                    event.step,
-                    event.reason,
-                    meaning,
-                )
-            )
-    return chain
+            link = Link(told.sequence, told.time, told.kind, told.generation, told.step, told.reason, meaning)
+            steps.append((link, told.event))
+    return steps
 
 
-def _since(place: str, chain: Sequence[Link]) -> float | None:
-    kinds = {
-        "standby": ("worker_standby", "worker_quarantined", "worker_joined", "ring_change"),
-        "draining": ("worker_draining",),
-        "tasks_only": ("worker_joined",),
-        "awaited": (),
-    }.get(place, ())
-    return next((link.time for link in reversed(chain) if link.kind in kinds), None)
+def _last(steps: Sequence[tuple[Link, HistoryEvent]], events: tuple[type[HistoryEvent], ...]) -> Link | None:
+    return next((link for link, event in reversed(steps) if isinstance(event, events)), None)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-MICROS = 1_000_000
+from elastane_proto.amounts import MICROS
+
 PRICE_MAX = 1_000_000
 """The master's limit, per worker and hour."""
 
@@ -28,18 +29,3 @@ def currency_code(text: str) -> str:
     if not _CURRENCY.fullmatch(text):
         raise ValueError(f"{text!r} is not a currency: three capital letters, as USD")
     return text
-
-
-def price_text(micros: int, currency: str) -> str:
-    """Format a price, "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
-    if not micros:
-        return "unknown"
-    whole, part = divmod(micros, MICROS)
-    decimals = f"{part:06d}".rstrip("0").ljust(2, "0")
-    return f"{whole}.{decimals} {currency}"
-
-
-def money_text(micros: int, currency: str) -> str:
-    """Format an amount, "12.34 USD": rounded half up to the cent."""
-    cents = (abs(micros) + 5_000) // 10_000
-    return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"

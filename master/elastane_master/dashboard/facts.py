@@ -7,7 +7,7 @@ service keeps anyway. A store that does not answer leaves out what only it knows
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -15,13 +15,14 @@ from typing import Any, Final, TypeVar
 from elastane_master import records
 from elastane_master.curves import Curves
 from elastane_master.dashboard.drawing import CurvePicture, TimelinePicture, draw_curve, draw_timeline
-from elastane_master.dashboard.timeline import members_of, timeline
+from elastane_master.dashboard.timeline import timeline
 from elastane_master.decisions.contexts import parts_bytes
 from elastane_master.decisions.datasets import LOCKSTEP_DATASET
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import JobView, ProgressView, job_view, list_tasks, progress_views
 from elastane_master.host import JobHost
 from elastane_master.hosts import JobHosts
+from elastane_master.recent_notes import RecentNotes
 from elastane_master.records import StoredNote
 from elastane_master.servers.errors import REFUSALS, as_rejection
 from elastane_master.servers.metric_service import MetricServicer
@@ -189,7 +190,7 @@ class _Notes:
     def __init__(self, host: JobHost) -> None:
         self.host = host
         self.lock = asyncio.Lock()
-        self._notes: deque[StoredNote] = deque(maxlen=EVENTS_MAX)
+        self._notes = RecentNotes(EVENTS_MAX)
 
     def all(self) -> list[StoredNote]:
         """Without a gap: what is newer than the kept ones is taken as it is."""
@@ -218,23 +219,12 @@ class _Notes:
 
 def event_rows(notes: Sequence[StoredNote], wanted: EventFilter = EVERYTHING) -> list[EventRow]:
     """The newest rows of the events that are wanted, newest first; routine ones folded, unless asked for."""
-    shown = [one for one in notes if _is_wanted(one, wanted)] if wanted != EVERYTHING else notes
+    shown = [one for one in notes if wanted.wants(one.told)] if wanted != EVERYTHING else notes
     rows = []
     for run in folded(shown, lambda stored: "" if wanted.kinds else stored.note.kind):
-        told = [(stored.note.kind, stored.note.step, stored.note.facts) for stored in run]
-        rows.append(EventRow(run[-1], len(run), fold_words(told) if len(run) > 1 else ""))
+        words = fold_words([stored.told for stored in run]) if len(run) > 1 else ""
+        rows.append(EventRow(run[-1], len(run), words))
     return rows[: -EVENTS_SHOWN - 1 : -1]
-
-
-def _is_wanted(stored: StoredNote, wanted: EventFilter) -> bool:
-    note = stored.note
-    return wanted.wants(
-        kind=note.kind,
-        worker=note.worker,
-        members=members_of(stored) or (),
-        sequence=stored.sequence,
-        seconds=stored.now,
-    )
 
 
 def _queue(host: JobHost, view: ProgressView, now: float) -> Queue:

@@ -22,6 +22,7 @@ from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.views import JobView
 from elastane_master.limits import clip
 from elastane_master.security.tokens import Principal
+from elastane_proto.amounts import money_text, price_text
 from elastane_proto.event_filter import EVERYTHING, EventFilter, parse_since
 
 PARTS: Final = ("summary", "actions", "timeline", "workers", "queues", "curves", "contexts", "cost", "events")
@@ -214,8 +215,8 @@ def _environment() -> Environment:
         curve_height=drawing.CURVE_HEIGHT,
         row=drawing.ROW,
         ACTIONS=ACTIONS,
-        money=cost.money,
-        price=cost.price,
+        money=money_text,
+        price=price_text,
         nanos=cost.NANOS,
         version=asset_version(),
     )

@@ -6,39 +6,38 @@ stay, until the ring was formed, trained nothing. Marks are single moments.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from elastane_master.records import StoredNote
+from elastane_proto.history import events as history
+from elastane_proto.history.events import HistoryEvent
+from elastane_proto.history.fold import OVER, Ring, RingFold
 
 LANES_MAX: Final = 48
 STAYS_MAX: Final = 2000
 MARKS_MAX: Final = 600
 MEMBERS_MAX: Final = 20_000
-"""Of all rings together. Reading a member takes some 5 µs, in which the master does nothing else."""
+"""Of all rings together. Each costs the master some µs at every look at the page."""
 
-_MEMBER = re.compile(r"([^\s,\[\]]+)\[(\d+):(\d+)\]")
-#: The master keeps no more of a long fact.
-_CUT = re.compile(r"\.\.\. \(\d+ more characters\)\Z")
-_ENDS = frozenset({"job_suspended", "job_succeeded", "job_failed", "job_cancelled"})
-_OVER = frozenset({"job_succeeded", "job_failed", "job_cancelled"})
-_MARKS: Final = {
-    "worker_joined": "join",
-    "worker_lost": "death",
-    "worker_evicted": "death",
-    "worker_left": "leave",
-    "worker_draining": "drain",
-    "history_rewound": "replay",
-    "history_forgotten": "replay",
-    "checkpoint_saved": "checkpoint",
-    "master_recovered": "master",
-    "master_started": "master",
-    "job_suspended": "end",
-    "job_succeeded": "end",
-    "job_failed": "end",
-    "job_cancelled": "end",
+_MARKS: Final[dict[type[HistoryEvent], str]] = {
+    history.WorkerJoined: "join",
+    history.WorkerReturned: "join",
+    history.WorkerLost: "death",
+    history.WorkerEvicted: "death",
+    history.WorkerLeft: "leave",
+    history.WorkerDraining: "drain",
+    history.HistoryRewound: "replay",
+    history.HistoryForgotten: "replay",
+    history.CheckpointSaved: "checkpoint",
+    history.MasterRecovered: "master",
+    history.MasterStarted: "master",
+    history.JobSuspended: "end",
+    history.StepsUnsaved: "end",
+    history.JobSucceeded: "end",
+    history.JobFailed: "end",
+    history.JobCancelled: "end",
 }
 
 
@@ -88,36 +87,20 @@ class Timeline:
     cut: bool
 
 
-@dataclass(slots=True)
-class _Ring:
-    generation: int
-    began: float
-    members: dict[str, tuple[int, int]]
-    formed: float | None = None
-    replays: bool = False
-
-
-def members_of(stored: StoredNote) -> dict[str, tuple[int, int]] | None:
-    """The ring that a ring_change makes, ESTs [start, end) by worker; None for other events."""
-    note = stored.note
-    if note.kind != "ring_change" or "members" not in note.facts:
-        return None
-    return {name: (int(start), int(end)) for name, start, end in _MEMBER.findall(note.facts["members"])}
-
-
 def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
     """The timeline up to `now`, or to the job's end; None before anything happened."""
     notes = _affordable(notes)
     if not notes:
         return None
-    over = notes[-1].now if notes[-1].note.kind in _OVER else None
+    over = notes[-1].now if isinstance(notes[-1].note.event, OVER) else None
     ended = max(over if over is not None else now, notes[-1].now)
     rings, marks = _rings(notes, ended)
     stays: dict[str, list[Stay]] = {}
-    for ring, until in rings:
-        for worker, (first, after) in ring.members.items():
-            stay = Stay(ring.began, until, first, after, ring.generation, ring.formed)
-            stays.setdefault(worker, []).append(stay)
+    for ring in rings:
+        until = ring.ended if ring.ended is not None else ended
+        for one in ring.places:
+            stay = Stay(ring.decided, until, one.start, one.end, ring.generation, ring.formed)
+            stays.setdefault(one.worker, []).append(stay)
     seen: dict[str, float] = {}
     came: dict[str, int] = {}
     for place, mark in enumerate(marks):
@@ -145,7 +128,7 @@ def timeline(notes: Sequence[StoredNote], now: float) -> Timeline | None:
         tuple(mark for mark in marked if not mark.worker),
         len(seen) - len(shown),
         notes[0].sequence <= 1,
-        any(_CUT.search(stored.note.facts.get("members", "")) is not None for stored in notes),
+        any(not ring.whole for ring in rings),
     )
 
 
@@ -153,44 +136,32 @@ def _affordable(notes: Sequence[StoredNote]) -> Sequence[StoredNote]:
     """The newest events whose rings have `MEMBERS_MAX` members together; always the newest ring."""
     count, first = 0, True
     for place in range(len(notes) - 1, -1, -1):
-        note = notes[place].note
-        if note.kind != "ring_change":
+        event = notes[place].note.event
+        if not isinstance(event, history.RingAnnounced):
             continue
-        count += note.facts.get("members", "").count("[")
+        count += len(event.members)
         if count > MEMBERS_MAX and not first:
             return notes[place + 1 :]
         first = False
     return notes
 
 
-def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[tuple[_Ring, float]], list[Mark]]:
-    """Every ring that had members with its end, and all marks."""
-    rings: list[tuple[_Ring, float]] = []
+def _rings(notes: Sequence[StoredNote], ended: float) -> tuple[list[Ring], list[Mark]]:
+    """Every ring that had members, and all marks."""
+    rings: list[Ring] = []
     marks: list[Mark] = []
-    current: _Ring | None = None
-    trained = False
+    fold = RingFold()
     for stored in notes:
-        note, at = stored.note, stored.now
-        members = members_of(stored)
-        if members is not None:
-            if current is not None and current.members:
-                rings.append((current, at))
-            current = _Ring(note.generation, at, members)
-            current.replays = trained and note.facts.get("planned") != "True"
-        elif note.kind == "ring_formed" and current is not None and current.formed is None:
-            current.formed = at
-            if current.replays:
-                text = f"step {note.facts.get('resume_step', note.step)} is run again"
-                marks.append(Mark(at, "replay", "", text))
-            trained = True
-        elif note.kind in _ENDS and current is not None:
-            if current.members:
-                rings.append((current, at))
-            current = None
-        if (kind := _MARKS.get(note.kind)) is not None:
-            marks.append(Mark(at, kind, note.worker if kind != "checkpoint" else "", note.reason))
-    if current is not None and current.members:
-        rings.append((current, ended))
+        told, forming = stored.told, fold.ring is not None and fold.ring.formed is None
+        if (over := fold.take(told)) is not None:
+            rings.append(over)
+        ring = fold.ring
+        if forming and ring is not None and ring.replays and isinstance(told.event, history.RingFormed):
+            marks.append(Mark(told.time, "replay", "", f"step {ring.resume_step} is run again"))
+        if (kind := _MARKS.get(type(told.event))) is not None:
+            marks.append(Mark(told.time, kind, told.worker if kind != "checkpoint" else "", told.reason))
+    if (last := fold.end(ended)) is not None:
+        rings.append(last)
     return rings, marks
 
 

@@ -29,6 +29,7 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 
 def report_step(turn: Turn, event: StepReported) -> None:
@@ -141,7 +142,7 @@ def saved(turn: Turn, event: SavedReported) -> None:
     flight = state.checkpoints.in_flight
     if checkpoints.report(turn, event) == "failed" and state.suspending:
         state.suspending = False
-        turn.note("job_running", "the suspension is given up: its checkpoint could not be saved")
+        turn.note(history.SuspensionGivenUp())
     if flight is not None and flight.checkpoint == event.checkpoint and record.applied_step < flight.step:
         # A shard contains the weights after the step, so its writer has applied the step.
         claims.proven(state, record, flight.step)

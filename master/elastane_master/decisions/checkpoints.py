@@ -17,6 +17,7 @@ import msgspec
 from elastane_master.decisions import cost, sentinel
 from elastane_master.decisions.effects import Checkpoint, ManifestEntry
 from elastane_master.decisions.events import Rejection, SavedReported
+from elastane_proto.history import events as history
 
 if TYPE_CHECKING:
     from elastane_master.decisions.state import JobState
@@ -99,7 +100,7 @@ def begin(turn: Turn, step: int, reason: str, *, closing: bool = False) -> None:
     book.wanted = ()
     cost.checkpointed(state, step)
     turn.touch()
-    turn.note("checkpoint_requested", reason, checkpoint=name, at_step=step, shards=len(workers))
+    turn.note(history.CheckpointRequested(name, step, len(workers), reason))
 
 
 def message_for(state: JobState, worker: str, step: int) -> Checkpoint | None:
@@ -167,7 +168,7 @@ def give_up(turn: Turn, reason: str, *, again: bool) -> None:
         _failed(turn, flight.checkpoint, flight.step, reason, flight.requests)
         if flight.closing:
             book.not_before = turn.now + RETRY_SECONDS
-    turn.note("checkpoint_failed", reason, checkpoint=flight.checkpoint, at_step=flight.step, again=again)
+    turn.note(history.CheckpointFailed(flight.checkpoint, flight.step, again, reason))
 
 
 def refuse_wanted(turn: Turn, reason: str) -> None:
@@ -182,7 +183,7 @@ def loaded(turn: Turn, checkpoint: str, step: int, rejected: tuple[str, ...]) ->
     """Record that the leader loaded `checkpoint` (empty: the initial state) and found `rejected` unusable."""
     book = turn.state.checkpoints
     for what in rejected:
-        turn.note("checkpoint_rejected", what)
+        turn.note(history.CheckpointRejected(what))
     book.rejected = (*book.rejected, *rejected)[-LISTED_MAX:]
     # Later checkpoints belong to the history that this load abandons.
     book.saved = tuple(saved for saved in book.saved if checkpoint and saved.step <= step)
@@ -215,16 +216,9 @@ def _complete(turn: Turn, flight: CheckpointInFlight) -> None:
     book.in_flight = None
     size = sum(entry.bytes for entry in flight.files.values())
     shards = [f"{entry.file} {entry.sha256}\n" for _, entry in sorted(flight.files.items())]
-    turn.note(
-        "checkpoint_saved",
-        f"all {len(flight.workers)} shards and the manifest are written",
-        checkpoint=flight.checkpoint,
-        at_step=flight.step,
-        bytes=size,
-        # The digest of a text with a line "FILE SHA256" per shard, so that users can check it with
-        # `sha256sum`.
-        sha256=hashlib.sha256("".join(shards).encode()).hexdigest(),
-    )
+    # As `sha256sum` of the lines "FILE SHA256" of all shards, in their order.
+    sha256 = hashlib.sha256("".join(shards).encode()).hexdigest()
+    turn.note(history.CheckpointSaved(flight.checkpoint, flight.step, size, sha256, len(flight.workers)))
 
 
 def _failed(turn: Turn, checkpoint: str, step: int, error: str, requests: tuple[str, ...]) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from elastane_master.decisions.events import Capacity, JobSettings
+from elastane_proto.history.events import Spent
 
 if TYPE_CHECKING:
     from elastane_master.decisions.state import JobState, WorkerRecord
@@ -319,52 +320,22 @@ def view(state: JobState, now: float) -> CostView:
     )
 
 
-def in_words(cost: CostView) -> str:
-    """The cost in one sentence, for events."""
-    hours = f"{cost.worker_nanos / HOUR_NANOS:.2f} worker-hours"
-    replayed, idle = cost.replayed_nanos / HOUR_NANOS, cost.idle_nanos / HOUR_NANOS
-    waste = f"{replayed:.2f} h of them replayed, {idle:.2f} h idle"
-    if not (cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros):
-        return f"{hours}, {waste}; no price is known"
-    text = f"{money(cost.spent_micros, cost.currency)} for {hours}, {waste}"
-    if cost.savings is not None:
-        text += f"; on demand {money(cost.on_demand_micros, cost.currency)}, saved {cost.savings:.1%}"
-    if cost.unpriced_nanos:
-        text += f"; {cost.unpriced_nanos / HOUR_NANOS:.2f} h without a known price"
-    return text
-
-
-def facts(cost: CostView) -> dict[str, object]:
-    """The cost as an event's facts."""
-    return {
-        "currency": cost.currency,
-        "spent_micros": cost.spent_micros,
-        "on_demand_micros": cost.on_demand_micros,
-        "saved_micros": cost.saved_micros,
-        "worker_seconds": seconds_text(cost.worker_nanos),
-        "useful_seconds": seconds_text(cost.useful_nanos),
-        "replayed_seconds": seconds_text(cost.replayed_nanos),
-        "idle_seconds": seconds_text(cost.idle_nanos),
-    }
-
-
-def money(micros: int, currency: str) -> str:
-    """ "12.34 USD": to the cent, half of one counts as one."""
-    cents = (abs(micros) + 5_000) // 10_000
-    return f"{'-' if micros < 0 and cents else ''}{cents // 100}.{cents % 100:02d} {currency}"
-
-
-def price(micros: int, currency: str) -> str:
-    """ "0.9123 USD": with all its decimals, two at least; "unknown" for 0."""
-    if not micros:
-        return "unknown"
-    decimals = f"{micros % 1_000_000:06d}".rstrip("0").ljust(2, "0")
-    return f"{micros // 1_000_000}.{decimals} {currency}"
-
-
-def seconds_text(nanos: int) -> str:
-    """Seconds, exactly."""
-    return f"{nanos // NANOS}.{nanos % NANOS:09d}"
+def spent(state: JobState, now: float) -> Spent:
+    """The cost up to `now`, as events tell it."""
+    cost = view(state, now)
+    return Spent(
+        cost.currency,
+        cost.spent_micros,
+        cost.on_demand_micros,
+        cost.saved_micros,
+        cost.savings,
+        cost.worker_nanos,
+        cost.useful_nanos,
+        cost.replayed_nanos,
+        cost.idle_nanos,
+        cost.unpriced_nanos,
+        priced=bool(cost.spot_price_micros or cost.on_demand_price_micros or cost.spent_micros),
+    )
 
 
 def _chargeable(book: CostBook, since: int) -> int:

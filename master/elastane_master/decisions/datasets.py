@@ -21,6 +21,7 @@ from elastane_master.decisions.events import (
     TaskReport,
     TasksRequested,
 )
+from elastane_proto.history import events as history
 from elastane_shards.dynamic import DynamicQueue
 from elastane_shards.errors import ShardsError
 from elastane_shards.settings import QueueSettings
@@ -160,11 +161,7 @@ def create(turn: Turn, event: DatasetCreated) -> None:
     turn.queues.dynamic[event.dataset] = queue
     turn.state.datasets.task_sizes[event.dataset] = settings.task_size
     turn.result = True
-    turn.note(
-        "dataset_created",
-        f"{event.dataset}: tasks of {settings.task_size}, {settings.epochs} epochs",
-        dataset=event.dataset,
-    )
+    turn.note(history.DatasetCreated(event.dataset, settings.task_size, settings.epochs))
 
 
 def extend(turn: Turn, event: DatasetExtended) -> None:
@@ -295,17 +292,16 @@ def _report_error(turn: Turn, queue: DynamicQueue, event: TasksRequested, report
     failed_before = queue.failed
     outcome = queue.report(event.worker, report.epoch, report.index, report.attempt, report.error, turn.now)
     if outcome is Outcome.ACCEPTED:
-        parked = queue.failed > failed_before
         turn.note(
-            "task_failed",
-            report.error[:500]
-            + (" (parked: no attempt is left)" if parked else " (it will be leased again)"),
-            event.worker,
-            dataset=event.dataset,
-            epoch=report.epoch,
-            index=report.index,
-            attempt=report.attempt,
-            parked=parked,
+            history.TaskFailed(
+                event.worker,
+                event.dataset,
+                report.epoch,
+                report.index,
+                report.attempt,
+                queue.failed > failed_before,
+                report.error[:500],
+            )
         )
     return TaskOutcome(report.epoch, report.index, outcome)
 
@@ -344,24 +340,13 @@ def _remember(turn: Turn, event: TasksRequested, result: LeaseResult) -> None:
 def _note_returned(
     turn: Turn, dataset: str, returned: list[ReturnedTask], *, timed_out: bool = False
 ) -> None:
+    one = history.TaskTimedOut if timed_out else history.TaskFailed
+    more = history.MoreTasksTimedOut if timed_out else history.MoreTasksFailed
     for task in returned[:NOTES_MAX]:
         parked = task.state is TaskState.FAILED
-        turn.note(
-            "task_timed_out" if timed_out else "task_failed",
-            task.error + (" (parked: no attempt is left)" if parked else " (it will be leased again)"),
-            task.worker,
-            dataset=dataset,
-            epoch=task.epoch,
-            index=task.index,
-            attempt=task.attempt,
-            parked=parked,
-        )
+        turn.note(one(task.worker, dataset, task.epoch, task.index, task.attempt, parked, task.error))
     if len(returned) > NOTES_MAX:
-        turn.note(
-            "task_timed_out" if timed_out else "task_failed",
-            f"and {len(returned) - NOTES_MAX} more tasks of {dataset}",
-            dataset=dataset,
-        )
+        turn.note(more(dataset, len(returned) - NOTES_MAX))
 
 
 def _queue(turn: Turn, dataset: str) -> DynamicQueue:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from elastane_master.decisions.events import Change, Parts, StepTask
+from elastane_proto.history.describe import describe, facts_text
+from elastane_proto.history.events import AnyHistoryEvent, UnknownEvent, clipped
+from elastane_proto.history.fold import Told
 
 
 class Effect(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +166,10 @@ class Close(Effect, frozen=True, tag=True):
 
 
 class Note(Effect, frozen=True, tag=True):
-    """An event with its reason, for people: `elastane events`, logs, the dashboard."""
+    """An event of the job's history, and beside it what people read of it: see `elastane_proto.history`.
+
+    kind, worker, reason, facts: its text, cut where it is too long; the event is whole.
+    """
 
     kind: str
     reason: str
@@ -169,6 +177,31 @@ class Note(Effect, frozen=True, tag=True):
     generation: int = 0
     step: int = 0
     facts: dict[str, str] = {}
+    event: AnyHistoryEvent | UnknownEvent = UnknownEvent()
+
+    @classmethod
+    def of(cls, event: AnyHistoryEvent, generation: int = 0, step: int = 0) -> Note:
+        """Of a decision that was made just now."""
+        return cls(event.kind, describe(event), event.about, generation, step, facts_text(event), event)
+
+    def told(self, at: float, sequence: int = 0) -> Told:
+        """As the readers of history take it. at: when it was decided."""
+        return Told(
+            sequence,
+            at,
+            self.kind,
+            self.worker,
+            self.reason,
+            self.generation,
+            self.step,
+            self.event,
+        )
+
+    def cut(self, clip: Callable[[str], str]) -> Note:
+        """The note with `clip` of its texts: workers and scripts write into them. Data stays whole."""
+        facts = {name: clip(text) for name, text in self.facts.items()}
+        reason, event = clip(self.reason), clipped(self.event, clip)
+        return msgspec.structs.replace(self, reason=reason, facts=facts, event=event)
 
 
 class Commit(Effect, frozen=True, tag=True):

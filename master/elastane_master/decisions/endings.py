@@ -17,6 +17,7 @@ from elastane_master.decisions.effects import AllEnd
 from elastane_master.decisions.events import EndEarlyReported
 from elastane_master.decisions.state import EarlyEnd
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 
 def end_early(turn: Turn, event: EndEarlyReported) -> None:
@@ -54,12 +55,7 @@ def settle(turn: Turn) -> None:
         return
     end = ends[members[0]]
     state.ended_step = end.step
-    turn.note(
-        "ended_early",
-        f"ended early at epoch {end.epoch}, step {end.step} by the script ({end.place})",
-        epoch=end.epoch,
-        at_step=end.step,
-    )
+    turn.note(history.EndedEarly(end.epoch, end.step, end.place))
     for worker in members:
         turn.send(worker, AllEnd(state.ring.generation, end.step))
 

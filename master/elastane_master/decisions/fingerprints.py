@@ -20,6 +20,7 @@ from elastane_master.decisions.effects import Explain
 from elastane_master.decisions.events import StateDetail, StateDetailed
 from elastane_master.decisions.state import Drift, JobState
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 EXPLAIN_SECONDS = 10.0
 """Time members have to send the details of their state."""
@@ -38,7 +39,7 @@ def hold_back(turn: Turn) -> bool:
     turn.touch()
     state.drift = Drift(state.ring.generation, state.steps.current, turn.now)
     names = state.ring.names()
-    turn.note("state_differs", f"{' and '.join(names)} differ at the start of step {state.steps.current}")
+    turn.note(history.StateDiffers(names, state.steps.current))
     for worker in names:
         turn.send(worker, explain_message(state.drift))
     return True

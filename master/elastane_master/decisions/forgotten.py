@@ -24,6 +24,7 @@ from elastane_master.decisions.events import ContextDelta, Rejection, StepReport
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import Brought, PreparedStep
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 GENERATIONS_AHEAD_MAX = 1000
 """A worker that knows a ring this much newer than the store's does not belong to this job."""
@@ -78,7 +79,7 @@ def begin(turn: Turn, why: str, worker: str) -> None:
     state, steps = turn.state, turn.state.steps
     turn.touch()
     if not steps.catching_up:
-        turn.note("store_behind", f"{why}: the store has lost what was acknowledged", worker)
+        turn.note(history.StoreBehind(worker, why))
         steps.catching_up = True
         for reporter, report in steps.reports.items():
             contexts = tuple(ContextDelta(rank, parts, False) for rank, parts in report.contexts.items())
@@ -135,12 +136,7 @@ def restore(turn: Turn) -> None:
         step += 1
     if step > first:
         turn.touch()
-        turn.note(
-            "history_restored",
-            f"{_steps(first, step)} whole again: lost by the store, brought by {', '.join(sorted(bringers))}",
-            from_step=first,
-            to_step=step,
-        )
+        turn.note(history.HistoryRestored(first, step, tuple(sorted(bringers))))
 
 
 def waits(turn: Turn) -> bool:
@@ -164,12 +160,7 @@ def give_up(turn: Turn) -> None:
     state = turn.state
     step, held = state.steps.whole_until, max(_ahead(state), default=0)
     if held:
-        turn.note(
-            "history_forgotten",
-            f"{_steps(step, held)} done again: the store lost what was acknowledged, and {_missing(state)}",
-            from_step=held,
-            to_step=step,
-        )
+        turn.note(history.HistoryForgotten(held, step, _missing(state)))
         claims.go_back(state)
 
 
@@ -207,7 +198,3 @@ def _missing(state: JobState) -> str:
     return (
         f"nobody brought step {step} of virtual ranks {missing}" if missing else f"step {step} is not whole"
     )
-
-
-def _steps(first: int, end: int) -> str:
-    return f"step {first} is" if end == first + 1 else f"steps {first} to {end - 1} are"

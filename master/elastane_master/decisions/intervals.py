@@ -29,6 +29,8 @@ from elastane_master.decisions.events import Change, IntervalReported, Parts, Re
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.steps import IntervalReport
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import describe
 
 CURE = (
     "`for rank in job.each_rank():` runs the code once for every rank and has stock DDP's bits, whatever is"
@@ -166,10 +168,10 @@ def decide_if_complete(turn: Turn) -> None:
     try:
         attribution = attribute(interval.reports, state.settings.ests)
     except PartLost as why:
-        reason = f"the code before step {step} must run again: {why}"
-        turn.note("interval_lost", reason, at_step=step)
+        lost = history.IntervalLost(step, str(why))
+        turn.note(lost)
         claims.void_all(state)
-        ring.reform(turn, reason)
+        ring.reform(turn, describe(lost))
         return
     except Unattributable as why:
         refusal = f"the code between epochs, before step {step}: {why}. {CURE}"

@@ -10,12 +10,15 @@ waiting <--> running --> succeeded | failed
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from elastane_master.decisions import checkpoints, claims, cost, majority
 from elastane_master.decisions.effects import Done, Prepare
 from elastane_master.decisions.events import PRICE_MICROS_MAX, JobSettings, Rejection
 from elastane_master.decisions.state import OVER, Phase
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.events import AnyHistoryEvent
 
 FAILURES_MAX = 3
 """Number of consecutive errors of the script at one step after which the job fails."""
@@ -31,6 +34,17 @@ SECONDS_MAX = 1e9
 """Thirty years: longer durations are mistakes, and many programs cannot represent them."""
 
 _CURRENCY = re.compile(r"[A-Z]{3}")
+
+_Entered = Callable[[str], AnyHistoryEvent]
+_ENTERED: dict[str, _Entered] = {
+    "waiting": history.JobWaiting,
+    "running": history.JobRunning,
+    "suspended": history.JobSuspended,
+    "succeeded": history.JobSucceeded,
+    "failed": history.JobFailed,
+    "cancelled": history.JobCancelled,
+}
+"""What tells of a phase and why; `JobMaxWaitExceeded` has more to say."""
 
 
 def check_settings(settings: JobSettings) -> None:
@@ -90,21 +104,20 @@ def check_workers(ests: int, workers_min: int, workers_max: int) -> None:
         raise _out_of_range("workers_min", workers_min, f"at most ests, {ests}: each worker hosts an EST")
 
 
-def set_phase(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
-    """Enter a phase, or change its reason. facts: details for the event that reports the phase."""
+def set_phase(turn: Turn, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
+    """Enters a phase, or changes the reason for being in it. event: what tells of it if it says more."""
     state = turn.state
     if (state.phase, state.reason) == (phase, reason):
         return
     turn.touch()
     if state.phase != phase:
-        turn.note(f"job_{phase}", reason, "", **facts)
+        turn.note(event or _ENTERED[phase](reason))
     state.phase, state.reason = phase, reason
 
 
-def tell_cost(turn: Turn, kind: str, why: str) -> None:
-    """Report the job's cost so far as an event."""
-    spent = cost.view(turn.state, turn.now)
-    turn.note(kind, f"{why}: {cost.in_words(spent)}", "", **cost.facts(spent))
+def _tell_cost(turn: Turn, phase: Phase) -> None:
+    """Tells people what the job has cost so far."""
+    turn.note(history.JobCost(phase, cost.spent(turn.state, turn.now)))
 
 
 def end(turn: Turn, phase: Phase, reason: str) -> None:
@@ -123,7 +136,7 @@ def end(turn: Turn, phase: Phase, reason: str) -> None:
     state.early_ends, state.drift = {}, None
     turn.queues.ring_stopped()
     set_phase(turn, phase, reason)
-    tell_cost(turn, "job_cost", f"job {phase}")
+    _tell_cost(turn, phase)
     for record in list(state.workers.values()):
         if record.awaited:
             del state.workers[record.worker]
@@ -138,16 +151,19 @@ def suspend(turn: Turn, reason: str) -> None:
     halt(turn, "suspended", reason)
     lost = turn.state.steps_unsaved
     if lost > 0:
-        turn.note("job_suspended", f"{lost} steps after the newest checkpoint will be done again", lost=lost)
+        turn.note(history.StepsUnsaved(lost))
 
 
-def halt(turn: Turn, phase: Phase, reason: str, **facts: object) -> None:
-    """Stop training and release every worker until Resume. phase: one of HALTED."""
+def halt(turn: Turn, phase: Phase, reason: str, event: AnyHistoryEvent | None = None) -> None:
+    """Stops training and sends every worker away until Resume. phase: one of HALTED.
+
+    event: as of `set_phase`.
+    """
     state, ring = turn.state, turn.state.ring
     state.suspending = False
     dissolve(turn, reason)
-    set_phase(turn, phase, reason, **facts)
-    tell_cost(turn, "job_cost", f"job {phase.replace('_', ' ')}")
+    set_phase(turn, phase, reason, event)
+    _tell_cost(turn, phase)
     for record in state.workers.values():
         if record.role == "tasks":
             turn.send(record.worker, Done(phase, reason))

@@ -56,6 +56,7 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.queues import Queues, StoredQueues
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
 
 VERSION = 3
 """Version of the snapshot.
@@ -117,7 +118,7 @@ class JobMachine:
         """Return the event that reports the creation of the job."""
         settings = self._state.settings
         limit = settings.workers_max or settings.ests
-        return Note("job_created", f"{settings.ests} ESTs on {settings.workers_min} to {limit} workers")
+        return Note.of(history.JobCreated(settings.ests, settings.workers_min, limit))
 
     def handle(self, event: AnyEvent, now: float) -> Decision:
         """Decide on one event at time `now`, seconds since the Unix epoch. Raises Rejection."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from elastane_master.decisions import checkpoints, ring
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import unsaved_in_time
 
 
 def next_deadline(state: JobState) -> float | None:
@@ -39,20 +41,12 @@ def _overstays(turn: Turn, record: WorkerRecord) -> None:
     state, flight = turn.state, turn.state.checkpoints.in_flight
     worker = record.worker
     if flight is None or not flight.closing or worker not in flight.workers or state.suspending:
-        what = "did not leave the ring" if state.ring.member(worker) is not None else "did not stop"
-        turn.note("notice_over", f"{worker} {what} within the notice its node was given", worker)
+        turn.note(history.NoticeOver(worker, state.ring.member(worker) is not None))
         return
-    since = turn.now - flight.since
     lost = max(0, flight.step - max(state.checkpoints.saved_step, 0))
-    late = f"the checkpoint of step {flight.step} was not saved within {since:.1f} s"
-    why = f"{worker}'s notice is over, and {late}"
-    turn.note(
-        "notice_over",
-        f"{why}: {lost} steps after the newest checkpoint will be done again",
-        worker,
-        checkpoint=flight.checkpoint,
-        lost=lost,
-    )
+    over = history.NoticeOverUnsaved(worker, flight.checkpoint, flight.step, turn.now - flight.since, lost)
+    why = unsaved_in_time(over)
+    turn.note(over)
     checkpoints.give_up(turn, why, again=False)
     members = ring.planned_members(turn)
     if members is not None:

@@ -18,6 +18,8 @@ from elastane_master.decisions.events import (
 )
 from elastane_master.decisions.state import HALTED, OVER
 from elastane_master.decisions.turn import Turn
+from elastane_proto.amounts import money_text
+from elastane_proto.history import events as history
 
 Request = (
     ScaleRequested
@@ -67,12 +69,7 @@ def _scale(turn: Turn, event: ScaleRequested) -> None:
     life.check_workers(state.settings.ests, least, most)
     turn.touch()
     state.settings = msgspec.structs.replace(state.settings, workers_min=least, workers_max=most)
-    turn.note(
-        "ring_change",
-        f"scaled by an operator to {least} to {most} workers, at a step boundary",
-        workers_min=least,
-        workers_max=most,
-    )
+    turn.note(history.RingScaled(least, most))
     ring.form_if_due(turn)
 
 
@@ -103,7 +100,7 @@ def _resume(turn: Turn) -> None:
     if state.suspending:
         turn.touch()
         state.suspending = False
-        turn.note("job_resumed", "the suspension is called off before it took effect")
+        turn.note(history.SuspensionCalledOff())
         return
     if state.phase not in HALTED and state.phase != "failed":
         raise Rejection(
@@ -114,7 +111,7 @@ def _resume(turn: Turn) -> None:
         )
     turn.touch()
     state.failures, state.failed_step = 0, -1
-    turn.note("job_resumed", f"resumed by an operator; it was {state.phase}: {state.reason}")
+    turn.note(history.JobResumed(state.phase, state.reason))
     life.set_phase(turn, "waiting", "resumed; no worker is there yet")
     ring.form_if_due(turn)
 
@@ -136,7 +133,9 @@ def _drain(turn: Turn, event: DrainRequested) -> None:
             worker=event.worker,
         )
     if not record.draining:
-        sessions.drain(turn, record, event.reason or "asked for by an operator")
+        # The agent of a worker on another host asks in its place, and says why.
+        by = "agent" if event.reason else "operator"
+        sessions.drain(turn, record, event.reason or "asked for by an operator", by=by)
 
 
 def _checkpoint(turn: Turn, event: CheckpointRequested) -> None:
@@ -171,7 +170,7 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
     if changed.currency != before.currency and (before.spent_micros or before.on_demand_micros):
         raise Rejection(
             "wrong_phase",
-            f"{cost.money(before.spent_micros, before.currency)} are charged already:"
+            f"{money_text(before.spent_micros, before.currency)} are charged already:"
             f" they cannot become {changed.currency}",
             hint=f"give the prices in {before.currency}",
             currency=before.currency,
@@ -179,15 +178,11 @@ def _set_prices(turn: Turn, event: PricesRequested) -> None:
     cost.charge(state, turn.now)
     turn.touch()
     state.settings = changed
-    life.tell_cost(turn, "prices_changed", f"{_prices(changed)}, before {_prices(before)}; so far")
+    turn.note(history.PricesChanged(_prices(changed), _prices(before), cost.spent(state, turn.now)))
 
 
-def _prices(priced: JobSettings | cost.CostView) -> str:
-    spot, on_demand = (
-        cost.price(price, priced.currency)
-        for price in (priced.spot_price_micros, priced.on_demand_price_micros)
-    )
-    return f"spot {spot} and on demand {on_demand} an hour"
+def _prices(priced: JobSettings | cost.CostView) -> history.Prices:
+    return history.Prices(priced.spot_price_micros, priced.on_demand_price_micros, priced.currency)
 
 
 def _require_not_over(turn: Turn) -> None:

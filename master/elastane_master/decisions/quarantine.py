@@ -16,6 +16,8 @@ import math
 
 from elastane_master.decisions.state import JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import stands_by
 
 WINDOW_SECONDS = 600.0
 """Time for which deaths count."""
@@ -55,23 +57,18 @@ def receive(turn: Turn, record: WorkerRecord) -> None:
         return
     turn.touch()
     record.held_until = turn.now + delay
-    why = f"died {len(deaths)} times within {WINDOW_SECONDS / 60:g} min: stands by for {delay:g} s"
-    record.reason = why
-    turn.note(
-        "worker_quarantined",
-        f"{record.worker} {why}",
-        record.worker,
-        deaths=len(deaths),
-        delay_seconds=delay,
-    )
+    held_back = history.WorkerQuarantined(record.worker, len(deaths), delay, WINDOW_SECONDS)
+    record.reason = stands_by(held_back)
+    turn.note(held_back)
 
 
 def put_out(turn: Turn, record: WorkerRecord, step: int) -> None:
     """Hold back for good a worker that computes wrongly; a repaired machine comes back under another id."""
     turn.touch()
     record.held_until = math.inf
-    record.reason = f"computed other gradients than two other workers in step {step}: stands by for good"
-    turn.note("worker_quarantined", f"{record.worker} {record.reason}", record.worker, at_step=step)
+    barred = history.WorkerBarred(record.worker, step)
+    record.reason = stands_by(barred)
+    turn.note(barred)
 
 
 def for_good(record: WorkerRecord) -> bool:
@@ -114,5 +111,5 @@ def release(turn: Turn) -> bool:
         turn.touch()
         record.held_until = None
         record.reason = "joins at the next change of the ring"
-        turn.note("worker_released", f"{record.worker} has stood by long enough and may join", record.worker)
+        turn.note(history.WorkerReleased(record.worker))
     return bool(due)

@@ -30,6 +30,8 @@ from elastane_master.decisions.effects import Drain, Go, IntervalDecided, Load, 
 from elastane_master.decisions.events import LoadedReported, ReadyReported, Rejection, RingBrokenReported
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import describe
 
 BREAK_SECONDS = 0.1
 """A broken collective is mostly the shadow of a lost stream, which says more: wait for it so long."""
@@ -144,12 +146,8 @@ def announce(
     ring.donors = ring.receivers = ()
     ring.rebuild_due, ring.put_off = None, ""
     state.join_due = None
-    turn.note(
-        "ring_change",
-        reason,
-        members=", ".join(f"{member.worker}[{member.start}:{member.end}]" for member in members) or "none",
-        planned=planned,
-    )
+    places = tuple(history.Place(member.worker, member.start, member.end) for member in members)
+    turn.note(history.RingAnnounced(places, planned, reason))
     _explain_places(turn)
     for record in state.ring_workers():
         if not record.drain_sent:
@@ -330,22 +328,12 @@ def loaded(turn: Turn, event: LoadedReported) -> None:
         )
     turn.touch()
     checkpoints.loaded(turn, event.checkpoint, event.step, event.rejected)
-    source = event.checkpoint or "the script's initial state"
     if event.checkpoint:
         # Steps whose commit was not known yet, but which the checkpoint proves applied by all.
         commit_below(turn, event.step)
-        begins = "" if step_max is not None else f"; the history of this job begins with step {event.step}"
-        why = f"training goes on from {source}{begins}"
-        turn.note("checkpoint_loaded", why, event.worker, at_step=event.step)
+        turn.note(history.CheckpointLoaded(event.worker, event.checkpoint, event.step, step_max is None))
     if event.step < steps.committed:
-        turn.note(
-            "history_rewound",
-            f"no worker holds the state: from {source} on, steps {event.step} to {steps.committed - 1}"
-            " are done again",
-            event.worker,
-            from_step=steps.committed,
-            to_step=event.step,
-        )
+        turn.note(history.HistoryRewound(event.worker, event.checkpoint, steps.committed, event.step))
     steps.rewind(event.step)
     if event.checkpoint and state.signature and event.step % (state.signature.steps_per_epoch or 1) == 0:
         # What the code before this step drew is in it; nobody who ran that code is needed any more.
@@ -521,13 +509,7 @@ def _go(turn: Turn, resume_step: int) -> None:
     for record in records:
         if record.between_since is not None:
             turn.queues.training.pause(record.worker)
-    turn.note(
-        "ring_formed",
-        f"{_workers(len(ring.members))} on from step {resume_step},"
-        f" {len(ring.receivers)} of them receive the state",
-        resume_step=resume_step,
-        donors=len(ring.donors),
-    )
+    turn.note(history.RingFormed(len(ring.members), len(ring.receivers), resume_step, len(ring.donors)))
     for member in ring.members:
         turn.send(member.worker, go_message(state, member))
     commit_applied(turn)
@@ -541,23 +523,12 @@ def pause_undecided(turn: Turn) -> None:
     assert check is not None
     suspects = tuple(sorted(check.votes))
     step = sentinel.doubt(state, suspects)
-    names = f"{', '.join(suspects[:-1])} and {suspects[-1]}"
-    if len(suspects) < sentinel.VOTERS_MAX:
-        why = "no third worker is there to decide which of them is right"
-    else:
-        why = "no two of them agree: does the script's arithmetic repeat? `elastane doctor` says"
-    reason = (
-        f"{names} have different gradients for EST {check.rank} in step {check.step}, and {why};"
-        f" what was done from step {step} on is in doubt"
-    )
-    turn.note("sentinel_undecided", reason, at_step=check.step, virtual_rank=check.rank, doubtful_from=step)
-    life.halt(turn, "suspended", reason)
+    third_missing = len(suspects) < sentinel.VOTERS_MAX
+    undecided = history.SentinelUndecided(suspects, third_missing, check.step, check.rank, step)
+    turn.note(undecided)
+    life.halt(turn, "suspended", describe(undecided))
     claims.void(state)
     dismiss(turn)
-
-
-def _workers(count: int) -> str:
-    return "1 worker goes" if count == 1 else f"{count} workers go"
 
 
 def _explain_places(turn: Turn) -> None:

@@ -32,11 +32,19 @@ from elastane_master.decisions.events import (
 from elastane_master.decisions.signatures import completed, require_equal, require_level
 from elastane_master.decisions.state import HALTED, OVER, JobState, WorkerRecord
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import left_how, lost_how
 
 NOTICE_MARGIN_SECONDS = 1.0
 """Time before the end of its notice, at most a tenth of it, from which a worker is no longer awaited."""
 RESTART = "restart"
 """Phase in a Done that tells the process to restart."""
+SIGNALLED = "SIGTERM"
+"""Reason given by a worker that leaves without a termination notice for its node."""
+
+BY_AGENT = "asked for by its agent"
+"""Beginning of the reason if its agent sent the signal and gave a cause (`elastane.agent.policy`)."""
+
 ANEW = "history went back behind what this process has trained"
 GENERATIONS_AHEAD_MAX = 1000
 
@@ -69,8 +77,9 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     was_needed = False
     was_awaited = record is not None and record.awaited
     if record is not None:
-        reason = "was started anew" if record.awaited else "opened a new session: its old one is dead"
-        turn.note("worker_lost", f"{event.worker} {reason}", event.worker)
+        lost = history.WorkerLost(event.worker, "started_anew" if record.awaited else "new_session")
+        reason = lost_how(lost)
+        turn.note(lost)
         turn.close(event.worker, "evicted", reason)
         was_needed = _remove(turn, record, reason, counts=True)
     _add(turn, event)
@@ -89,7 +98,7 @@ def stream_lost(turn: Turn, event: StreamLost) -> None:
     record = turn.attending(event.worker, event.session)
     if record is None:
         return
-    turn.note("worker_lost", f"{event.worker}: {event.reason}", event.worker)
+    turn.note(history.WorkerLost(event.worker, "stream", event.reason))
     turn.close(event.worker, "evicted", event.reason)
     was_needed = _remove(turn, record, event.reason, counts=True)
     after_loss(turn, was_needed, f"{event.worker} was lost: {event.reason}")
@@ -97,7 +106,7 @@ def stream_lost(turn: Turn, event: StreamLost) -> None:
 
 def evict(turn: Turn, record: WorkerRecord, reason: str) -> bool:
     """Evict a worker; True if the ring needed it. The caller continues with `after_loss`."""
-    turn.note("worker_evicted", f"{record.worker}: {reason}", record.worker)
+    turn.note(history.WorkerEvicted(record.worker, reason))
     turn.close(record.worker, "evicted", reason)
     return _remove(turn, record, reason, counts=True)
 
@@ -111,15 +120,17 @@ def bye(turn: Turn, event: ByeReported) -> None:
     worker = record.worker
     was_member = state.ring.member(worker) is not None
     if event.reason == "failed":
-        turn.note("worker_lost", f"{worker}: the script raised: {event.message}", worker)
-        was_needed = _remove(turn, record, f"the script raised: {event.message}", counts=True)
+        lost = history.WorkerLost(worker, "raised", event.message)
+        turn.note(lost)
+        was_needed = _remove(turn, record, lost_how(lost), counts=True)
         if was_member and life.count_failure(turn, worker, event.applied_step, event.message):
             return
         after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
-    what = "came to its end" if event.reason == "finished" else "was drained"
     why = event.message or (record.drain_reason if event.reason == "drained" else "")
-    turn.note("worker_left", f"{worker} {what}" + (f": {why}" if why else ""), worker)
+    left = history.WorkerLeft(worker, event.reason == "finished", why)
+    what = left_how(left)
+    turn.note(left)
     was_needed = _remove(turn, record, what, counts=False)
     if event.reason == "finished" and _ended_in_this_history(turn, record, event, was_member):
         state.finished[worker] = event.applied_step
@@ -156,15 +167,19 @@ def leaving(turn: Turn, event: LeavingReported) -> None:
         leave_by = turn.now + event.notice_seconds - min(NOTICE_MARGIN_SECONDS, event.notice_seconds / 10)
         record.leave_by = leave_by if record.leave_by is None else min(record.leave_by, leave_by)
     if not record.draining:
-        drain(turn, record, event.reason or "it asked to leave")
+        signalled = event.reason == SIGNALLED or event.reason.startswith(BY_AGENT)
+        drain(turn, record, event.reason or "it asked to leave", by="signal" if signalled else "reclaim")
 
 
-def drain(turn: Turn, record: WorkerRecord, reason: str) -> None:
-    """Drain a worker: it leaves at the next step boundary, or at once if it hosts no ESTs."""
+def drain(turn: Turn, record: WorkerRecord, reason: str, *, by: str) -> None:
+    """Drain a worker: it leaves at the next step boundary, or at once if it hosts no ESTs.
+
+    by: as of `WorkerDraining`.
+    """
     turn.touch()
     record.draining, record.drain_reason = True, reason
     record.reason = f"leaves: {reason}"
-    turn.note("worker_draining", f"{record.worker}: {reason}", record.worker)
+    turn.note(history.WorkerDraining(record.worker, reason, by))
     if record.role == "tasks":
         record.drain_sent = True
         turn.send(record.worker, Drain(reason))
@@ -195,7 +210,7 @@ def master_started(turn: Turn, event: MasterStarted) -> None:
     cost.recount(state, turn.now)
     waiting.master_started(turn)
     if not state.workers:
-        turn.note("master_started", f"{event.master} leads the job", master=event.master)
+        turn.note(history.MasterStarted(event.master))
     else:
         state.join_due = None
         checkpoints.give_up(turn, "the master was restarted while it was written", again=True)
@@ -208,12 +223,7 @@ def master_started(turn: Turn, event: MasterStarted) -> None:
             else:
                 _remove(turn, record, "the master was restarted", counts=False)
         state.grace_until = turn.now + state.settings.return_grace_seconds if awaited else None
-        turn.note(
-            "master_recovered",
-            f"{event.master} took over; {len(awaited)} workers have"
-            f" {state.settings.return_grace_seconds:g} s to return",
-            master=event.master,
-        )
+        turn.note(history.MasterRecovered(event.master, len(awaited), state.settings.return_grace_seconds))
 
 
 def grace_over(turn: Turn) -> None:
@@ -222,8 +232,11 @@ def grace_over(turn: Turn) -> None:
     turn.touch()
     unsettled = bool(state.awaited())
     for record in [record for record in state.workers.values() if record.awaited]:
-        why = f"did not return within {state.settings.return_grace_seconds:g} s"
-        turn.note("worker_lost", f"{record.worker} {why}", record.worker)
+        lost = history.WorkerLost(
+            record.worker, "not_returned", grace_seconds=state.settings.return_grace_seconds
+        )
+        why = lost_how(lost)
+        turn.note(lost)
         if _remove(turn, record, why, counts=True):
             ring_state.put_off = ring_state.put_off or f"{record.worker} {why}"
     state.grace_until = None
@@ -290,7 +303,7 @@ def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:
     record.session, record.awaited = event.session, False
     resumed = record.role == "ring"
     turn.send(record.worker, Welcome(ring_state.generation, resumed, _reports_from(state, event)))
-    turn.note("worker_joined", f"{record.worker} returned to the restarted master", record.worker)
+    turn.note(history.WorkerReturned(record.worker))
     running = ring_state.stage == "running" and event.generation == ring_state.generation
     is_member = ring_state.member(record.worker) is not None and event.holds_state
     if running and is_member and record.applied_step < event.applied_step <= state.steps.prepared + 1:
@@ -322,8 +335,7 @@ def _add(turn: Turn, event: WorkerJoined) -> None:
     )
     cost.joined(state, state.workers[event.worker], turn.now)
     turn.send(event.worker, Welcome(state.ring.generation, False, _reports_from(state, event)))
-    what = "to lease tasks" if event.role == "tasks" else "to train"
-    turn.note("worker_joined", f"{event.worker} joined {what}", event.worker, host=event.host)
+    turn.note(history.WorkerJoined(event.worker, event.role, event.host))
     if event.role == "ring":
         quarantine.receive(turn, state.workers[event.worker])
 
@@ -338,7 +350,7 @@ def _admit(turn: Turn, worker: str) -> None:
     members = ring.next_members(state) if len(state.workers) > ring.most_members(state) else ()
     if record.held_until is None and members and worker not in {member.worker for member in members}:
         record.reason = f"stands by: the ring has its {len(members)} workers"
-        turn.note("worker_standby", f"{worker}: the ring has its {len(members)} workers", worker)
+        turn.note(history.WorkerStandby(worker, len(members)))
     if state.ring.stage == "loading" and claims.usable_step(state, record) >= 0:
         ring.reform(turn, f"{worker} came back with the state: nothing has to be loaded")
     ring.form_if_due(turn)

@@ -26,6 +26,7 @@ from elastane_master.decisions.effects import (
 )
 from elastane_master.decisions.queues import Queues
 from elastane_master.decisions.state import JobState, WorkerRecord
+from elastane_proto.history.events import AnyHistoryEvent
 
 
 class Turn:
@@ -71,18 +72,9 @@ class Turn:
         """End a worker's stream with a typed error."""
         self.effects.append(Close(worker, reason, message))
 
-    def note(self, kind: str, reason: str, worker: str = "", **facts: object) -> None:
-        """Report a decision and its reason as an event."""
-        self.effects.append(
-            Note(
-                kind,
-                reason,
-                worker,
-                self.state.ring.generation,
-                self.state.steps.committed,
-                {name: str(value) for name, value in facts.items()},
-            )
-        )
+    def note(self, event: AnyHistoryEvent) -> None:
+        """Report a decision and its reason as an event of the job's history."""
+        self.effects.append(Note.of(event, self.state.ring.generation, self.state.steps.committed))
 
     def attending(self, worker: str, session: str) -> WorkerRecord | None:
         """Return the worker's record if `session` is its current one; None for a message of an old stream."""

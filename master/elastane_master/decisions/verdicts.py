@@ -12,6 +12,8 @@ from elastane_master.decisions import boundary, claims, cost, life, ring, sentin
 from elastane_master.decisions.effects import Done
 from elastane_master.decisions.events import CheckReported, Rejection
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import computed_wrongly
 
 
 def reported(turn: Turn, event: CheckReported) -> None:
@@ -50,14 +52,8 @@ def _decide(turn: Turn, check: sentinel.Check) -> None:
         return
     if not check.disputed:
         check.disputed = True
-        host, other = check.workers
-        turn.note(
-            "sentinel_difference",
-            f"{host} and {other} have different gradients for EST {check.rank} in step {check.step}",
-            virtual_rank=check.rank,
-            at_step=check.step,
-            **{f"digest_{worker}": digest for worker, digest in check.votes.items()},
-        )
+        votes = tuple(history.Vote(worker, digest) for worker, digest in check.votes.items())
+        turn.note(history.SentinelDifference(tuple(check.workers), check.rank, check.step, votes))
     if sentinel.undecidable(state):
         ring.pause_undecided(turn)
     else:
@@ -69,19 +65,11 @@ def _go_back(turn: Turn, check: sentinel.Check, faulty: tuple[str, ...]) -> None
     """Evict the faulty workers, and restart all processes from before the fault."""
     state = turn.state
     turn.touch()
-    right = " and ".join(worker for worker in check.votes if worker not in faulty)
+    right = tuple(worker for worker in check.votes if worker not in faulty)
     step = sentinel.doubt(state, faulty)
-    names = " and ".join(faulty)
-    found = f"{names} computed other gradients for EST {check.rank} in step {check.step} than {right}"
-    turn.note(
-        "sentinel_faulty",
-        f"{found}; what was done from step {step} on is in doubt",
-        faulty[0],
-        virtual_rank=check.rank,
-        at_step=check.step,
-        doubtful_from=step,
-    )
-    life.dissolve(turn, found)
+    found = history.SentinelFaulty(faulty, right, check.rank, check.step, step)
+    turn.note(found)
+    life.dissolve(turn, computed_wrongly(found))
     for worker in faulty:
         sentinel.condemn(state, worker, check.step)
         if worker in state.workers:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from elastane_master.decisions import life, quarantine, ring
 from elastane_master.decisions.state import JobState
 from elastane_master.decisions.turn import Turn
+from elastane_proto.history import events as history
+from elastane_proto.history.describe import done_again
 
 
 def begin(state: JobState, now: float) -> None:
@@ -49,16 +51,9 @@ def expire(turn: Turn) -> None:
     if there:
         reason += ": they are released"
     if lost:
-        reason += f"; {lost} steps after the newest checkpoint will be done again"
-    life.halt(
-        turn,
-        "max_wait_exceeded",
-        reason,
-        there=there,
-        needed=needed,
-        max_wait_seconds=f"{state.settings.max_wait_seconds:g}",
-        lost=lost,
-    )
+        reason += f"; {done_again(lost)}"
+    exceeded = history.JobMaxWaitExceeded(reason, there, needed, state.settings.max_wait_seconds, lost)
+    life.halt(turn, "max_wait_exceeded", reason, exceeded)
     state.waiting_since = state.wait_until = None
     ring.dismiss(turn)
 

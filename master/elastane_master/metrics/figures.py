@@ -19,7 +19,8 @@ from elastane_master.decisions.views import WorkerPlace, job_view
 from elastane_master.metrics import catalogue as known
 from elastane_master.metrics.catalogue import Metric
 from elastane_master.metrics.measures import Distribution, Histogram, MasterMeasures, MethodMeasures
-from elastane_master.metrics.tally import CAUSES, JobTally
+from elastane_master.metrics.tally import JobTally
+from elastane_proto.history.fold import CAUSES
 from elastane_shards.progress import Progress
 
 MICROS = 1_000_000

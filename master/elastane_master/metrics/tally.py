@@ -1,39 +1,18 @@
 """What has happened in a job since this master serves it: counted from its decisions as they are made.
 
 The state says where a job stands; counters say how often something came to pass. They begin at nought with
-each master, as Prometheus expects of a counter. Pure: the events and notes of the decisions come in.
+each master, as Prometheus expects of a counter. Pure: the events of the history come in.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final, Literal
 
 from elastane_master.decisions.effects import Commit, Note
-from elastane_master.decisions.events import AnyEvent, LeavingReported
 from elastane_master.decisions.state import JobState
 from elastane_master.metrics.measures import LONG_SECONDS, STEP_SECONDS, Histogram
-
-Cause = Literal["start", "join", "drain", "scale", "loss", "eviction", "other"]
-CAUSES: Final[tuple[Cause, ...]] = ("start", "join", "drain", "scale", "loss", "eviction", "other")
-
-#: Of what was noted since the last change of the ring, the first that is there caused the next one.
-_PLANNED: Final[tuple[Cause, ...]] = ("drain", "scale", "join")
-_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain", "join")
-MARKS: Final[dict[str, Cause]] = {
-    "worker_joined": "join",
-    "worker_released": "join",
-    "worker_draining": "drain",
-    "worker_left": "drain",
-    "worker_lost": "loss",
-    "worker_evicted": "eviction",
-}
-
-SIGNALLED = "SIGTERM"
-"""The reason of a worker that leaves without an announcement of its node's end."""
-
-BY_AGENT = "asked for by its agent"
-"""How the reason begins where its agent sent the signal, and said why (`elastane.agent.policy`)."""
+from elastane_proto.history import events as history
+from elastane_proto.history.fold import Cause, RingFold
 
 
 class JobTally:
@@ -50,8 +29,8 @@ class JobTally:
     __slots__ = (
         "_begun_until",
         "_checkpoint",
+        "_fold",
         "_last_commit",
-        "_marks",
         "_reported",
         "_running",
         "checkpoint_bytes",
@@ -82,7 +61,7 @@ class JobTally:
         self.checkpoint_seconds = Histogram(LONG_SECONDS)
         self.checkpoint_bytes = 0
         self._running = state.ring.stage == "running"
-        self._marks: set[Cause] = set()
+        self._fold = RingFold(trained=self._running)
         self._begun_until: int | None = None
         self._reported: dict[int, float] = {}
         self._last_commit: tuple[int, int, float] = (-1, -1, 0.0)
@@ -103,54 +82,37 @@ class JobTally:
             self.step_seconds.observe(max(0.0, now - at))
         self._last_commit = (commit.step, commit.generation, now)
 
-    def noted(self, note: Note, event: AnyEvent, state: JobState, now: float) -> None:
-        """A decision was made; `state` is as it left it, `event` what it was made on."""
-        kind = note.kind
-        self.events[kind] += 1
-        if (mark := MARKS.get(kind)) is not None:
-            self._marks.add(mark)
-        if kind == "worker_lost":
-            self.losses["death"] += 1
-        elif kind == "worker_evicted":
-            self.losses["eviction"] += 1
-        elif kind == "worker_draining":
-            self._drained(event)
-        elif kind == "ring_change":
-            self._ring_changed(note, state)
-        elif kind == "ring_formed":
-            self._ring_formed(int(note.facts["resume_step"]))
-        elif kind == "checkpoint_requested":
-            self._checkpoint = (note.facts["checkpoint"], now)
-        elif kind == "checkpoint_failed":
-            self.checkpoints["repeated" if note.facts["again"] == "True" else "failed"] += 1
-        elif kind == "checkpoint_saved":
-            self.checkpoints["saved"] += 1
-            self.checkpoint_bytes = int(note.facts["bytes"])
-            name, since = self._checkpoint
-            if name == note.facts["checkpoint"]:
-                self.checkpoint_seconds.observe(max(0.0, now - since))
+    def noted(self, note: Note, state: JobState, now: float) -> None:
+        """A decision was made; `state` is as it left it."""
+        self.events[note.kind] += 1
+        self._fold.take(note.told(now))
+        match note.event:
+            case history.WorkerLost():
+                self.losses["death"] += 1
+            case history.WorkerEvicted():
+                self.losses["eviction"] += 1
+            case history.WorkerDraining(by=by):
+                self.drains["operator" if by == "agent" else by] += 1
+            case history.RingAnnounced(planned=planned):
+                self._ring_changed(planned, state)
+            case history.RingFormed(resume_step=resume_step):
+                self._ring_formed(resume_step)
+            case history.CheckpointRequested(checkpoint=checkpoint):
+                self._checkpoint = (checkpoint, now)
+            case history.CheckpointFailed(again=again):
+                self.checkpoints["repeated" if again else "failed"] += 1
+            case history.CheckpointSaved() as saved:
+                self.checkpoints["saved"] += 1
+                self.checkpoint_bytes = saved.bytes
+                name, since = self._checkpoint
+                if name == saved.checkpoint:
+                    self.checkpoint_seconds.observe(max(0.0, now - since))
 
-    def _drained(self, event: AnyEvent) -> None:
-        if not isinstance(event, LeavingReported):
-            self.drains["operator"] += 1
-        elif event.reason == SIGNALLED or event.reason.startswith(BY_AGENT):
-            self.drains["signal"] += 1
-        else:
-            self.drains["reclaim"] += 1
-
-    def _ring_changed(self, note: Note, state: JobState) -> None:
-        if "planned" not in note.facts:  # a Scale was taken: the ring changes at the next boundary
-            self._marks.add("scale")
-            return
-        planned = note.facts["planned"] == "True"
-        if not self._running and self._begun_until is None:
-            self.last_cause = "start"
-        else:
-            order = _PLANNED if planned else _UNPLANNED
-            self.last_cause = next((one for one in order if one in self._marks), "other")
+    def _ring_changed(self, planned: bool, state: JobState) -> None:
+        if self._fold.ring is not None:
+            self.last_cause = self._fold.ring.cause
         if state.ring.members:  # a ring that ends is no change that anybody waits for
             self.ring_changes[self.last_cause] += 1
-        self._marks.clear()
         if self._running:
             # The step that is being done is dropped, unless this is decided at its end.
             steps = state.steps

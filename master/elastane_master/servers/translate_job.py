@@ -17,7 +17,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.servers.translate_session import CAPACITIES
 from elastane_master.store.errors import Damage, JobDamaged
-from elastane_proto import contexts
+from elastane_proto import contexts, history_wire
 from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
 _DEFAULTS = JobSettings(ests=1)
@@ -220,7 +220,7 @@ def _worker_message(view: WorkerView, liveness: Liveness) -> job_pb2.WorkerInfo:
 def event_message(stored: StoredNote) -> ring_pb2.Event:
     """A decision and its reason."""
     note = stored.note
-    return ring_pb2.Event(
+    event = ring_pb2.Event(
         sequence=stored.sequence,
         time=timestamp(stored.now),
         kind=note.kind,
@@ -230,6 +230,8 @@ def event_message(stored: StoredNote) -> ring_pb2.Event:
         step=note.step,
         facts=note.facts,
     )
+    history_wire.fill(event, note.event)
+    return event
 
 
 def context_message(virtual_rank: int, step: int, parts: Parts) -> common_pb2.EstContext:

@@ -1,6 +1,7 @@
 import datetime
 
 from elastane_proto.v1 import common_pb2 as _common_pb2
+from elastane_proto.v1 import history_pb2 as _history_pb2
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -562,7 +563,7 @@ class AttendResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., prepare: _Optional[_Union[Prepare, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., go: _Optional[_Union[Go, _Mapping]] = ..., prepared: _Optional[_Union[Prepared, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., done: _Optional[_Union[Done, _Mapping]] = ..., interval_decided: _Optional[_Union[IntervalDecided, _Mapping]] = ..., compare: _Optional[_Union[Compare, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts")
+    __slots__ = ("sequence", "time", "kind", "worker_id", "reason", "generation", "step", "facts", "job_created", "job_repaired", "job_waiting", "job_running", "job_suspended", "job_max_wait_exceeded", "job_succeeded", "job_failed", "job_cancelled", "job_resumed", "suspension_called_off", "suspension_given_up", "steps_unsaved", "ended_early", "job_cost", "prices_changed", "master_started", "master_recovered", "worker_joined", "worker_returned", "worker_standby", "worker_lost", "worker_evicted", "worker_left", "worker_draining", "worker_quarantined", "worker_barred", "worker_released", "notice_over", "notice_over_unsaved", "ring_announced", "ring_scaled", "ring_formed", "checkpoint_loaded", "history_rewound", "store_behind", "history_restored", "history_forgotten", "interval_lost", "state_differs", "checkpoint_requested", "checkpoint_failed", "checkpoint_rejected", "checkpoint_saved", "sentinel_difference", "sentinel_faulty", "sentinel_undecided", "dataset_created", "task_failed", "task_timed_out", "more_tasks_failed", "more_tasks_timed_out")
     class FactsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -578,6 +579,58 @@ class Event(_message.Message):
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FACTS_FIELD_NUMBER: _ClassVar[int]
+    JOB_CREATED_FIELD_NUMBER: _ClassVar[int]
+    JOB_REPAIRED_FIELD_NUMBER: _ClassVar[int]
+    JOB_WAITING_FIELD_NUMBER: _ClassVar[int]
+    JOB_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    JOB_SUSPENDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_MAX_WAIT_EXCEEDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_SUCCEEDED_FIELD_NUMBER: _ClassVar[int]
+    JOB_FAILED_FIELD_NUMBER: _ClassVar[int]
+    JOB_CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    JOB_RESUMED_FIELD_NUMBER: _ClassVar[int]
+    SUSPENSION_CALLED_OFF_FIELD_NUMBER: _ClassVar[int]
+    SUSPENSION_GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_UNSAVED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_EARLY_FIELD_NUMBER: _ClassVar[int]
+    JOB_COST_FIELD_NUMBER: _ClassVar[int]
+    PRICES_CHANGED_FIELD_NUMBER: _ClassVar[int]
+    MASTER_STARTED_FIELD_NUMBER: _ClassVar[int]
+    MASTER_RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_JOINED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_RETURNED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_STANDBY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LOST_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EVICTED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_LEFT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    WORKER_QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_BARRED_FIELD_NUMBER: _ClassVar[int]
+    WORKER_RELEASED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_OVER_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_OVER_UNSAVED_FIELD_NUMBER: _ClassVar[int]
+    RING_ANNOUNCED_FIELD_NUMBER: _ClassVar[int]
+    RING_SCALED_FIELD_NUMBER: _ClassVar[int]
+    RING_FORMED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_LOADED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_REWOUND_FIELD_NUMBER: _ClassVar[int]
+    STORE_BEHIND_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_RESTORED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_LOST_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIFFERS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_REQUESTED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FAILED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_SAVED_FIELD_NUMBER: _ClassVar[int]
+    SENTINEL_DIFFERENCE_FIELD_NUMBER: _ClassVar[int]
+    SENTINEL_FAULTY_FIELD_NUMBER: _ClassVar[int]
+    SENTINEL_UNDECIDED_FIELD_NUMBER: _ClassVar[int]
+    DATASET_CREATED_FIELD_NUMBER: _ClassVar[int]
+    TASK_FAILED_FIELD_NUMBER: _ClassVar[int]
+    TASK_TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
+    MORE_TASKS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    MORE_TASKS_TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     time: _timestamp_pb2.Timestamp
     kind: str
@@ -586,7 +639,59 @@ class Event(_message.Message):
     generation: int
     step: int
     facts: _containers.ScalarMap[str, str]
-    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    job_created: _history_pb2.JobCreated
+    job_repaired: _history_pb2.JobRepaired
+    job_waiting: _history_pb2.JobWaiting
+    job_running: _history_pb2.JobRunning
+    job_suspended: _history_pb2.JobSuspended
+    job_max_wait_exceeded: _history_pb2.JobMaxWaitExceeded
+    job_succeeded: _history_pb2.JobSucceeded
+    job_failed: _history_pb2.JobFailed
+    job_cancelled: _history_pb2.JobCancelled
+    job_resumed: _history_pb2.JobResumed
+    suspension_called_off: _history_pb2.SuspensionCalledOff
+    suspension_given_up: _history_pb2.SuspensionGivenUp
+    steps_unsaved: _history_pb2.StepsUnsaved
+    ended_early: _history_pb2.EndedEarly
+    job_cost: _history_pb2.JobCost
+    prices_changed: _history_pb2.PricesChanged
+    master_started: _history_pb2.MasterStarted
+    master_recovered: _history_pb2.MasterRecovered
+    worker_joined: _history_pb2.WorkerJoined
+    worker_returned: _history_pb2.WorkerReturned
+    worker_standby: _history_pb2.WorkerStandby
+    worker_lost: _history_pb2.WorkerLost
+    worker_evicted: _history_pb2.WorkerEvicted
+    worker_left: _history_pb2.WorkerLeft
+    worker_draining: _history_pb2.WorkerDraining
+    worker_quarantined: _history_pb2.WorkerQuarantined
+    worker_barred: _history_pb2.WorkerBarred
+    worker_released: _history_pb2.WorkerReleased
+    notice_over: _history_pb2.NoticeOver
+    notice_over_unsaved: _history_pb2.NoticeOverUnsaved
+    ring_announced: _history_pb2.RingAnnounced
+    ring_scaled: _history_pb2.RingScaled
+    ring_formed: _history_pb2.RingFormed
+    checkpoint_loaded: _history_pb2.CheckpointLoaded
+    history_rewound: _history_pb2.HistoryRewound
+    store_behind: _history_pb2.StoreBehind
+    history_restored: _history_pb2.HistoryRestored
+    history_forgotten: _history_pb2.HistoryForgotten
+    interval_lost: _history_pb2.IntervalLost
+    state_differs: _history_pb2.StateDiffers
+    checkpoint_requested: _history_pb2.CheckpointRequested
+    checkpoint_failed: _history_pb2.CheckpointFailed
+    checkpoint_rejected: _history_pb2.CheckpointRejected
+    checkpoint_saved: _history_pb2.CheckpointSaved
+    sentinel_difference: _history_pb2.SentinelDifference
+    sentinel_faulty: _history_pb2.SentinelFaulty
+    sentinel_undecided: _history_pb2.SentinelUndecided
+    dataset_created: _history_pb2.DatasetCreated
+    task_failed: _history_pb2.TaskFailed
+    task_timed_out: _history_pb2.TaskTimedOut
+    more_tasks_failed: _history_pb2.MoreTasksFailed
+    more_tasks_timed_out: _history_pb2.MoreTasksTimedOut
+    def __init__(self, sequence: _Optional[int] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., kind: _Optional[str] = ..., worker_id: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., step: _Optional[int] = ..., facts: _Optional[_Mapping[str, str]] = ..., job_created: _Optional[_Union[_history_pb2.JobCreated, _Mapping]] = ..., job_repaired: _Optional[_Union[_history_pb2.JobRepaired, _Mapping]] = ..., job_waiting: _Optional[_Union[_history_pb2.JobWaiting, _Mapping]] = ..., job_running: _Optional[_Union[_history_pb2.JobRunning, _Mapping]] = ..., job_suspended: _Optional[_Union[_history_pb2.JobSuspended, _Mapping]] = ..., job_max_wait_exceeded: _Optional[_Union[_history_pb2.JobMaxWaitExceeded, _Mapping]] = ..., job_succeeded: _Optional[_Union[_history_pb2.JobSucceeded, _Mapping]] = ..., job_failed: _Optional[_Union[_history_pb2.JobFailed, _Mapping]] = ..., job_cancelled: _Optional[_Union[_history_pb2.JobCancelled, _Mapping]] = ..., job_resumed: _Optional[_Union[_history_pb2.JobResumed, _Mapping]] = ..., suspension_called_off: _Optional[_Union[_history_pb2.SuspensionCalledOff, _Mapping]] = ..., suspension_given_up: _Optional[_Union[_history_pb2.SuspensionGivenUp, _Mapping]] = ..., steps_unsaved: _Optional[_Union[_history_pb2.StepsUnsaved, _Mapping]] = ..., ended_early: _Optional[_Union[_history_pb2.EndedEarly, _Mapping]] = ..., job_cost: _Optional[_Union[_history_pb2.JobCost, _Mapping]] = ..., prices_changed: _Optional[_Union[_history_pb2.PricesChanged, _Mapping]] = ..., master_started: _Optional[_Union[_history_pb2.MasterStarted, _Mapping]] = ..., master_recovered: _Optional[_Union[_history_pb2.MasterRecovered, _Mapping]] = ..., worker_joined: _Optional[_Union[_history_pb2.WorkerJoined, _Mapping]] = ..., worker_returned: _Optional[_Union[_history_pb2.WorkerReturned, _Mapping]] = ..., worker_standby: _Optional[_Union[_history_pb2.WorkerStandby, _Mapping]] = ..., worker_lost: _Optional[_Union[_history_pb2.WorkerLost, _Mapping]] = ..., worker_evicted: _Optional[_Union[_history_pb2.WorkerEvicted, _Mapping]] = ..., worker_left: _Optional[_Union[_history_pb2.WorkerLeft, _Mapping]] = ..., worker_draining: _Optional[_Union[_history_pb2.WorkerDraining, _Mapping]] = ..., worker_quarantined: _Optional[_Union[_history_pb2.WorkerQuarantined, _Mapping]] = ..., worker_barred: _Optional[_Union[_history_pb2.WorkerBarred, _Mapping]] = ..., worker_released: _Optional[_Union[_history_pb2.WorkerReleased, _Mapping]] = ..., notice_over: _Optional[_Union[_history_pb2.NoticeOver, _Mapping]] = ..., notice_over_unsaved: _Optional[_Union[_history_pb2.NoticeOverUnsaved, _Mapping]] = ..., ring_announced: _Optional[_Union[_history_pb2.RingAnnounced, _Mapping]] = ..., ring_scaled: _Optional[_Union[_history_pb2.RingScaled, _Mapping]] = ..., ring_formed: _Optional[_Union[_history_pb2.RingFormed, _Mapping]] = ..., checkpoint_loaded: _Optional[_Union[_history_pb2.CheckpointLoaded, _Mapping]] = ..., history_rewound: _Optional[_Union[_history_pb2.HistoryRewound, _Mapping]] = ..., store_behind: _Optional[_Union[_history_pb2.StoreBehind, _Mapping]] = ..., history_restored: _Optional[_Union[_history_pb2.HistoryRestored, _Mapping]] = ..., history_forgotten: _Optional[_Union[_history_pb2.HistoryForgotten, _Mapping]] = ..., interval_lost: _Optional[_Union[_history_pb2.IntervalLost, _Mapping]] = ..., state_differs: _Optional[_Union[_history_pb2.StateDiffers, _Mapping]] = ..., checkpoint_requested: _Optional[_Union[_history_pb2.CheckpointRequested, _Mapping]] = ..., checkpoint_failed: _Optional[_Union[_history_pb2.CheckpointFailed, _Mapping]] = ..., checkpoint_rejected: _Optional[_Union[_history_pb2.CheckpointRejected, _Mapping]] = ..., checkpoint_saved: _Optional[_Union[_history_pb2.CheckpointSaved, _Mapping]] = ..., sentinel_difference: _Optional[_Union[_history_pb2.SentinelDifference, _Mapping]] = ..., sentinel_faulty: _Optional[_Union[_history_pb2.SentinelFaulty, _Mapping]] = ..., sentinel_undecided: _Optional[_Union[_history_pb2.SentinelUndecided, _Mapping]] = ..., dataset_created: _Optional[_Union[_history_pb2.DatasetCreated, _Mapping]] = ..., task_failed: _Optional[_Union[_history_pb2.TaskFailed, _Mapping]] = ..., task_timed_out: _Optional[_Union[_history_pb2.TaskTimedOut, _Mapping]] = ..., more_tasks_failed: _Optional[_Union[_history_pb2.MoreTasksFailed, _Mapping]] = ..., more_tasks_timed_out: _Optional[_Union[_history_pb2.MoreTasksTimedOut, _Mapping]] = ...) -> None: ...
 
 class GetRingRequest(_message.Message):
     __slots__ = ("job",)

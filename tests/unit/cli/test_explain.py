@@ -10,8 +10,10 @@ from google.protobuf import timestamp_pb2
 from typer.testing import CliRunner
 
 from elastane.cli.main import build_app
-from elastane.explain import explain, known_workers, members_of
+from elastane.explain import explain, known_workers
 from elastane_master.limits import clip
+from elastane_proto.history.events import Place
+from elastane_proto.history_wire import told_of
 from elastane_proto.v1 import job_pb2, ring_pb2
 from unit.cli.fake_master import FakeMaster, running_job, serving
 
@@ -73,7 +75,7 @@ def test_a_members_chain_ends_with_the_change_that_gave_it_its_ests() -> None:
 
 
 def test_a_worker_in_the_part_that_was_cut_of_a_large_ring_is_not_said_to_be_out_of_it() -> None:
-    """The master keeps 4000 characters of a fact: some 150 members of a ring."""
+    """Masters of before kept 4000 characters of a fact: some 150 members of a ring."""
     story = events()
     large = ", ".join(f"w{number + 10}[{number}:{number + 1}]" for number in range(1000))
     cut = ring_pb2.Event(
@@ -115,9 +117,9 @@ def test_the_end_of_the_job_is_in_the_chain_of_those_who_were_in_the_ring() -> N
 
 
 def test_rings_are_read_from_their_events() -> None:
-    assert members_of(events()[2]) == {"w0": (0, 2), "w1": (2, 4)}
-    assert members_of(ring_pb2.Event(kind="ring_change", facts={"members": "none"})) == {}
-    assert members_of(events()[10]) is None and members_of(events()[0]) is None
+    assert told_of(events()[2]).members == (Place("w0", 0, 2), Place("w1", 2, 4))
+    assert told_of(ring_pb2.Event(kind="ring_change", facts={"members": "none"})).members == ()
+    assert told_of(events()[10]).members is None and told_of(events()[0]).members is None
     assert known_workers(job(), events()) == ["w0", "w1", "w2", "w9"]
 
 

@@ -16,6 +16,7 @@ from elastane_master.decisions.effects import Note
 from elastane_master.decisions.events import Rejection
 from elastane_master.limits import clip
 from elastane_master.records import StoredNote
+from elastane_proto.history.upgrade import upgraded
 from elastane_shards.progress import Progress
 
 
@@ -27,7 +28,9 @@ class Story:
         self._first = first
 
     def tell(self, at: float, kind: str, worker: str = "", generation: int = 1, **facts: object) -> None:
-        note = Note(kind, f"{kind} of {worker}", worker, generation, 0, {k: str(v) for k, v in facts.items()})
+        reason, text = f"{kind} of {worker}", {name: str(value) for name, value in facts.items()}
+        event = upgraded(kind, worker, reason, 0, text)
+        note = Note(kind, reason, worker, generation, 0, text, event)  # type: ignore[arg-type]
         self.notes.append(StoredNote(self._first + len(self.notes), at, note))
 
     def ring(self, at: float, members: str, generation: int, planned: bool = False) -> None:

@@ -16,6 +16,9 @@ from cost_oracle import CostOracle, charged, difference
 from elastane_master.decisions import cost, effects, events
 from elastane_master.decisions.events import JobSettings, Rejection
 from elastane_master.decisions.machine import JobMachine
+from elastane_proto.amounts import money_text
+from elastane_proto.history.describe import describe
+from elastane_proto.history.events import JobCost
 
 HOUR = 3600.0
 
@@ -48,7 +51,7 @@ def test_a_price_table_to_the_cent() -> None:
     view = seen(job)
     # 1.5 h: 2 * 0.30 + 1.00; 2 h: 2 * 0.25 + 1.00; 0.25 h: 2 * 0.41 + 1.20; 1 h: spot unknown + 1.20
     assert (
-        cost.money(view.spent_micros, "USD")
+        money_text(view.spent_micros, "USD")
         == f"{1.5 * 1.6 + 2 * 1.5 + 0.25 * 2.02 + 1.2:.2f} USD"
         == "7.11 USD"
     )
@@ -201,7 +204,11 @@ def test_a_currency_can_be_set_while_nothing_is_charged() -> None:
     job.now += HOUR
     job.do(events.PricesRequested("r", 1_000_000, currency="EUR"))
     job.now += HOUR
-    assert cost.in_words(seen(job)).startswith("1.00 EUR for 2.00 worker-hours")
+    assert (
+        describe(JobCost("running", cost.spent(job.state, job.now)))
+        .removeprefix("job running: ")
+        .startswith("1.00 EUR for 2.00 worker-hours")
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +216,7 @@ def test_a_currency_can_be_set_while_nothing_is_charged() -> None:
     [(0, "0.00 USD"), (4_999, "0.00 USD"), (5_000, "0.01 USD"), (-1_234_567, "-1.23 USD"), (-1, "0.00 USD")],
 )
 def test_money_is_shown_to_the_cent(micros: int, shown: str) -> None:
-    assert cost.money(micros, "USD") == shown
+    assert money_text(micros, "USD") == shown
 
 
 # ------------------------------------------------------------------ against exact arithmetic

@@ -41,7 +41,7 @@ class Traced(JobDriver):
         decision = super().do(event, after=after)
         for effect in decision.effects:
             if isinstance(effect, effects.Note):
-                self.tally.noted(effect, event, self.machine.state, self.now)  # type: ignore[arg-type]
+                self.tally.noted(effect, self.machine.state, self.now)
         self.play(
             self.traced.decided(
                 event,  # type: ignore[arg-type]

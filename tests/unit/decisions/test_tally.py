@@ -24,7 +24,7 @@ class Tallied(JobDriver):
             self.tally.reported(event.step, self.now)
         for effect in decision.effects:
             if isinstance(effect, effects.Note):
-                self.tally.noted(effect, event, self.machine.state, self.now)  # type: ignore[arg-type]
+                self.tally.noted(effect, self.machine.state, self.now)
             elif isinstance(effect, effects.Commit):
                 self.tally.committed(effect, self.now)
         return decision

@@ -49,7 +49,9 @@ from elastane.errors import EXIT_START_ANEW, ElastaneError
 from elastane.hosts.discovery import Discovery
 from elastane.hosts.remote import out_of_reach
 from elastane.observe.agent_side import AgentMetrics
-from elastane.prices import price_text
+from elastane_proto.amounts import price_text
+from elastane_proto.history import events as history
+from elastane_proto.history_wire import event_of
 from elastane_proto.v1 import job_pb2, ring_pb2
 
 #: Restart budget of the embedded master. The first restart is quick because the workers wait for it; a
@@ -681,19 +683,24 @@ class Agent:
 
 def sent_away(worker: str, events: Iterable[ring_pb2.Event]) -> bool:
     """True if the worker's latest join or drain event is a drain that an operator requested."""
-    last = None
+    away = False
     for event in events:
-        if event.worker_id == worker and event.kind in ("worker_joined", "worker_draining"):
-            last = event
-    return last is not None and last.kind == "worker_draining" and "operator" in last.reason
+        match event_of(event):
+            case history.WorkerDraining(worker=name, by=by) if name == worker:
+                away = by == "operator"
+            case history.WorkerJoined(worker=name) | history.WorkerReturned(worker=name) if name == worker:
+                away = False
+    return away
 
 
 def is_undecided(events: Iterable[ring_pb2.Event]) -> bool:
     """True if the sentinel suspended the job without a verdict and nobody has resumed it since."""
     found = False
-    for event in events:
-        if event.kind in ("sentinel_undecided", "job_resumed"):
-            found = event.kind == "sentinel_undecided"
+    for event in map(event_of, events):
+        if isinstance(event, history.SentinelUndecided):
+            found = True
+        elif isinstance(event, (history.JobResumed, history.SuspensionCalledOff)):
+            found = False
     return found
 
 

@@ -18,7 +18,8 @@ from elastane.cli.common import (
     console,
     print_json,
 )
-from elastane.prices import currency_code, money_text, price_micros, price_text
+from elastane.prices import currency_code, price_micros
+from elastane_proto.amounts import money_text, price_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

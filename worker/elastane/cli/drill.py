@@ -142,7 +142,7 @@ def _print(result: DrillResult) -> None:
     from rich.table import Table
 
     from elastane.cli.common import console
-    from elastane.prices import money_text
+    from elastane_proto.amounts import money_text
 
     out = console()
     table = Table(title=f"{result.ests} logical workers, {result.steps} steps, seed {result.seed}")

@@ -42,12 +42,6 @@ def filter_of(kind: list[str] | None, worker: list[str] | None, since: str, now:
 
 def is_wanted(event: ring_pb2.Event, wanted: EventFilter) -> bool:
     """True if the filter selects the event."""
-    from elastane.explain import event_seconds, members_of
+    from elastane_proto.history_wire import told_of
 
-    return wanted.wants(
-        kind=event.kind,
-        worker=event.worker_id,
-        members=members_of(event) or (),
-        sequence=event.sequence,
-        seconds=event_seconds(event),
-    )
+    return wanted.wants(told_of(event))

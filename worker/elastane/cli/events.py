@@ -102,12 +102,14 @@ def events(
 
 def fold_line(run: Sequence[ring_pb2.Event]) -> Text:
     """Routine events that follow each other on the line of their last; one event as it is."""
+    from elastane_proto.history_wire import told_of
+
     if len(run) == 1:
         return event_line(run[0])
     last = type(run[-1])()
     last.CopyFrom(run[-1])
     last.kind, last.worker_id = f"{last.kind} x{len(run)}", ""
-    last.reason = fold_words([(event.kind, event.step, event.facts) for event in run])
+    last.reason = fold_words([told_of(event) for event in run])
     return event_line(last)
 
 

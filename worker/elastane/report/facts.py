@@ -7,23 +7,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elastane.cli.plain import to_plain
-from elastane.explain import event_seconds, members_of
 from elastane.report.steps import StepFold
+from elastane_proto.history import events as history
+from elastane_proto.history import fold as folding
+from elastane_proto.history.fold import RingFold, Told
+from elastane_proto.history_wire import told_of
 
 if TYPE_CHECKING:
     from elastane.logged import LoggedStep
     from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2
 
-#: Beside changes of the ring, what may have made the training wait.
+#: What may have made the training wait.
 _INCIDENTS = (
-    "master_recovered",
-    "history_rewound",
-    "job_suspended",
-    "job_failed",
-    "store_behind",
-    "history_forgotten",
+    history.RingAnnounced,
+    history.MasterRecovered,
+    history.HistoryRewound,
+    history.JobSuspended,
+    history.StepsUnsaved,
+    history.JobFailed,
+    history.StoreBehind,
+    history.HistoryForgotten,
 )
-_ENDS = ("job_succeeded", "job_failed", "job_cancelled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +118,13 @@ def gather(
     now: float,
 ) -> Facts:
     """The facts. steps: in the order of commits; read once. now: the time the report is made."""
-    told = [event for event in events if event.kind in _INCIDENTS or members_of(event) is not None]
-    fold = StepFold([event_seconds(event) for event in told])
+    told = [told_of(event) for event in events]
+    incidents = [one for one in told if isinstance(one.event, _INCIDENTS)]
+    fold = StepFold([one.time for one in incidents])
     for step in steps:
         fold.take(step)
     phase = to_plain(job)["phase"]
-    over = [event_seconds(event) for event in events if event.kind in _ENDS]
+    over = [one.time for one in told if isinstance(one.event, folding.OVER)]
     ended = over[-1] if over and phase in ("succeeded", "failed", "cancelled") else None
     cost = getattr(job, "cost", None)
     settings = to_plain(job.settings)
@@ -135,58 +140,51 @@ def gather(
         settings={name: value for name, value in settings.items() if value not in (None, "")},
         environment=dict(sorted(job.environment.items())),
         cost=to_plain(cost) if cost is not None and job.HasField("cost") else {},
-        rings=_rings(events, ended if ended is not None else now),
-        incidents=_incidents(told, fold),
-        checkpoints=[_saved(event) for event in events if event.kind == "checkpoint_saved"],
+        rings=_rings(told, ended if ended is not None else now),
+        incidents=_incidents(incidents, fold),
+        checkpoints=[
+            Saved(one.time, one.event.checkpoint, one.event.at_step, one.event.bytes, one.event.sha256)
+            for one in told
+            if isinstance(one.event, history.CheckpointSaved)
+        ],
         series=list(series),
-        events=len(events),
-        complete=not events or events[0].sequence <= 1,
+        events=len(told),
+        complete=not told or told[0].sequence <= 1,
     )
 
 
-def _rings(events: Sequence[ring_pb2.Event], until: float) -> list[Ring]:
+def _rings(told: Sequence[Told], until: float) -> list[Ring]:
     """Rings that had members, each with the time it was decided and the time the next one was."""
-    rings: list[Ring] = []
-    current: tuple[ring_pb2.Event, dict[str, tuple[int, int]]] | None = None
-
-    def close(at: float) -> None:
-        if current is not None and current[1]:
-            event, members = current
-            rings.append(Ring(event.generation, event_seconds(event), at, event.reason, members))
-
-    for event in events:
-        members = members_of(event)
-        if members is not None:
-            close(event_seconds(event))
-            current = event, members
-        elif event.kind in (*_ENDS, "job_suspended") and current is not None:
-            close(event_seconds(event))
-            current = None
-    close(until)
-    return rings
+    fold = RingFold()
+    ended = [ring for one in told if (ring := fold.take(one)) is not None]
+    if (last := fold.end(until)) is not None:
+        ended.append(last)
+    return [
+        Ring(ring.generation, ring.decided, ring.ended or until, ring.reason, ring.members) for ring in ended
+    ]
 
 
-def _incidents(told: Sequence[ring_pb2.Event], fold: StepFold) -> list[Incident]:
+def _incidents(told: Sequence[Told], fold: StepFold) -> list[Incident]:
     incidents = []
     waits: set[tuple[float, float]] = set()
     median = fold.step_seconds or 0.0
-    for event in told:
-        pause = fold.pause_at(event_seconds(event))
+    for one in told:
+        pause = fold.pause_at(one.time)
         seconds, shared = pause.seconds, False
         began = fold.first is not None and fold.first < pause.at
-        if not began and event.kind == "ring_change":
+        if not began and one.members is not None:
             continue  # the first ring: nothing had been trained that could wait
         if pause.before is not None and pause.after is not None:
             shared = (pause.before, pause.after) in waits
             waits.add((pause.before, pause.after))
         incidents.append(
             Incident(
-                event_seconds(event),
-                event.kind,
-                event.step,
-                event.generation,
-                event.reason,
-                event.facts.get("planned") == "True" or event.kind == "job_suspended",
+                one.time,
+                one.kind,
+                one.step,
+                one.generation,
+                one.reason,
+                _is_planned(one.event),
                 max(0.0, seconds - median) if seconds is not None else None,
                 shared,
             )
@@ -194,12 +192,7 @@ def _incidents(told: Sequence[ring_pb2.Event], fold: StepFold) -> list[Incident]
     return incidents
 
 
-def _saved(event: ring_pb2.Event) -> Saved:
-    facts = event.facts
-    return Saved(
-        event_seconds(event),
-        facts.get("checkpoint", ""),
-        int(facts.get("at_step", event.step)),
-        int(facts.get("bytes", 0)),
-        facts.get("sha256", ""),
-    )
+def _is_planned(event: history.HistoryEvent) -> bool:
+    if isinstance(event, history.RingAnnounced):
+        return event.planned
+    return isinstance(event, (history.JobSuspended, history.StepsUnsaved))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from elastane_proto.v1 import job_pb2, metric_pb2, ring_pb2, shard_pb2
 
 EVENTS_MAX = 2000
+MEMBERS_MAX = 200_000
+"""Of all rings in the events together."""
 LIST_SECONDS = 1.0
 CURVE_SECONDS = 1.0
 
@@ -33,9 +35,17 @@ class JobNews:
     name: str
     job: job_pb2.Job | None = None
     datasets: list[shard_pb2.Progress] = field(default_factory=list)
-    events: deque[ring_pb2.Event] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    events: deque[ring_pb2.Event] = field(default_factory=deque)
     series: list[metric_pb2.Series] = field(default_factory=list)
     held_since: dict[HeldKey, float] = field(default_factory=dict)
+    _members: int = 0
+
+    def take_event(self, event: ring_pb2.Event) -> None:
+        """A new event: the oldest go where there are too many, or too many members of rings in them."""
+        self.events.append(event)
+        self._members += len(event.ring_announced.members)
+        while len(self.events) > EVENTS_MAX or (self._members > MEMBERS_MAX and len(self.events) > 1):
+            self._members -= len(self.events.popleft().ring_announced.members)
 
     def take_progress(self, datasets: list[shard_pb2.Progress], now: float) -> None:
         """Store new progress. now: seconds since the Unix epoch."""
@@ -96,7 +106,7 @@ class Watching:
         def take_event(event: ring_pb2.Event) -> None:
             if event.sequence >= since[0]:  # after a reconnect, events may be sent again
                 since[0] = event.sequence + 1
-                detail.events.append(event)
+                detail.take_event(event)
 
         self._start(ended, lambda: client.events(job, since=since[0], follow=True), take_event)
         self._start(

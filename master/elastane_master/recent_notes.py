@@ -1,0 +1,47 @@
+"""The newest notes of a job in memory: bounded in number, and in the members of rings that they tell of."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from elastane_master.records import StoredNote
+from elastane_proto.history.events import RingAnnounced
+
+MEMBERS_MAX: Final = 200_000
+"""Of all rings together: each takes some 100 bytes. A job of 10,000 workers keeps 20 changes of its ring."""
+
+
+class RecentNotes:
+    """Notes in their order; older ones are in the store. Always the newest, however large its ring is."""
+
+    def __init__(self, notes_max: int, members_max: int = MEMBERS_MAX) -> None:
+        self._notes: deque[StoredNote] = deque()
+        self._notes_max = notes_max
+        self._members_max = members_max
+        self._members = 0
+
+    def extend(self, notes: Iterable[StoredNote]) -> None:
+        """Newer ones."""
+        for note in notes:
+            self._notes.append(note)
+            self._members += _members(note)
+            while len(self._notes) > self._notes_max or (
+                self._members > self._members_max and len(self._notes) > 1
+            ):
+                self._members -= _members(self._notes.popleft())
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def __iter__(self) -> Iterator[StoredNote]:
+        return iter(self._notes)
+
+    def __getitem__(self, place: int) -> StoredNote:
+        return self._notes[place]
+
+
+def _members(stored: StoredNote) -> int:
+    event = stored.note.event
+    return len(event.members) if isinstance(event, RingAnnounced) else 0

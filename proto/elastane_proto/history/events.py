@@ -1,0 +1,724 @@
+"""Every kind of event in a job's history, as a struct: what was decided, in fields. Pure.
+
+`decisions` of the master make them, one `Turn.note` each; they are stored and served as they are, beside the
+text that `describe` makes of them. Whoever needs a fact of a decision reads its field; nobody reads prose.
+
+    kind     what people filter by (`elastane events --kind`); some kinds have several structs
+    facts    the fields that the text form has too, beside its sentence
+    about    the worker that the event is about; empty: the whole job
+
+Fields of text may be cut where they are too long (`clipped`): workers and scripts write into them. All else
+is whole. All events are counted by kind (`elastane_events_total`), shown by `elastane events`, `top` and the
+dashboard, and logged by the master; docstrings name only who else reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import ClassVar, TypeVar
+
+import msgspec
+
+
+def _tag(name: str) -> str:
+    """ "ring_announced" of RingAnnounced: also the name of the field in `Event` of ring.proto."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+class HistoryEvent(msgspec.Struct, frozen=True, tag=_tag):
+    """Base of all events."""
+
+    kind: ClassVar[str] = ""
+    facts: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def about(self) -> str:
+        """The worker that this is about; empty: the whole job."""
+        return str(getattr(self, "worker", ""))
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A worker's place in a ring: it hosts virtual ranks [start, end)."""
+
+    worker: str
+    start: int
+    end: int
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """What a worker computed when it was compared with others."""
+
+    worker: str
+    digest: str
+
+
+class Prices(msgspec.Struct, frozen=True):
+    """What a worker costs an hour, in millionths of the currency; 0: unknown."""
+
+    spot_micros: int
+    on_demand_micros: int
+    currency: str
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What a job has cost so far. savings: share of the price on demand; None: there is no baseline.
+
+    *_nanos: worker-time in nanoseconds; *_micros: millionths of the currency.
+    """
+
+    currency: str
+    spent_micros: int
+    on_demand_micros: int
+    saved_micros: int
+    savings: float | None
+    worker_nanos: int
+    useful_nanos: int
+    replayed_nanos: int
+    idle_nanos: int
+    unpriced_nanos: int
+    priced: bool
+
+
+Event = TypeVar("Event", bound=HistoryEvent)
+
+
+def clipped(event: Event, clip: Callable[[str], str]) -> Event:
+    """The event with `clip` of each of its texts."""
+    changed = {
+        name: short
+        for name in event.__struct_fields__
+        if isinstance(text := getattr(event, name), str) and (short := clip(text)) is not text
+    }
+    return msgspec.structs.replace(event, **changed) if changed else event
+
+
+# ------------------------------------------------------------------ the life of a job
+
+
+class JobCreated(HistoryEvent, frozen=True):
+    """A job was created. Written by `machine` when a host begins to serve it."""
+
+    kind = "job_created"
+    ests: int
+    workers_min: int
+    workers_max: int
+
+
+class JobRepaired(HistoryEvent, frozen=True):
+    """A damaged job is served again. lost: what an operator accepted to lose. Written by `hosts`."""
+
+    kind = "job_repaired"
+    lost: str
+
+
+class JobWaiting(HistoryEvent, frozen=True):
+    """No ring can be formed, or the job was resumed. Written by `life`."""
+
+    kind = "job_waiting"
+    why: str
+
+
+class JobRunning(HistoryEvent, frozen=True):
+    """A ring is formed where there was none. Written by `life`."""
+
+    kind = "job_running"
+    why: str
+
+
+class JobSuspended(HistoryEvent, frozen=True):
+    """Training stopped until Resume. Written by `life`; ends a ring (`fold`), an incident of reports."""
+
+    kind = "job_suspended"
+    why: str
+
+
+class JobMaxWaitExceeded(HistoryEvent, frozen=True):
+    """Too few workers came in time, those that were there were released. lost: steps after the checkpoint.
+
+    Written by `waiting`.
+    """
+
+    kind = "job_max_wait_exceeded"
+    facts = ("there", "needed", "max_wait_seconds", "lost")
+    why: str
+    there: int
+    needed: int
+    max_wait_seconds: float
+    lost: int
+
+
+class JobSucceeded(HistoryEvent, frozen=True):
+    """The job is over. Written by `life`; ends a ring and the timeline."""
+
+    kind = "job_succeeded"
+    why: str
+
+
+class JobFailed(HistoryEvent, frozen=True):
+    """The job is over. Written by `life`; ends a ring and the timeline, an incident of reports."""
+
+    kind = "job_failed"
+    why: str
+
+
+class JobCancelled(HistoryEvent, frozen=True):
+    """The job is over. Written by `life`; ends a ring and the timeline."""
+
+    kind = "job_cancelled"
+    why: str
+
+
+class JobResumed(HistoryEvent, frozen=True):
+    """An operator resumed a job that was suspended, failed or had waited too long. phase, why: until then.
+
+    Written by `operators`; an agent waits for it after `SentinelUndecided`.
+    """
+
+    kind = "job_resumed"
+    phase: str
+    why: str
+
+
+class SuspensionCalledOff(HistoryEvent, frozen=True):
+    """Resume came before the suspension took effect. Written by `operators`."""
+
+    kind = "job_resumed"
+
+
+class SuspensionGivenUp(HistoryEvent, frozen=True):
+    """The checkpoint before a suspension could not be saved. Written by `boundary`."""
+
+    kind = "job_running"
+
+
+class StepsUnsaved(HistoryEvent, frozen=True):
+    """The job was suspended, and so many steps are in no checkpoint. Written by `life`."""
+
+    kind = "job_suspended"
+    facts = ("lost",)
+    lost: int
+
+
+class EndedEarly(HistoryEvent, frozen=True):
+    """Every worker's script left its loop at the same place. Written by `endings`."""
+
+    kind = "ended_early"
+    facts = ("epoch", "at_step")
+    epoch: int
+    at_step: int
+    place: str
+
+
+class JobCost(HistoryEvent, frozen=True):
+    """What the job has cost when it entered a phase in which nobody trains. Written by `life`."""
+
+    kind = "job_cost"
+    phase: str
+    spent: Spent
+
+
+class PricesChanged(HistoryEvent, frozen=True):
+    """An operator told other prices. spent: until now. Written by `operators`."""
+
+    kind = "prices_changed"
+    now: Prices
+    before: Prices
+    spent: Spent
+
+
+# ------------------------------------------------------------------ masters
+
+
+class MasterStarted(HistoryEvent, frozen=True):
+    """A master leads a job without workers. Written by `sessions`; a mark of the timeline."""
+
+    kind = "master_started"
+    facts = ("master",)
+    master: str
+
+
+class MasterRecovered(HistoryEvent, frozen=True):
+    """A master took over; so many workers may return. Written by `sessions`.
+
+    A mark of the timeline, an incident of reports.
+    """
+
+    kind = "master_recovered"
+    facts = ("master",)
+    master: str
+    awaited: int
+    grace_seconds: float
+
+
+# ------------------------------------------------------------------ workers
+
+
+class WorkerJoined(HistoryEvent, frozen=True):
+    """A newcomer. role: "ring" or "tasks". Written by `sessions`; a mark of `fold`; agents (`sent_away`)."""
+
+    kind = "worker_joined"
+    facts = ("host",)
+    worker: str
+    role: str
+    host: str
+
+
+class WorkerReturned(HistoryEvent, frozen=True):
+    """A member came back to a restarted master. Written by `sessions`; read as `WorkerJoined`."""
+
+    kind = "worker_joined"
+    worker: str
+
+
+class WorkerStandby(HistoryEvent, frozen=True):
+    """A newcomer stands by: the ring is full. Written by `sessions`; ends the mark of its joining."""
+
+    kind = "worker_standby"
+    worker: str
+    ring_workers: int
+
+
+class WorkerLost(HistoryEvent, frozen=True):
+    """A worker is dead. Written by `sessions`; a mark of `fold`, counted as a death.
+
+    how: "stream" (it broke, or heartbeats were missed: why), "raised" (the script did: why), "new_session",
+    "started_anew", "not_returned" (within grace_seconds of a master's restart); "": not known.
+    """
+
+    kind = "worker_lost"
+    worker: str
+    how: str
+    why: str = ""
+    grace_seconds: float = 0.0
+
+
+class WorkerEvicted(HistoryEvent, frozen=True):
+    """A worker was evicted: it hung, or computed wrongly. Written by `sessions`; a mark, counted."""
+
+    kind = "worker_evicted"
+    worker: str
+    why: str
+
+
+class WorkerLeft(HistoryEvent, frozen=True):
+    """A worker ended as it should. finished: its script came to its end; else it was drained.
+
+    Written by `sessions`; a mark of `fold`.
+    """
+
+    kind = "worker_left"
+    worker: str
+    finished: bool
+    why: str
+
+
+class WorkerDraining(HistoryEvent, frozen=True):
+    """A worker leaves at the next step boundary. Written by `sessions`; a mark of `fold`, counted by `by`.
+
+    by: "operator", "agent" (of a worker on another host), "signal", "reclaim" (its node's end was announced);
+    "": not known. The agent of a worker that an operator sent away does not start it again.
+    """
+
+    kind = "worker_draining"
+    worker: str
+    why: str
+    by: str
+
+
+class WorkerQuarantined(HistoryEvent, frozen=True):
+    """A worker died too often within the window and stands by for a while. Written by `quarantine`."""
+
+    kind = "worker_quarantined"
+    facts = ("deaths", "delay_seconds")
+    worker: str
+    deaths: int
+    delay_seconds: float
+    window_seconds: float
+
+
+class WorkerBarred(HistoryEvent, frozen=True):
+    """A worker that computed wrongly in a step stands by for good. Written by `quarantine`."""
+
+    kind = "worker_quarantined"
+    facts = ("at_step",)
+    worker: str
+    at_step: int
+
+
+class WorkerReleased(HistoryEvent, frozen=True):
+    """A worker has stood by long enough. Written by `quarantine`; a mark of `fold`, as of a join."""
+
+    kind = "worker_released"
+    worker: str
+
+
+class NoticeOver(HistoryEvent, frozen=True):
+    """A worker is still there when its node's notice is over. in_ring: it hosts ESTs.
+
+    Written by `notices`.
+    """
+
+    kind = "notice_over"
+    worker: str
+    in_ring: bool
+
+
+class NoticeOverUnsaved(HistoryEvent, frozen=True):
+    """A notice is over, and the checkpoint waited for is not saved. lost: steps that will be done again.
+
+    Written by `notices`.
+    """
+
+    kind = "notice_over"
+    facts = ("checkpoint", "lost")
+    worker: str
+    checkpoint: str
+    at_step: int
+    waited_seconds: float
+    lost: int
+
+
+# ------------------------------------------------------------------ the ring
+
+
+class RingAnnounced(HistoryEvent, frozen=True):
+    """The next ring was decided; without members: there is none. Written by `ring`.
+
+    members: all of them, in the ring's order. planned: at a step boundary, so that nothing is dropped.
+    whole: False where an older master has stored the first members only. cause: what the metric
+    `elastane_ring_changes_total` counts it under; empty: not known. Read by `fold`, and by it in metrics,
+    spans, the timeline, `explain`, `report`; by the filter of events, for which it is about all its members.
+    """
+
+    kind = "ring_change"
+    facts = ("members", "planned")
+    members: tuple[Place, ...]
+    planned: bool
+    why: str
+    whole: bool = True
+    cause: str = ""
+
+
+class RingScaled(HistoryEvent, frozen=True):
+    """An operator set how many workers train, from the next step boundary on. Written by `operators`.
+
+    A mark of `fold`.
+    """
+
+    kind = "ring_change"
+    facts = ("workers_min", "workers_max")
+    workers_min: int
+    workers_max: int
+
+
+class RingFormed(HistoryEvent, frozen=True):
+    """Every member is ready: Go is out. Written by `ring`; read by `fold`, metrics and spans.
+
+    receivers: members that get the state from the donors.
+    """
+
+    kind = "ring_formed"
+    facts = ("resume_step", "donors")
+    workers: int
+    receivers: int
+    resume_step: int
+    donors: int
+
+
+# ------------------------------------------------------------------ the history of steps
+
+
+class CheckpointLoaded(HistoryEvent, frozen=True):
+    """Training goes on from a checkpoint. begins: the job's history begins with it. Written by `ring`."""
+
+    kind = "checkpoint_loaded"
+    facts = ("at_step",)
+    worker: str
+    checkpoint: str
+    at_step: int
+    begins: bool
+
+
+class HistoryRewound(HistoryEvent, frozen=True):
+    """Nobody held the state: steps are done again from a checkpoint; empty: the script's initial state.
+
+    Written by `ring`; a mark of the timeline, an incident of reports.
+    """
+
+    kind = "history_rewound"
+    facts = ("from_step", "to_step")
+    worker: str
+    checkpoint: str
+    from_step: int
+    to_step: int
+
+
+class StoreBehind(HistoryEvent, frozen=True):
+    """The store has lost what was acknowledged. worker: who shows it. Written by `forgotten`.
+
+    An incident of reports.
+    """
+
+    kind = "store_behind"
+    worker: str
+    why: str
+
+
+class HistoryRestored(HistoryEvent, frozen=True):
+    """Steps [from_step, to_step) that the store lost were brought by workers. Written by `forgotten`."""
+
+    kind = "history_restored"
+    facts = ("from_step", "to_step")
+    from_step: int
+    to_step: int
+    workers: tuple[str, ...]
+
+
+class HistoryForgotten(HistoryEvent, frozen=True):
+    """Steps [to_step, from_step) are done again: the store lost them. missing: whose parts were not brought.
+
+    Written by `forgotten`; a mark of the timeline, an incident of reports.
+    """
+
+    kind = "history_forgotten"
+    facts = ("from_step", "to_step")
+    from_step: int
+    to_step: int
+    missing: str
+
+
+class IntervalLost(HistoryEvent, frozen=True):
+    """The code before a step must run again: whoever ran it is gone. Written by `intervals`."""
+
+    kind = "interval_lost"
+    facts = ("at_step",)
+    at_step: int
+    why: str
+
+
+class StateDiffers(HistoryEvent, frozen=True):
+    """These workers hold different state at the start of a step. Written by `fingerprints`."""
+
+    kind = "state_differs"
+    workers: tuple[str, ...]
+    at_step: int
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+class CheckpointRequested(HistoryEvent, frozen=True):
+    """The members save a checkpoint. Written by `checkpoints`; metrics time it.
+
+    Folded into one line with its like, as `CheckpointSaved`.
+    """
+
+    kind = "checkpoint_requested"
+    facts = ("checkpoint", "at_step", "shards")
+    checkpoint: str
+    at_step: int
+    shards: int
+    why: str
+
+
+class CheckpointFailed(HistoryEvent, frozen=True):
+    """A checkpoint was given up. again: whoever asked for it gets the next.
+
+    Written by `checkpoints`; counted.
+    """
+
+    kind = "checkpoint_failed"
+    facts = ("checkpoint", "at_step", "again")
+    checkpoint: str
+    at_step: int
+    again: bool
+    why: str
+
+
+class CheckpointRejected(HistoryEvent, frozen=True):
+    """A checkpoint could not be used. Written by `checkpoints` when a leader has loaded another."""
+
+    kind = "checkpoint_rejected"
+    why: str
+
+
+class CheckpointSaved(HistoryEvent, frozen=True):
+    """A checkpoint is whole. sha256: of the lines "FILE SHA256" of all shards, in their order; bytes: of all.
+
+    Written by `checkpoints`; read by metrics, the timeline, reports and `folding`.
+    """
+
+    kind = "checkpoint_saved"
+    facts = ("checkpoint", "at_step", "bytes", "sha256")
+    checkpoint: str
+    at_step: int
+    bytes: int
+    sha256: str
+    shards: int
+
+
+# ------------------------------------------------------------------ broken hardware
+
+
+class SentinelDifference(HistoryEvent, frozen=True):
+    """Two workers computed different gradients for an EST. Written by `verdicts`."""
+
+    kind = "sentinel_difference"
+    facts = ("virtual_rank", "at_step", "votes")
+    workers: tuple[str, ...]
+    virtual_rank: int
+    at_step: int
+    votes: tuple[Vote, ...]
+
+
+class SentinelFaulty(HistoryEvent, frozen=True):
+    """These workers computed wrongly; what was done from a step on is in doubt. Written by `verdicts`."""
+
+    kind = "sentinel_faulty"
+    facts = ("virtual_rank", "at_step", "doubtful_from")
+    faulty: tuple[str, ...]
+    right: tuple[str, ...]
+    virtual_rank: int
+    at_step: int
+    doubtful_from: int
+
+    @property
+    def about(self) -> str:
+        """The first of them."""
+        return self.faulty[0] if self.faulty else ""
+
+
+class SentinelUndecided(HistoryEvent, frozen=True):
+    """Workers differ, and nobody can decide who is right: the job is suspended. Written by `ring`.
+
+    third_missing: no third worker was there to decide; else no two of them agree. An agent ends with an exit
+    code of its own until `JobResumed`.
+    """
+
+    kind = "sentinel_undecided"
+    facts = ("at_step", "virtual_rank", "doubtful_from")
+    workers: tuple[str, ...]
+    third_missing: bool
+    at_step: int
+    virtual_rank: int
+    doubtful_from: int
+
+
+# ------------------------------------------------------------------ dynamic tasks
+
+
+class DatasetCreated(HistoryEvent, frozen=True):
+    """A dynamic dataset was created. Written by `datasets`."""
+
+    kind = "dataset_created"
+    facts = ("dataset",)
+    dataset: str
+    task_size: int
+    epochs: int
+
+
+class TaskFailed(HistoryEvent, frozen=True):
+    """An attempt at a task failed. parked: it was the last one. Written by `datasets`."""
+
+    kind = "task_failed"
+    facts = ("dataset", "epoch", "index", "attempt", "parked")
+    worker: str
+    dataset: str
+    epoch: int
+    index: int
+    attempt: int
+    parked: bool
+    error: str
+
+
+class TaskTimedOut(HistoryEvent, frozen=True):
+    """The lease of a task ran out. parked: it was the last attempt. Written by `datasets`."""
+
+    kind = "task_timed_out"
+    facts = ("dataset", "epoch", "index", "attempt", "parked")
+    worker: str
+    dataset: str
+    epoch: int
+    index: int
+    attempt: int
+    parked: bool
+    error: str
+
+
+class MoreTasksFailed(HistoryEvent, frozen=True):
+    """So many more tasks failed at once with those told of. Written by `datasets`."""
+
+    kind = "task_failed"
+    facts = ("dataset",)
+    dataset: str
+    count: int
+
+
+class MoreTasksTimedOut(HistoryEvent, frozen=True):
+    """So many more leases ran out at once with those told of. Written by `datasets`."""
+
+    kind = "task_timed_out"
+    facts = ("dataset",)
+    dataset: str
+    count: int
+
+
+class UnknownEvent(HistoryEvent, frozen=True):
+    """Of a kind that this release does not know: a newer one wrote it. There is its text."""
+
+
+AnyHistoryEvent = (
+    JobCreated
+    | JobRepaired
+    | JobWaiting
+    | JobRunning
+    | JobSuspended
+    | JobMaxWaitExceeded
+    | JobSucceeded
+    | JobFailed
+    | JobCancelled
+    | JobResumed
+    | SuspensionCalledOff
+    | SuspensionGivenUp
+    | StepsUnsaved
+    | EndedEarly
+    | JobCost
+    | PricesChanged
+    | MasterStarted
+    | MasterRecovered
+    | WorkerJoined
+    | WorkerReturned
+    | WorkerStandby
+    | WorkerLost
+    | WorkerEvicted
+    | WorkerLeft
+    | WorkerDraining
+    | WorkerQuarantined
+    | WorkerBarred
+    | WorkerReleased
+    | NoticeOver
+    | NoticeOverUnsaved
+    | RingAnnounced
+    | RingScaled
+    | RingFormed
+    | CheckpointLoaded
+    | HistoryRewound
+    | StoreBehind
+    | HistoryRestored
+    | HistoryForgotten
+    | IntervalLost
+    | StateDiffers
+    | CheckpointRequested
+    | CheckpointFailed
+    | CheckpointRejected
+    | CheckpointSaved
+    | SentinelDifference
+    | SentinelFaulty
+    | SentinelUndecided
+    | DatasetCreated
+    | TaskFailed
+    | TaskTimedOut
+    | MoreTasksFailed
+    | MoreTasksTimedOut
+)

@@ -1,0 +1,160 @@
+"""The ring over time, out of events in their order: who was in it, since when, and why it changed. Pure.
+
+The one way in which metrics, spans, the timeline, `explain` and `report` read changes of the ring:
+
+    fold = RingFold()
+    for told in events:                     # `Told.of(...)` of the master's notes or of the API's messages
+        if (ended := fold.take(told)) is not None: ...
+
+A ring begins when it is decided (RingAnnounced), trains once it is formed (RingFormed), and ends when the
+next one is decided or the job stops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+from elastane_proto.history import events as e
+from elastane_proto.history.events import HistoryEvent, Place
+
+Cause = Literal["start", "join", "drain", "scale", "loss", "eviction", "other"]
+CAUSES: Final[tuple[Cause, ...]] = ("start", "join", "drain", "scale", "loss", "eviction", "other")
+
+#: Of what was told since the last change of the ring, the first that is there caused the next one.
+_PLANNED: Final[tuple[Cause, ...]] = ("drain", "scale", "join")
+_UNPLANNED: Final[tuple[Cause, ...]] = ("eviction", "loss", "drain", "join")
+_MARKS: Final[dict[type[HistoryEvent], Cause]] = {
+    e.WorkerJoined: "join",
+    e.WorkerReturned: "join",
+    e.WorkerReleased: "join",
+    e.WorkerDraining: "drain",
+    e.WorkerLeft: "drain",
+    e.WorkerLost: "loss",
+    e.WorkerEvicted: "eviction",
+    e.RingScaled: "scale",
+}
+
+#: The job is over.
+OVER: Final = (e.JobSucceeded, e.JobFailed, e.JobCancelled)
+#: What ends a ring beside the next one.
+ENDS: Final = (*OVER, e.JobSuspended, e.StepsUnsaved)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An event, when it was (seconds since the Unix epoch), and what was said of it.
+
+    worker: whom it is about. kind, reason: as they were told, by whatever release.
+    """
+
+    sequence: int
+    time: float
+    kind: str
+    worker: str
+    reason: str
+    generation: int
+    step: int
+    event: HistoryEvent
+
+    @property
+    def members(self) -> tuple[Place, ...] | None:
+        """Of the ring that it makes; None for other events."""
+        return self.event.members if isinstance(self.event, e.RingAnnounced) else None
+
+
+@dataclass(eq=False)
+class Ring:
+    """A ring that was decided. Times are seconds since the Unix epoch.
+
+    whole: all members are known. replays: a step was dropped for it and is done again. formed, resume_step:
+    when it began to train, and from which step on; None: it has not. marks: when a worker came, or was first
+    said to go, since the change before, by worker ("": the job was scaled).
+    """
+
+    generation: int
+    decided: float
+    reason: str
+    places: tuple[Place, ...]
+    whole: bool
+    planned: bool
+    replays: bool
+    cause: Cause
+    marks: dict[str, tuple[Cause, float]]
+    formed: float | None = None
+    resume_step: int | None = None
+    ended: float | None = None
+
+    @cached_property
+    def members(self) -> dict[str, tuple[int, int]]:
+        """Virtual ranks [start, end) by worker."""
+        return {place.worker: (place.start, place.end) for place in self.places}
+
+
+@dataclass(eq=False)
+class RingFold:
+    """Takes events in order. trained: a ring has trained before the first of them.
+
+    ring: the one decided last, also one without members; None before the first, and once the job stopped.
+    """
+
+    trained: bool = False
+    ring: Ring | None = None
+    _causes: set[Cause] = field(default_factory=set)
+    _marks: dict[str, tuple[Cause, float]] = field(default_factory=dict)
+
+    def take(self, told: Told) -> Ring | None:
+        """The next event. Returns the ring that ended with it, if one with members did."""
+        event = told.event
+        if isinstance(event, e.RingAnnounced):
+            return self._announced(event, told)
+        if isinstance(event, e.RingFormed):
+            self._formed(event, told)
+        elif isinstance(event, ENDS):
+            return self.end(told.time)
+        elif isinstance(event, e.WorkerStandby):
+            self._marks.pop(told.worker, None)
+        elif (mark := _MARKS.get(type(event))) is not None:
+            self._causes.add(mark)
+            # A worker that drains and then leaves began to go when it was told to.
+            known = self._marks.get(told.worker)
+            if known is None or known[0] != mark or mark == "scale":
+                self._marks[told.worker] = (mark, told.time)
+        return None
+
+    def end(self, at: float) -> Ring | None:
+        """Nothing is known after `at`. Returns the ring that was there, if it had members."""
+        ring, self.ring = self.ring, None
+        if ring is None or not ring.places:
+            return None
+        ring.ended = at
+        return ring
+
+    def _announced(self, event: e.RingAnnounced, told: Told) -> Ring | None:
+        before = self.end(told.time)
+        replays = self.trained and not event.planned
+        self.ring = Ring(
+            told.generation,
+            told.time,
+            told.reason,
+            event.members,
+            event.whole,
+            event.planned,
+            replays,
+            self._cause(event),
+            self._marks,
+        )
+        self._causes, self._marks = set(), {}
+        return before
+
+    def _cause(self, event: e.RingAnnounced) -> Cause:
+        if not self.trained:
+            return "start"
+        order = _PLANNED if event.planned else _UNPLANNED
+        return next((one for one in order if one in self._causes), "other")
+
+    def _formed(self, event: e.RingFormed, told: Told) -> None:
+        self.trained = True
+        if self.ring is not None and self.ring.formed is None:
+            self.ring.formed, self.ring.resume_step = told.time, event.resume_step

@@ -105,6 +105,11 @@ def test_an_announced_reclaim_is_told_from_a_signal_and_from_an_operator() -> No
     job.do(events.LeavingReported("a", "a-1", "spot notice of aws: spot terminate", 120.0))
     job.do(events.DrainRequested("r", "b"))
     assert job.tally.drains == Counter(reclaim=1, operator=1)
+    # An agent that drains a worker on another host says why; for people it is a wish like an operator's.
+    job.do(events.DrainRequested("s", "c", "asked for by its agent: the job wants 1 worker"))
+    assert job.tally.drains == Counter(reclaim=1, operator=2)
+    drains = [note.event for note in job.noted("worker_draining")]
+    assert [event.by for event in drains] == ["reclaim", "operator", "agent"]  # type: ignore[union-attr]
 
 
 def test_steps_after_the_newest_checkpoint_are_counted_when_history_goes_back() -> None:

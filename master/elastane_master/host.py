@@ -309,7 +309,7 @@ class JobHost(LogListener):
             require_room("sessions_per_job_max", len(self.sessions), maximum, "workers of the job")
         self.sessions[event.worker] = session
         try:
-            self._decide(event, previous)
+            decision = self._decide(event, previous)
         except BaseException:  # whatever it was, the old stream stays the worker's
             del self.sessions[event.worker]
             if previous is not None:
@@ -320,6 +320,7 @@ class JobHost(LogListener):
         self._plan(self._plan_seconds)
         if previous is not None:
             self.liveness.forget(previous.worker, previous.id)
+        if previous is not None and not any(isinstance(effect, Close) for effect in decision.effects):
             previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
         return session
 

@@ -34,7 +34,15 @@ from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.closed import Closed, ClosedJobs
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Damage, Fenced, JobDamaged, StoreError, StoreFormatUnknown
+from elastane_master.store.errors import (
+    Damage,
+    Fenced,
+    HeldError,
+    JobDamaged,
+    JobTooNew,
+    StoreError,
+    StoreFormatUnknown,
+)
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
@@ -138,7 +146,7 @@ class JobHosts(HostOwner):
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
-        self._held: dict[str, JobDamaged] = {}
+        self._held: dict[str, HeldError] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
         self.retention = Retention()
@@ -176,8 +184,9 @@ class JobHosts(HostOwner):
     async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
         """Takes over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store that a
-        newer master wrote is left as it is, every job of it.
+        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store in which a
+        fence says that a newer master wrote the job is left as it is, every job of it: that one may be
+        running. A job is held where only its other keys say so.
         """
         self.clock.begin()
         self.clock.keep()
@@ -284,8 +293,8 @@ class JobHosts(HostOwner):
             await asyncio.shield(self._wake(name))
         return self.get(name)
 
-    def held(self) -> dict[str, JobDamaged]:
-        """The jobs that are not served since what is stored of them is not whole, and why.
+    def held(self) -> dict[str, HeldError]:
+        """The jobs that are not served since what is stored of them is not whole, or newer, and why.
 
         Raises Rejection while this master does not serve.
         """
@@ -293,7 +302,7 @@ class JobHosts(HostOwner):
         return self._held
 
     def get(self, name: str) -> JobHost:
-        """The job's host. Raises Rejection, BadJobName, and JobDamaged when it is held."""
+        """The job's host. Raises Rejection, BadJobName, and HeldError when it is held."""
         self._require_serving()
         if name in self._held:
             raise self._held[name].with_traceback(None)
@@ -389,8 +398,8 @@ class JobHosts(HostOwner):
         """Looks again at a job that is held: its host, or None when nothing of it could be kept.
 
         And what was given up for it. accept_loss: go on without what is lost; else JobDamaged is raised while
-        something is. A job that is served is left as it is. Raises Rejection, BadJobName, StoreError, and
-        redis errors.
+        something is. A job that is served is left as it is, and so is one that only a newer master can read.
+        Raises Rejection, BadJobName, JobTooNew and other StoreErrors, and redis errors.
         """
         async with self._creating:
             self._require_serving()
@@ -398,14 +407,15 @@ class JobHosts(HostOwner):
                 return await self.find(name), ()
             try:
                 host, accepted = await self._repair(name, accept_loss=accept_loss)
-            except JobDamaged as error:
+            except (JobDamaged, JobTooNew) as error:
                 self._hold(error)
                 raise
             self._held.pop(name, None)
             return host, accepted
 
     async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
-        found = self._held[name].damages
+        held = self._held[name]
+        found = held.damages if isinstance(held, JobDamaged) else ()
         log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
         self._require_serving()
         accepted = recovered.damages
@@ -443,7 +453,7 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- taking over
 
-    def _hold(self, error: JobDamaged) -> None:
+    def _hold(self, error: HeldError) -> None:
         self._held[error.job] = error
         logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
 
@@ -453,7 +463,7 @@ class JobHosts(HostOwner):
             log, recovered = await JobLog.open(self.store.redis, name, self._options)
             if is_stored and not recovered.exists:
                 raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
-        except JobDamaged as error:
+        except (JobDamaged, JobTooNew) as error:
             self._hold(error)
             return None
         if recovered.snapshot is None:
@@ -517,7 +527,7 @@ class JobHosts(HostOwner):
             await self._require_held(name, token)  # what follows would put out whoever leads by now
             try:
                 log, recovered = await JobLog.open(self.store.redis, name, self._options)
-            except JobDamaged as error:
+            except (JobDamaged, JobTooNew) as error:
                 self._closed.pop(name, None)
                 self._hold(error)
                 raise

@@ -22,6 +22,9 @@ epochs drew."""
 
 METADATA_KEY = "elastane-protocol"
 
+PROCESS_BYTES = 16
+"""Of the random name of a process in its Hello."""
+
 _DIGITS_MAX = 9
 
 

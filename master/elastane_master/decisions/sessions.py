@@ -16,6 +16,7 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    processes,
     quarantine,
     ring,
     waiting,
@@ -53,6 +54,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     record = state.workers.get(event.worker)
     if record is not None and record.session == event.session:
         return
+    processes.require_newest(state, event)
     if event.role == "ring" and 0 < event.generation < state.sentinel.anew_generation:
         turn.send(event.worker, Welcome(state.ring.generation, False))
         turn.send(event.worker, Done(RESTART, ANEW))
@@ -61,6 +63,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _check_signature(turn, event)
     forgotten.notice(turn, event)
     turn.touch()
+    is_other = processes.came(state, event)
     if record is not None and record.awaited and _is_same(record, event):
         if not claims.is_foreign(state, event):
             _returned(turn, record, event)
@@ -69,9 +72,12 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     was_needed = False
     was_awaited = record is not None and record.awaited
     if record is not None:
-        reason = "was started anew" if record.awaited else "opened a new session: its old one is dead"
+        reason = _why_again(record, event, is_other)
         turn.note("worker_lost", f"{event.worker} {reason}", event.worker)
-        turn.close(event.worker, "evicted", reason)
+        if is_other:
+            turn.close(event.worker, "replaced", str(processes.replaced(event.worker)))
+        else:
+            turn.close(event.worker, "evicted", reason)
         was_needed = _remove(turn, record, reason, counts=True)
     _add(turn, event)
     if record is not None:
@@ -117,6 +123,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
             return
         after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
+    processes.left(state, worker)
     what = "came to its end" if event.reason == "finished" else "was drained"
     why = event.message or (record.drain_reason if event.reason == "drained" else "")
     turn.note("worker_left", f"{worker} {what}" + (f": {why}" if why else ""), worker)
@@ -283,6 +290,16 @@ def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
         event.pid,
         event.store_address,
     )
+
+
+def _why_again(record: WorkerRecord, event: WorkerJoined, is_other: bool) -> str:
+    """What a Hello says of the worker that had the id until now. is_other: it is of another process."""
+    if record.awaited:
+        return "was started anew"
+    if not is_other:
+        return "opened a new session: its old one is dead"
+    where = f" (process {event.pid} at {event.host})" if event.host and event.pid else ""
+    return f"was replaced: another process with its id joined{where}"
 
 
 def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:

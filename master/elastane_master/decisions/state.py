@@ -149,7 +149,8 @@ class JobState(msgspec.Struct):
     failed_generation: script errors in a row at one step. requests: operators' request ids that took
     effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when too few workers are there, where that is
-    bounded; wait_until: then those there are released (waiting.py). sentinel: see sentinel.py.
+    bounded; wait_until: then those there are released (waiting.py). sentinel: see sentinel.py. processes: of
+    each worker id, in the order they came (processes.py).
     """
 
     name: str
@@ -187,6 +188,7 @@ class JobState(msgspec.Struct):
     waiting_since: float | None = None
     wait_until: float | None = None
     sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
+    processes: dict[str, tuple[bytes, ...]] = {}
 
     @property
     def workers_needed(self) -> int:

@@ -33,7 +33,7 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.servers.translate_job import (
     damage_message,
-    damaged_message,
+    held_message,
     job_message,
     job_settings,
 )
@@ -66,7 +66,7 @@ class JobServicer:
     ) -> job_pb2.JobServiceGetResponse:
         held = self._hosts.held().get(request.name)
         if held is not None:
-            return job_pb2.JobServiceGetResponse(job=damaged_message(held))
+            return job_pb2.JobServiceGetResponse(job=held_message(held))
         if (closed := self._hosts.closed_job(request.name)) is not None:
             return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
         host = self._hosts.get(request.name)
@@ -81,7 +81,7 @@ class JobServicer:
             jobs.append(_closed_job(closed))
             if number % JOBS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        jobs += [damaged_message(held) for held in self._hosts.held().values()]
+        jobs += [held_message(held) for held in self._hosts.held().values()]
         for host in served:
             await host.log.settled()
         jobs.sort(key=lambda job: job.name)

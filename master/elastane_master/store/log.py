@@ -39,7 +39,7 @@ from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, 
 from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.recovery import Recovered, recover
+from elastane_master.store.recovery import Readable, Recovered, recover
 from elastane_master.store.scripts import DROP, WRITE
 from elastane_master.store.wholeness import show_chain
 
@@ -61,7 +61,8 @@ class LogOptions:
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
     replicas: of the store, that must have a write before it is acknowledged. state_version: of the job's
-    state as the snapshots hold it; it is stored, so that an older master leaves the job alone.
+    state as the snapshots hold it; it is stored, so that an older master leaves the job alone. version_of: that
+    of a state that was read, 0 where it cannot be told.
     """
 
     snapshot_seconds: float = 1.0
@@ -74,6 +75,7 @@ class LogOptions:
     events_max: int = 10_000
     replicas: int = 0
     state_version: int = 1
+    version_of: Callable[[bytes], int] = lambda state: 0
 
 
 class LogListener:
@@ -232,11 +234,11 @@ class JobLog:
         """Takes the job over (every older master is fenced from here on) and reads what is stored.
 
         accept_loss: of a job that is not whole, what can be used is given, and the first write makes that all
-        there is; else JobDamaged is raised. Raises BadJobName, StoreFormatUnknown, and redis errors when the
-        store does not answer.
+        there is; else JobDamaged is raised. Raises BadJobName, JobTooNew, and redis errors when the store does
+        not answer.
         """
         options = options or LogOptions()
-        recovered = await recover(redis, job, options.state_version)
+        recovered = await recover(redis, job, Readable(options.state_version, options.version_of))
         if recovered.damages and not accept_loss:
             raise JobDamaged(job, recovered.damages)
         if recovered.useless:

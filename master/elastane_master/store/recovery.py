@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
 from elastane_master.store.streams import Ends, Entry, read_ends, read_stream
-from elastane_master.store.wholeness import Fence, Found, Whole, examine
+from elastane_master.store.wholeness import Fence, Found, Whole, examine, require_readable
 
 _ENTRIES_AT_ONCE = 500
 
@@ -49,20 +50,26 @@ class Recovered:
         return self.sequence > 0 or self.snapshot is not None or bool(self.damages)
 
 
-async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """What a master can read of a job. state: the newest form of the job's own state; version_of: the form of
+    a state, 0 where that cannot be told."""
+
+    state: int = 1
+    version_of: Callable[[bytes], int] = lambda state: 0
+
+
+async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
     """Acquires the fence, then reads and checks: no older master can write any more while this one reads.
 
     A newer one can: it replaces the snapshot and trims the log between two reads of this one, so what was
-    read counts only if the fence is still this one's afterwards. state_version: the newest form of the job's
-    state that this master reads. Raises Fenced, StoreFormatUnknown, and redis errors when the store does
+    read counts only if the fence is still this one's afterwards. Raises Fenced, JobTooNew (a newer master
+    wrote the job, whether the fence, the snapshot or the log says so), and redis errors when the store does
     not answer.
     """
     keys = JobKeys.of(job)
-    acquire = redis.register_script(ACQUIRE)
-    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[FORMAT, state_version]))
+    answer = await _acquire(redis, job, readable)
     token = int(answer[0])
-    if token == 0:
-        check_written(job, int(answer[1]), int(answer[2]), state_version)
     fence = Fence.of(dict(zip(answer[1::2], answer[2::2], strict=True)))
     reader = _Reader(redis)
     found = Found(
@@ -72,6 +79,7 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
         await reader.ends(keys.history),
         await reader.ends(keys.events),
     )
+    require_readable(job, found.snapshot, found.log, readable.state, readable.version_of)
     holder = int(cast("bytes | None", await redis.hget(keys.fence, "token")) or 0)
     if holder > token:
         raise Fenced("another master took the job over while it was read", token=token, holder=holder)
@@ -79,6 +87,22 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
     whole.damages[:0] = reader.damages
     whole.foreign.extend(damage.key for damage in reader.damages)
     return _recovered(keys, token, found, whole)
+
+
+async def _acquire(redis: Redis, job: str, readable: Readable) -> list[Any]:
+    """The answer of ACQUIRE. Raises JobTooNew, and then nothing of the job was changed."""
+    keys = JobKeys.of(job)
+    acquire = redis.register_script(ACQUIRE)
+    known: list[Any] = [FORMAT, readable.state]
+    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, ""]))
+    if int(answer[0]) == -1:
+        reader = _Reader(redis)
+        snapshot, log = await reader.value(keys.snapshot), await reader.entries(keys.log)
+        require_readable(job, snapshot, log, readable.state, readable.version_of)
+        answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, "1"]))
+    if int(answer[0]) == 0:
+        check_written(job, int(answer[1]), int(answer[2]), readable.state)
+    return answer
 
 
 def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:

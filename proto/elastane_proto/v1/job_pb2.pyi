@@ -23,6 +23,7 @@ class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_PHASE_CANCELLED: _ClassVar[JobPhase]
     JOB_PHASE_MAX_WAIT_EXCEEDED: _ClassVar[JobPhase]
     JOB_PHASE_DAMAGED: _ClassVar[JobPhase]
+    JOB_PHASE_TOO_NEW: _ClassVar[JobPhase]
 
 class RecoveryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -54,6 +55,7 @@ JOB_PHASE_FAILED: JobPhase
 JOB_PHASE_CANCELLED: JobPhase
 JOB_PHASE_MAX_WAIT_EXCEEDED: JobPhase
 JOB_PHASE_DAMAGED: JobPhase
+JOB_PHASE_TOO_NEW: JobPhase
 RECOVERY_POLICY_UNSPECIFIED: RecoveryPolicy
 RECOVERY_POLICY_ELASTIC: RecoveryPolicy
 RECOVERY_POLICY_FIXED: RecoveryPolicy

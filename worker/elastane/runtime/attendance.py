@@ -67,6 +67,7 @@ class Attendance:
         #: The script's thread is where it can take part in a change of the ring.
         self._at_boundary = False
         self._closing = False
+        self._process = secrets.token_bytes(versions.PROCESS_BYTES)
         self.protocol = WorkerProtocol()
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
@@ -344,6 +345,7 @@ class Attendance:
                 pid=self.exits.pid,
                 store_address=self._store.address,
                 rendezvous_key=self._store.key,
+                process=self._process,
                 generation=protocol.fenced,
                 applied_step=protocol.applied_step,
                 holds_state=protocol.holds_state,

@@ -450,7 +450,7 @@ class JobHost(LogListener):
             closed = previous if joining else self.sessions.get(effect.worker)
             if closed is not None:
                 self._forget(closed)
-                refusal = Rejection(effect.reason, effect.message, worker=effect.worker)
+                refusal = Rejection(effect.reason, effect.message, hint=effect.hint, worker=effect.worker)
                 self._when_durable(partial(closed.end, refusal))
 
     def _rebuild(self) -> None:

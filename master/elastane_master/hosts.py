@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -108,6 +109,13 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+class JobPage(NamedTuple):
+    """Some of the jobs, by name. last: the last one's name where there are more; else empty."""
+
+    jobs: list[JobHost | ClosedJob | HeldError]
+    last: str
+
+
 class _Restored(NamedTuple):
     """A job that was read, and is not served yet."""
 
@@ -184,8 +192,8 @@ class JobHosts(HostOwner):
     async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
         """Takes over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store in which a
-        fence says that a newer master wrote the job is left as it is, every job of it: that one may be
+        may_lead: asked before each job; where it is False the takeover ends with LeaseOver. A store in which
+        a fence says that a newer master wrote the job is left as it is, every job of it: that one may be
         running. A job is held where only its other keys say so.
         """
         self.clock.begin()
@@ -281,6 +289,20 @@ class JobHosts(HostOwner):
         """Of all jobs, sorted. Raises as `all`."""
         self._require_serving()
         return sorted([*self._hosts, *self._closed, *self._held])
+
+    def page(self, after: str, count: int | None, covers: Callable[[str], bool]) -> JobPage:
+        """The first `count` jobs, or all of them, whose names come after `after` and which `covers` holds of.
+
+        Raises as `all`.
+        """
+        self._require_serving()
+        names = sorted(name for name in chain(self._hosts, self._closed, self._held) if name > after)
+        seen = (name for name in names if covers(name))
+        chosen = list(seen if count is None else islice(seen, count + 1))
+        is_last = count is None or len(chosen) <= count
+        chosen = chosen[:count]
+        jobs = [self._hosts.get(name) or self._closed.get(name) or self._held[name] for name in chosen]
+        return JobPage(jobs, "" if is_last else chosen[-1])
 
     async def find(self, name: str) -> JobHost:
         """The job's host; a closed job is read from the store again.

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -66,6 +67,10 @@ STOOD_SECONDS = 5.0
 STANDBY_SECONDS_MAX = 0.5
 #: A job that was there and is not found is asked for again after so long: a leader's lease, by default.
 NOT_FOUND_SECONDS = 3.0
+#: Of a list: half a megabyte, and a master of 100,000 jobs has other callers, too.
+JOBS_IN_A_PAGE = 2000
+#: So many are named where one has to be chosen.
+JOBS_NAMED = 20
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
 #: CANCELLED comes of a server that ends, or of its gRPC under load: this client cancels only to close.
 _TRANSIENT = {
@@ -176,23 +181,36 @@ class MasterClient:
         return self._unary(job_pb2_grpc.JobServiceStub, "Get", request).job
 
     def list_jobs(self) -> list[job_pb2.Job]:
-        """All jobs of the master."""
-        response = self._unary(job_pb2_grpc.JobServiceStub, "List", job_pb2.JobServiceListRequest())
-        return list(response.jobs)
+        """All jobs of the master, by name."""
+        return list(self.iter_jobs())
+
+    def iter_jobs(self) -> Iterator[job_pb2.Job]:
+        """All jobs of the master, by name, asked for a page at a time."""
+        page_token = ""
+        while True:
+            request = job_pb2.JobServiceListRequest(page_size=JOBS_IN_A_PAGE, page_token=page_token)
+            response = self._unary(job_pb2_grpc.JobServiceStub, "List", request)
+            yield from response.jobs
+            page_token = response.next_page_token  # an older master gives all, and no token
+            if not page_token:
+                return
 
     def only_job(self, name: str | None) -> str:
         """`name`, or the name of the only job there is; refused when there are none or several."""
         if name:
             return name
-        names = sorted(job.name for job in self.list_jobs())
+        names = [job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1)]
         if len(names) == 1:
             return names[0]
         if not names:
             raise RequestRefusedError(
                 "the master has no job", reason="not_found", hint="start one with `elastane run`"
             )
+        many = len(names) > JOBS_NAMED
         raise RequestRefusedError(
-            f"the master has {len(names)} jobs", reason="not_found", hint=f"name one of: {', '.join(names)}"
+            f"the master has {f'more than {JOBS_NAMED}' if many else len(names)} jobs",
+            reason="not_found",
+            hint=f"name one of: {', '.join(names[:JOBS_NAMED])}" + (" and more" if many else ""),
         )
 
     def scale_job(

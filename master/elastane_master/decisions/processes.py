@@ -1,6 +1,6 @@
 """Which of several processes a worker id is: the one that came last.
 
-Two processes that have one id, by mistake or because a scheduler started a second one while the first still ran,
+Two processes that have one id, by mistake or because a scheduler started a second one beside the first,
 would put each other out for ever: each is taken for the other's successor. So the processes of an id are
 remembered in the order in which they first said Hello. The newest stays; an older one that comes back is
 refused for good, also when its stream broke, or it slept, while the newer one joined.

@@ -75,7 +75,8 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         reason = _why_again(record, event, is_other)
         turn.note("worker_lost", f"{event.worker} {reason}", event.worker)
         if is_other:
-            turn.close(event.worker, "replaced", str(processes.replaced(event.worker)))
+            refusal = processes.replaced(event.worker)
+            turn.close(event.worker, refusal.reason, str(refusal), refusal.hint)
         else:
             turn.close(event.worker, "evicted", reason)
         was_needed = _remove(turn, record, reason, counts=True)

@@ -67,9 +67,9 @@ class Turn:
         """Sends `message` to a worker, once the event is durable."""
         self.effects.append(Send(worker, message))
 
-    def close(self, worker: str, reason: str, message: str) -> None:
+    def close(self, worker: str, reason: str, message: str, hint: str = "") -> None:
         """Ends a worker's stream with a typed error."""
-        self.effects.append(Close(worker, reason, message))
+        self.effects.append(Close(worker, reason, message, hint))
 
     def note(self, kind: str, reason: str, worker: str = "", **facts: object) -> None:
         """Tells people what was decided and why."""

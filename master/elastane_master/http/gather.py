@@ -90,7 +90,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
 
 
 def _hosts(master: Served) -> tuple[list[JobHost], list[str]]:
-    """The jobs that are served now, and the phase of each that is held; none while another master may lead."""
+    """The jobs that are served now, and the phase of each that is held; none while another may lead."""
     if master.hosts is None:
         return [], []
     try:

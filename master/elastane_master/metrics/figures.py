@@ -62,7 +62,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What is to be told of the master. phases: of the jobs it serves, and "damaged" or "too_new" for each it holds.
+    """What is to be told of the master. phases: of the jobs it serves, and one of HELD for each it holds.
 
     gate_refusals: by reason.
     """

@@ -436,12 +436,19 @@ class _Server(asyncio.BufferedProtocol):
 
 
 def network(address: str) -> str:
-    """What counts as one address: of IPv6 the 64 bits that a host may fill as it likes are left out."""
+    """What counts as one address: of IPv6 the 64 bits that a host may fill as it likes are left out.
+
+    An IPv4 caller at a port that takes both comes as ::ffff:a.b.c.d: it is told from the others all the same.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:

@@ -94,8 +94,8 @@ class JobTooNew(StoreFormatUnknown):
 
     code = "ELA435"
     hint = (
-        "start a master at least as new as the one that wrote it, or put back a backup from before the upgrade;"
-        " nothing of the job was touched, and `elastane repair` leaves it as it is"
+        "start a master at least as new as the one that wrote it, or put back a backup from before the"
+        " upgrade; nothing of the job was touched, and `elastane repair` leaves it as it is"
     )
 
     def __init__(self, job: str, found: tuple[int, int], known: tuple[int, int], *, key: str) -> None:

@@ -61,8 +61,8 @@ class LogOptions:
     kept_seconds, kept_bytes_max: how long, and how much of it, history and events are kept after they
     were acknowledged, for a store that loses them: longer than a store is behind its disk or replica.
     replicas: of the store, that must have a write before it is acknowledged. state_version: of the job's
-    state as the snapshots hold it; it is stored, so that an older master leaves the job alone. version_of: that
-    of a state that was read, 0 where it cannot be told.
+    state as the snapshots hold it; it is stored, so that an older master leaves the job alone. version_of:
+    that of a state that was read, 0 where it cannot be told.
     """
 
     snapshot_seconds: float = 1.0
@@ -234,8 +234,8 @@ class JobLog:
         """Takes the job over (every older master is fenced from here on) and reads what is stored.
 
         accept_loss: of a job that is not whole, what can be used is given, and the first write makes that all
-        there is; else JobDamaged is raised. Raises BadJobName, JobTooNew, and redis errors when the store does
-        not answer.
+        there is; else JobDamaged is raised. Raises BadJobName, JobTooNew, and redis errors when the store
+        does not answer.
         """
         options = options or LogOptions()
         recovered = await recover(redis, job, Readable(options.state_version, options.version_of))

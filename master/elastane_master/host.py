@@ -91,6 +91,9 @@ class HostOwner:
     async def revive_store(self) -> None:
         """Awaited after each failed attempt to write."""
 
+    async def store_mended(self, host: JobHost) -> None:
+        """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
+
 
 class JobHost(LogListener):
     """One job, served. Used from one event loop.
@@ -570,3 +573,6 @@ class JobHost(LogListener):
 
     async def revive(self) -> None:
         await self._owner.revive_store()
+
+    async def mended(self) -> None:
+        await self._owner.store_mended(self)

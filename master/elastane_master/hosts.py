@@ -682,6 +682,10 @@ class JobHosts(HostOwner):
     async def revive_store(self) -> None:
         await self.store.revive()
 
+    async def store_mended(self, host: JobHost) -> None:
+        await self.store.add_job(host.name)
+        await self.store.mark_stored([host.name])
+
 
 def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:
     return Damage(JobKeys.of(name).snapshot, 0, f"what was read contradicts itself: {error}")

@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import structlog
 from redis.exceptions import RedisError
@@ -45,6 +45,7 @@ from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
 _SMALL_SNAPSHOT_BYTES = 64 * 1024
@@ -92,6 +93,12 @@ class LogListener:
 
     async def revive(self) -> None:
         """Awaited after each failed attempt to write: a private server can be started again."""
+
+    async def mended(self) -> None:
+        """Awaited once a store that had lost writes has the job again: it may have lost the job's name, too.
+
+        May raise redis errors, and is awaited again then.
+        """
 
 
 @dataclass(slots=True)
@@ -458,6 +465,7 @@ class JobLog:
         self._writing = again.groups
         started = time.monotonic()
         await self._send(again)
+        await self._say_mended()
         self._settle(again, started)
         if damages:
             raise JobDamaged(self.job, damages)
@@ -512,6 +520,13 @@ class JobLog:
             return replace(again, lost=lost, expected=expected), damages
         return replace(again, lost=lost), damages
 
+    async def _say_mended(self) -> None:
+        """Before anything that was written with it is acknowledged: a job that no list names is lost."""
+        try:
+            await self._listener.mended()
+        except _RETRIED as error:
+            await self._again(self._listener.mended, error)
+
     async def _check(self) -> None:
         """Asks whether the job is still ours and the store still whole."""
         write = _Write(self._sequence, "check", self._chain, self._commit, self._event)
@@ -531,10 +546,7 @@ class JobLog:
         try:
             answer = await attempt()
         except _RETRIED as error:
-            answer = await self._send_again(attempt, error)
-        if not self._reachable:
-            logger.info("the store answers again", job=self.job)
-            self._set_reachable(True)
+            answer = await self._again(attempt, error)
         return self._require_ours(answer.decode())
 
     def _require_ours(self, reply: str) -> str:
@@ -549,7 +561,7 @@ class JobLog:
             )
         return reply
 
-    async def _send_again(self, attempt: Callable[[], Awaitable[bytes]], error: Exception) -> bytes:
+    async def _again(self, attempt: Callable[[], Awaitable[T]], error: Exception) -> T:
         """Repeats a write without end; whether an earlier attempt arrived does not matter (see WRITE)."""
         if self._reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
@@ -565,7 +577,10 @@ class JobLog:
             retry=retry_if_exception_type(_RETRIED),
             before_sleep=revive,
         )
-        return await retrying(attempt)
+        answer = await retrying(attempt)
+        logger.info("the store answers again", job=self.job)
+        self._set_reachable(True)
+        return answer
 
     def _set_reachable(self, reachable: bool) -> None:
         self._reachable = reachable

@@ -66,6 +66,16 @@ local function newest_commit()
   return stamp == ARGV[10] and tonumber(number) or 0  -- older masters did not number them
 end
 local function newest_event() return tonumber(string.match(newest(KEYS[5]), '^(%d+)')) end
+-- Another job's entries tell by their stamp, whatever their numbers: swapped keys are not written to.
+local function is_free_for_commit(number)
+  local stamp, last = string.match(newest(KEYS[4]), '^(%d+)-(%d+)$')
+  if stamp == ARGV[10] then return tonumber(last) < number end
+  return tonumber(stamp) < 2^42  -- an older master's
+end
+local function is_free_for_event(number)
+  local last, stamp = string.match(newest(KEYS[5]), '^(%d+)-(%d+)$')
+  return tonumber(last) < number and (stamp == '0' or stamp == ARGV[10])
+end
 if holder == token and stored >= sequence and (mode == 'replace' or changed == '') then
   -- Said again, so that whoever waits for replicas waits for this.
   if mode ~= 'check' then redis.call('HSET', KEYS[1], 'sequence', fence[2]) end
@@ -83,8 +93,8 @@ else
   local follows = holder == token and stored == sequence - 1 and mode == 'write'
   if follows and (stored == 0 or changed == '') then
     if ARGV[4] ~= '' and taken(KEYS[2], ARGV[2] .. '-0') then changed = changed .. ' log' end
-    if commits > 0 and taken(KEYS[4], commit_id(first_commit)) then changed = changed .. ' history' end
-    if first_event <= #ARGV and taken(KEYS[5], ARGV[first_event] .. '-0') then
+    if commits > 0 and not is_free_for_commit(first_commit) then changed = changed .. ' history' end
+    if first_event <= #ARGV and not is_free_for_event(tonumber(ARGV[first_event])) then
       changed = changed .. ' events'
     end
     follows = changed == '' or changed == ' fence'

@@ -96,6 +96,9 @@ class HostOwner:
     async def revive_store(self) -> None:
         """Awaited after each failed attempt to write."""
 
+    async def store_mended(self, host: JobHost) -> None:
+        """Awaited once the store has a job again of which it had lost some. May raise redis errors."""
+
 
 class JobHost(LogListener):
     """One job being served. Used from one event loop.
@@ -316,7 +319,7 @@ class JobHost(LogListener):
             require_room("sessions_per_job_max", len(self.sessions), maximum, "workers of the job")
         self.sessions[event.worker] = session
         try:
-            self._decide(event, previous)
+            decision = self._decide(event, previous)
         except BaseException:  # whatever it was, the old stream stays the worker's
             del self.sessions[event.worker]
             if previous is not None:
@@ -327,6 +330,7 @@ class JobHost(LogListener):
         self._plan(self._plan_seconds)
         if previous is not None:
             self.liveness.forget(previous.worker, previous.id)
+        if previous is not None and not any(isinstance(effect, Close) for effect in decision.effects):
             previous.end(Rejection("evicted", f"another stream of worker {event.worker} began"))
         return session
 
@@ -451,7 +455,7 @@ class JobHost(LogListener):
             closed = previous if joining else self.sessions.get(effect.worker)
             if closed is not None:
                 self._forget(closed)
-                refusal = Rejection(effect.reason, effect.message, worker=effect.worker)
+                refusal = Rejection(effect.reason, effect.message, hint=effect.hint, worker=effect.worker)
                 self._when_durable(partial(closed.end, refusal))
 
     def _rebuild(self) -> None:
@@ -571,3 +575,6 @@ class JobHost(LogListener):
 
     async def revive(self) -> None:
         await self._owner.revive_store()
+
+    async def mended(self) -> None:
+        await self._owner.store_mended(self)

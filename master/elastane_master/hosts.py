@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -34,7 +35,15 @@ from elastane_master.metrics.measures import StoreMeasures
 from elastane_master.ring_tracing import RingTracing
 from elastane_master.store.closed import Closed, ClosedJobs
 from elastane_master.store.connection import Store
-from elastane_master.store.errors import Damage, Fenced, JobDamaged, StoreError, StoreFormatUnknown
+from elastane_master.store.errors import (
+    Damage,
+    Fenced,
+    HeldError,
+    JobDamaged,
+    JobTooNew,
+    StoreError,
+    StoreFormatUnknown,
+)
 from elastane_master.store.history import JobHistory
 from elastane_master.store.keys import JobKeys, checked_job_name
 from elastane_master.store.log import JobLog, LogOptions
@@ -104,6 +113,13 @@ async def _all_or_none(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         raise
 
 
+class JobPage(NamedTuple):
+    """Some of the jobs, by name. last: the last one's name where there are more; else empty."""
+
+    jobs: list[JobHost | ClosedJob | HeldError]
+    last: str
+
+
 class _Restored(NamedTuple):
     """A job that was read but is not served yet."""
 
@@ -142,7 +158,7 @@ class JobHosts(HostOwner):
         self._on_failed = on_failed
         self._on_reachable = on_reachable
         self._hosts: dict[str, JobHost] = {}
-        self._held: dict[str, JobDamaged] = {}
+        self._held: dict[str, HeldError] = {}
         self._creating = asyncio.Lock()
         self._unreachable: set[str] = set()
         self.retention = Retention()
@@ -180,8 +196,9 @@ class JobHosts(HostOwner):
     async def start(self, may_lead: Callable[[], bool] = lambda: True) -> None:
         """Take over every job of the store. Raises StoreFormatUnknown, Fenced, LeaseOver and redis errors.
 
-        may_lead: called before each job; if it returns False the takeover ends with LeaseOver. A store
-        written by a newer master is left unchanged, with all of its jobs.
+        may_lead: called before each job; if it returns False the takeover ends with LeaseOver. If a fence
+        shows that a newer master wrote a job, the whole store is left unchanged: that master may be running.
+        If only other keys of a job show it, that job is held.
         """
         self.clock.begin()
         self.clock.keep()
@@ -280,6 +297,20 @@ class JobHosts(HostOwner):
         self._require_serving()
         return sorted([*self._hosts, *self._closed, *self._held])
 
+    def page(self, after: str, count: int | None, covers: Callable[[str], bool]) -> JobPage:
+        """The first `count` jobs, or all of them, whose names come after `after` and which `covers` holds of.
+
+        Raises as `all`.
+        """
+        self._require_serving()
+        names = sorted(name for name in chain(self._hosts, self._closed, self._held) if name > after)
+        seen = (name for name in names if covers(name))
+        chosen = list(seen if count is None else islice(seen, count + 1))
+        is_last = count is None or len(chosen) <= count
+        chosen = chosen[:count]
+        jobs = [self._hosts.get(name) or self._closed.get(name) or self._held[name] for name in chosen]
+        return JobPage(jobs, "" if is_last else chosen[-1])
+
     async def find(self, name: str) -> JobHost:
         """Return the job's host; a closed job is read from the store again.
 
@@ -291,8 +322,8 @@ class JobHosts(HostOwner):
             await asyncio.shield(self._wake(name))
         return self.get(name)
 
-    def held(self) -> dict[str, JobDamaged]:
-        """Jobs that are held, not served, because their stored data is damaged, with the errors.
+    def held(self) -> dict[str, HeldError]:
+        """Jobs that are held, not served, because their stored data is damaged or too new, with the errors.
 
         Raises Rejection while this master does not serve.
         """
@@ -300,7 +331,7 @@ class JobHosts(HostOwner):
         return self._held
 
     def get(self, name: str) -> JobHost:
-        """Return the job's host. Raises Rejection, BadJobName, and JobDamaged if the job is held."""
+        """Return the job's host. Raises Rejection, BadJobName, and HeldError if the job is held."""
         self._require_serving()
         if name in self._held:
             raise self._held[name].with_traceback(None)
@@ -396,7 +427,8 @@ class JobHosts(HostOwner):
         """Try again to serve a held job; return its host (None: nothing was left) and the accepted damages.
 
         accept_loss: continue without the lost data; otherwise JobDamaged is raised if any is missing. A job
-        that is served is left unchanged. Raises Rejection, BadJobName, StoreError, and redis errors.
+        that is served is left unchanged, and so is one that only a newer master can read. Raises Rejection,
+        BadJobName, JobTooNew and other StoreErrors, and redis errors.
         """
         async with self._creating:
             self._require_serving()
@@ -404,14 +436,15 @@ class JobHosts(HostOwner):
                 return await self.find(name), ()
             try:
                 host, accepted = await self._repair(name, accept_loss=accept_loss)
-            except JobDamaged as error:
+            except (JobDamaged, JobTooNew) as error:
                 self._hold(error)
                 raise
             self._held.pop(name, None)
             return host, accepted
 
     async def _repair(self, name: str, *, accept_loss: bool) -> tuple[JobHost | None, tuple[Damage, ...]]:
-        found = self._held[name].damages
+        held = self._held[name]
+        found = held.damages if isinstance(held, JobDamaged) else ()
         log, recovered = await JobLog.open(self.store.redis, name, self._options, accept_loss=accept_loss)
         self._require_serving()
         accepted = recovered.damages
@@ -449,7 +482,7 @@ class JobHosts(HostOwner):
 
     # ---------------------------------------------------------------- taking over
 
-    def _hold(self, error: JobDamaged) -> None:
+    def _hold(self, error: HeldError) -> None:
         self._held[error.job] = error
         logger.error("a job is held and not served", error=str(error), hint=error.hint, **error.facts)
 
@@ -462,7 +495,7 @@ class JobHosts(HostOwner):
             log, recovered = await JobLog.open(self.store.redis, name, self._options)
             if is_stored and not recovered.exists:
                 raise JobDamaged(name, [Damage(JobKeys.of(name).fence, 1, "it and every other key are gone")])
-        except JobDamaged as error:
+        except (JobDamaged, JobTooNew) as error:
             self._hold(error)
             return None
         if recovered.snapshot is None:
@@ -526,7 +559,7 @@ class JobHosts(HostOwner):
             await self._require_held(name, token)  # what follows would put out whoever leads by now
             try:
                 log, recovered = await JobLog.open(self.store.redis, name, self._options)
-            except JobDamaged as error:
+            except (JobDamaged, JobTooNew) as error:
                 self._closed.pop(name, None)
                 self._hold(error)
                 raise
@@ -658,6 +691,10 @@ class JobHosts(HostOwner):
 
     async def revive_store(self) -> None:
         await self.store.revive()
+
+    async def store_mended(self, host: JobHost) -> None:
+        await self.store.add_job(host.name)
+        await self.store.mark_stored([host.name])
 
 
 def _unreadable(name: str, error: StoreFormatUnknown) -> Damage:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from elastane_master.decisions.machine import VERSION
+from elastane_master.decisions.machine import VERSION, version_of
 from elastane_master.decisions.retention import Retention
 from elastane_master.limits import Limits
 from elastane_master.security.settings import SecuritySettings
@@ -134,4 +134,5 @@ class MasterSettings(Limits):
             events_max=self.events_max,
             replicas=self.store_replicas,
             state_version=VERSION,
+            version_of=version_of,
         )

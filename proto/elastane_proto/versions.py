@@ -24,6 +24,9 @@ Older ones do not request the random draws made between epochs.
 
 METADATA_KEY = "elastane-protocol"
 
+PROCESS_BYTES = 16
+"""Of the random name of a process in its Hello."""
+
 _DIGITS_MAX = 9
 
 

@@ -191,6 +191,27 @@ def test_a_killed_worker_comes_back(start: Callable[..., Run], tmp_path: Path) -
     check_history(tmp_path, 100)
 
 
+def test_an_agent_that_was_stopped_holds_nobody_up_and_does_its_part_when_it_wakes(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    run = start("--workers", "1:3", steps=600)
+    pids = {worker: run.until("worker_started", worker=worker)["pid"] for worker in ("w0", "w1", "w2")}
+    with client_of(run) as client:
+        step = wait_for_step(client, 10, members=3).step
+        run.signal(signal.SIGSTOP)
+        try:
+            os.kill(pids["w1"], signal.SIGKILL)
+            wait_for_step(client, step + 100, members=2)
+            assert psutil.Process(run.pid).status() == psutil.STATUS_STOPPED
+        finally:
+            run.signal(signal.SIGCONT)
+        assert "SIGKILL" in run.until("worker_died", worker="w1")["message"]
+        assert run.until("worker_started", worker="w1")["pid"] != pids["w1"]
+    assert run.end() == 0, run.said()
+    assert len(run.of("worker_died")) == 1 and not run.of("master_restarted")
+    check_history(tmp_path, 600)
+
+
 def test_a_killed_master_comes_back_where_it_was(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start("--workers", "1:2", steps=300)
     with client_of(run) as client:

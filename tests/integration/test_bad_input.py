@@ -23,13 +23,15 @@ def settings(**values: object) -> job_pb2.JobSettings:
     return job_pb2.JobSettings(**{"ests": 2, "workers_min": 1, "workers_max": 2, **values})  # type: ignore[arg-type]
 
 
-def run_script(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    environment: dict[str, str], *arguments: str, timeout_seconds: float = 60.0
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *CONFIG.arguments, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_seconds,
         check=False,
     )
 
@@ -112,3 +114,27 @@ def test_bad_environment_names_the_variable() -> None:
     result = run_script({"ELASTANE_MASTER": "127.0.0.1:9", "ELASTANE_ESTS": "many"})
     assert result.returncode == EXIT_REFUSED
     assert "ELASTANE_ESTS" in result.stderr
+
+
+def test_of_two_processes_with_one_worker_id_the_later_one_stays(tmp_path: Path) -> None:
+    # The first one would take minutes, so that the other is there long before its end.
+    with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", "10"]) as cluster:
+        cluster.add_worker()
+        cluster.wait_for(lambda job: job.step >= 1, what="a step")
+        environment = {
+            "ELASTANE_MASTER": cluster.master.address,
+            "ELASTANE_JOB": cluster.job,
+            "ELASTANE_ESTS": "2",
+            "ELASTANE_WORKER_ID": "w0",
+        }
+        later = run_script(environment, timeout_seconds=300.0)
+        assert later.returncode == 0, later.stderr
+        first = cluster.workers["w0"].wait(120.0)
+        assert first is not None and first.returncode == EXIT_REFUSED, cluster.last_lines()
+        log = (cluster.folder / "w0.log").read_text()
+        assert "another process joined later as worker w0" in log
+        assert "[ELA424]" in log and "ELASTANE_WORKER_ID" in log
+        job = cluster.get_job()
+        assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
+        lost = [event for event in cluster.client.events(cluster.job) if event.kind == "worker_lost"]
+        assert len(lost) == 1 and "was replaced: another process" in lost[0].reason

@@ -21,6 +21,7 @@ from elastane_master.servers.app import Master
 from elastane_master.settings import MasterSettings
 from elastane_master.store.connection import Store
 from elastane_master.store.keys import JOBS_KEY, STORED_JOBS_KEY, JobKeys
+from elastane_master.store.lease import LEASE_KEY
 from elastane_proto.v1 import errors_pb2, job_pb2, job_pb2_grpc, ring_pb2, shard_pb2, shard_pb2_grpc
 from integration.master_support import Worker, private_store, reason_of
 
@@ -221,6 +222,61 @@ async def test_keys_of_two_jobs_that_were_swapped_hold_both(store: Store, part: 
             assert await audit(channel, job) == Counter(range(SIZE))
 
 
+async def test_two_jobs_whose_keys_are_all_swapped_are_both_held(store: Store) -> None:
+    """As a whole each is sound: only its name is another one's."""
+    await killed_after_some_work(store)
+
+    async def swap_all() -> None:
+        for ours, theirs in zip(KEYS.all, OTHER.all, strict=True):
+            await swap(store, ours, theirs)
+
+    await swap_all()
+    async with serving(store) as (_, channel):
+        for job in ("j", "k"):
+            await refused(repair(channel, job, accept_loss=False))
+        await swap_all()
+        for job in ("j", "k"):
+            await repair(channel, job, accept_loss=False)
+            await work(channel, job, SIZE - DONE)
+            assert await audit(channel, job) == Counter(range(SIZE))
+
+
+@pytest.mark.parametrize("kept_seconds", [0.0, 3600.0])
+@pytest.mark.parametrize("part", ["fence", "log", "snapshot", "history", "events"])
+async def test_keys_of_two_jobs_that_are_swapped_under_their_master_are_not_mixed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, part: str, kept_seconds: float
+) -> None:
+    """Each is as long as the other, so that nothing but whose it is tells them apart."""
+    options = MasterSettings.log_options
+    monkeypatch.setattr(
+        MasterSettings, "log_options", lambda self: replace(options(self), kept_seconds=kept_seconds)
+    )
+    whole: dict[str, bool] = {}
+    async with serving(store) as (_, channel):
+        for job in ("j", "k"):
+            await create(channel, job)
+            await work(channel, job, DONE)
+        await swap(store, getattr(KEYS, part), getattr(OTHER, part))
+        for job in ("j", "k"):
+            try:
+                await work(channel, job, SIZE - DONE)
+                whole[job] = await audit(channel, job) == Counter(range(SIZE))
+            except grpc.aio.AioRpcError as error:
+                assert reason_of(error)[1] == "DAMAGED"
+                whole[job] = False
+                await refused(work(channel, job, 1))
+        # What is kept, and what the state is, is written again. Older commits and events are nobody's.
+        is_lost = part in ("history", "events") and not kept_seconds
+        assert whole == {"j": not is_lost, "k": not is_lost}
+    await store.redis.delete("elastane:{leader}:lease")
+    async with serving(store) as (_, channel):
+        for job in ("j", "k"):
+            if whole[job]:
+                assert await audit(channel, job) == Counter(range(SIZE))
+            else:
+                await refused(work(channel, job, 1))
+
+
 @pytest.mark.parametrize("keys", [(JOBS_KEY,), (STORED_JOBS_KEY,), (JOBS_KEY, STORED_JOBS_KEY)])
 async def test_a_list_of_jobs_that_is_gone_is_written_again(store: Store, keys: tuple[str, ...]) -> None:
     await killed_after_some_work(store)
@@ -262,3 +318,29 @@ async def test_a_backup_under_a_living_master_holds_the_job_and_nothing_is_done_
         counted = await audit(channel, "j")
         assert set(counted.values()) == {1} and set(range(10)) | set(range(31, SIZE)) <= set(counted)
         assert len(counted) < SIZE
+
+
+async def test_a_day_old_backup_of_the_whole_store_under_its_master_loses_no_job(store: Store) -> None:
+    """Not even one that is younger than the backup: neither its keys nor its name are in that."""
+    async with serving(store) as (_, channel):
+        await create(channel, "j")
+        await work(channel, "j", 10)
+        backup = {key: await store.redis.dump(key) for key in await store.redis.keys("*")}
+        await work(channel, "j", DONE - 10)
+        await create(channel, "k")
+        await work(channel, "k", DONE)
+        lease = await store.redis.dump(LEASE_KEY)
+        await store.redis.flushall()
+        for key, value in backup.items():
+            await store.redis.restore(key, 0, lease if key == LEASE_KEY.encode() else value)
+        for job in ("j", "k"):
+            await work(channel, job, 5)
+        left = {key: await store.redis.dump(key) for key in await store.redis.keys("*")}
+    await store.redis.flushall()
+    for key, value in left.items():  # the master was killed right then
+        await store.redis.restore(key, 0, value)
+    await store.redis.delete(LEASE_KEY)
+    async with serving(store) as (_, channel):
+        for job in ("j", "k"):
+            await work(channel, job, SIZE - DONE - 5)
+            assert await audit(channel, job) == Counter(range(SIZE))

@@ -142,6 +142,30 @@ async def test_a_leader_that_slept_has_acknowledged_nothing_and_stands_by(
         assert (await progress_and_history(first))[0].doing == 30
 
 
+async def test_a_standby_that_slept_stands_by_on_or_takes_over_what_is_there(
+    store: Store, tmp_path: Path
+) -> None:
+    async with master_on(store, tmp_path / "a") as first, master_on(store, tmp_path / "b") as second:
+        await create(first, 100)
+        os.kill(second.process.pid, signal.SIGSTOP)
+        assert len(await lease_all(first, 10)) == 10
+        await asyncio.sleep(2.5 * LEASE_SECONDS)  # longer than any lease that it may believe in
+        os.kill(second.process.pid, signal.SIGCONT)
+        code, reason, detail = await refusal(second)
+        assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "NOT_LEADING")
+        assert detail.facts["leader"] == first.address
+        assert len(await lease_all(first, 10)) == 10 and await health(first) == SERVING
+        # And when the leader dies meanwhile, it leads once it wakes, with all that was acknowledged.
+        os.kill(second.process.pid, signal.SIGSTOP)
+        assert len(await lease_all(first, 10)) == 10
+        await first.kill()
+        await asyncio.sleep(2.5 * LEASE_SECONDS)
+        os.kill(second.process.pid, signal.SIGCONT)
+        await serving(second)
+        progress, _ = await progress_and_history(second)
+        assert (progress.doing, progress.todo) == (30, 70)
+
+
 async def _lease(stub: shard_pb2_grpc.ShardServiceStub, number: int) -> shard_pb2.LeaseTasksResponse:
     request = shard_pb2.LeaseTasksRequest(
         job="j", dataset="d", worker_id=f"s{number}", max_tasks=1, request_id=f"s{number}"

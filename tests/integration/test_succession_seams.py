@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis.exceptions import ConnectionError as StoreGone
 
+from elastane_master.clock import Clock
 from elastane_master.hosts import JobHosts
 from elastane_master.security.settings import SecuritySettings
 from elastane_master.servers.app import Master
@@ -22,7 +23,8 @@ from elastane_master.store.closed import ClosedJobs, Listed
 from elastane_master.store.connection import JobNames, Store
 from elastane_master.store.errors import Fenced
 from elastane_master.store.lease import LEASE_KEY, Claimant, LeaderLease
-from elastane_proto.v1 import job_pb2, job_pb2_grpc
+from elastane_master.store.log import JobLog
+from elastane_proto.v1 import job_pb2, job_pb2_grpc, ring_pb2, ring_pb2_grpc, shard_pb2, shard_pb2_grpc
 from integration.master_support import open_ledger, private_store, reason_of, serving_master
 from integration.security_support import standard_tokens, token_of
 from integration.test_master_succession import Partition
@@ -262,6 +264,56 @@ async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(stor
     async with asyncio.timeout(20):
         while not (await waits.claim()).token:
             await waits.released(0.05)
+
+
+async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_off(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next master's clock is an hour behind at first, two once it has read a job; the store's too."""
+    behind = 0.0
+    monkeypatch.setattr("elastane_master.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
+    read = JobLog.open
+
+    async def set_back(*words: object, **named: object) -> object:
+        nonlocal behind
+        found = await read(*words, **named)
+        behind += 3600.0
+        return found
+
+    async with master_on(store, tmp_path / "a") as (first, to_first):
+        began = time.time()
+        for name in ("j", "other"):
+            await create(to_first, name)
+        settings = shard_pb2.DatasetSettings(task_size=1, range=shard_pb2.RangeSource(size=2))
+        settings.lease.seconds = 2
+        await shard_pb2_grpc.ShardServiceStub(to_first).CreateDataset(
+            shard_pb2.CreateDatasetRequest(job="j", dataset="d", settings=settings)
+        )
+        assert [task.index for task in (await lease(to_first, "gone", 1)).tasks] == [0]
+        behind = 3600.0
+        async with master_on(store, tmp_path / "b") as (second, to_second):
+            assert first.leads and not second.leads
+            monkeypatch.setattr(JobLog, "open", set_back)
+            first.leadership.keeper._tasks[0].cancel()  # it is as good as dead
+            await store.redis.expire(LEASE_KEY, 3600)  # what was left of its lease, as the store sees it now
+            async with asyncio.timeout(30):
+                await becomes(to_second, SERVING)
+                assert behind >= 3 * 3600.0
+                indices = [task.index for task in (await lease(to_second, "w", 2)).tasks]
+                while len(indices) < 2:  # the other one once its lease is over, which it is in two seconds
+                    indices += [task.index for task in (await lease(to_second, "w", 2)).tasks]
+            assert sorted(indices) == [0, 1]
+            events = ring_pb2_grpc.RingServiceStub(to_second).WatchEvents(
+                ring_pb2.WatchEventsRequest(job="j", since=1)
+            )
+            times = [reply.event.time.ToNanoseconds() / 1e9 async for reply in events]
+            assert times == sorted(times) and times[0] >= began - 1 and times[-1] <= time.time() + 5
+
+
+async def lease(channel: grpc.aio.Channel, worker: str, count: int) -> shard_pb2.LeaseTasksResponse:
+    request = shard_pb2.LeaseTasksRequest(job="j", dataset="d", worker_id=worker, max_tasks=count)
+    request.wait.seconds = 20
+    return await shard_pb2_grpc.ShardServiceStub(channel).LeaseTasks(request, timeout=30)
 
 
 async def test_health_of_a_standby_can_be_watched_with_a_token(store: Store, tmp_path: Path) -> None:

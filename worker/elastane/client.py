@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -66,6 +67,10 @@ STOOD_SECONDS = 5.0
 STANDBY_SECONDS_MAX = 0.5
 #: Delay before asking again for a known job that is not found: the default duration of a leader's lease.
 NOT_FOUND_SECONDS = 3.0
+#: Page size of a list: half a megabyte, since a master of 100,000 jobs also has other callers.
+JOBS_IN_A_PAGE = 2000
+#: Number of jobs named in an error that asks the caller to choose one.
+JOBS_NAMED = 20
 MESSAGE_TOO_LARGE_HINT = "a message was larger than the master or this process takes; see docs/limits.md"
 #: CANCELLED comes from a server that is shutting down, or from gRPC under load: this client cancels only in
 #: `close`.
@@ -179,9 +184,19 @@ class MasterClient:
         return self._unary(job_pb2_grpc.JobServiceStub, "Get", request).job
 
     def list_jobs(self) -> list[job_pb2.Job]:
-        """Return all jobs of the master."""
-        response = self._unary(job_pb2_grpc.JobServiceStub, "List", job_pb2.JobServiceListRequest())
-        return list(response.jobs)
+        """Return all jobs of the master, by name."""
+        return list(self.iter_jobs())
+
+    def iter_jobs(self) -> Iterator[job_pb2.Job]:
+        """Iterate over all jobs of the master, by name; fetches a page at a time."""
+        page_token = ""
+        while True:
+            request = job_pb2.JobServiceListRequest(page_size=JOBS_IN_A_PAGE, page_token=page_token)
+            response = self._unary(job_pb2_grpc.JobServiceStub, "List", request)
+            yield from response.jobs
+            page_token = response.next_page_token  # an older master gives all, and no token
+            if not page_token:
+                return
 
     def only_job(self, name: str | None) -> str:
         """Return `name`, or the name of the only job.
@@ -190,15 +205,18 @@ class MasterClient:
         """
         if name:
             return name
-        names = sorted(job.name for job in self.list_jobs())
+        names = [job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1)]
         if len(names) == 1:
             return names[0]
         if not names:
             raise RequestRefusedError(
                 "the master has no job", reason="not_found", hint="start one with `elastane run`"
             )
+        many = len(names) > JOBS_NAMED
         raise RequestRefusedError(
-            f"the master has {len(names)} jobs", reason="not_found", hint=f"name one of: {', '.join(names)}"
+            f"the master has {f'more than {JOBS_NAMED}' if many else len(names)} jobs",
+            reason="not_found",
+            hint=f"name one of: {', '.join(names[:JOBS_NAMED])}" + (" and more" if many else ""),
         )
 
     def scale_job(

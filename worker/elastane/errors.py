@@ -2,6 +2,7 @@
 
     ElastaneError
     ├── RefusedError            the master refused this worker or request: do not retry
+    │   └── WorkerReplacedError another process joined later with this worker's id
     ├── MasterUnreachableError  no answer within the stated time
     ├── JobMissingError         the master has no such job, and none was created within the stated time
     ├── UnsupportedError        the script uses something that would not keep the bits
@@ -75,6 +76,12 @@ class RefusedError(ElastaneError):
 
     code = "ELA402"
     exit_code = EXIT_REFUSED
+
+
+class WorkerReplacedError(RefusedError):
+    """Another process joined later with this worker's id: that one stays, and this one ends for good."""
+
+    code = "ELA424"
 
 
 class MasterUnreachableError(ElastaneError):

@@ -9,7 +9,15 @@ import msgspec
 from elastane_operator.decisions.pods import PodView
 
 MasterPhase = Literal[
-    "waiting", "running", "suspended", "succeeded", "failed", "cancelled", "max_wait_exceeded", "damaged"
+    "waiting",
+    "running",
+    "suspended",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "max_wait_exceeded",
+    "damaged",
+    "too_new",
 ]
 
 

@@ -73,11 +73,19 @@ def asset_version() -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """A job that is not served. phase: "damaged" or "too_new". notice: why, and what to do."""
+
+    phase: str
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
-    """What the list shows. damaged: jobs that are held as they are not whole, with what to do."""
+    """What the list shows. held: jobs that are not served, by name."""
 
     jobs: Sequence[JobView]
-    damaged: Mapping[str, Notice] = field(default_factory=dict)
+    held: Mapping[str, Held] = field(default_factory=dict)
 
 
 def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
@@ -89,7 +97,7 @@ def jobs_page(listed: Listed, visitor: Visitor, *, state: str) -> str:
 
 def jobs_part(listed: Listed) -> str:
     """The table of jobs alone."""
-    return _render("part_jobs.html", root="", jobs=listed.jobs, damaged=listed.damaged)
+    return _render("part_jobs.html", root="", jobs=listed.jobs, held=listed.held)
 
 
 @dataclass(frozen=True, slots=True)

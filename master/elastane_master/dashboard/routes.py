@@ -31,7 +31,7 @@ from elastane_master.dashboard.browser import (
 )
 from elastane_master.dashboard.facts import Gatherer
 from elastane_master.dashboard.live import Kitchen, Live, Parts
-from elastane_master.dashboard.pages import AskedEvents, Listed, Notice, Visitor
+from elastane_master.dashboard.pages import AskedEvents, Held, Listed, Notice, Visitor
 from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.views import job_view
 from elastane_master.host import JobHost
@@ -40,6 +40,7 @@ from elastane_master.security.gate import Gate
 from elastane_master.security.policy import unauthenticated
 from elastane_master.security.tokens import Principal
 from elastane_master.servers.errors import REFUSALS, as_rejection
+from elastane_master.store.errors import held_phase
 
 logger = structlog.get_logger(__name__)
 
@@ -65,6 +66,7 @@ _STATUS: Final = {
     "mismatch": 409,
     "wrong_phase": 409,
     "damaged": 409,
+    "too_new": 409,
     "limit_exceeded": 413,
     "rate_limited": 429,
     "quota_exceeded": 429,
@@ -324,12 +326,12 @@ class DashboardRoutes:
         ended = [closed for closed in hosts.closed() if caller.covers(closed.name)]
         ended.sort(key=lambda closed: closed.ended_at, reverse=True)
         views += [closed.record.view for closed in ended[: JOBS_SHOWN - len(views)]]
-        damaged = {
-            name: Notice(str(error), error.hint, refused=True)
+        held = {
+            name: Held(held_phase(error), Notice(str(error), error.hint, refused=True))
             for name, error in sorted(hosts.held().items())[:JOBS_SHOWN]
             if caller.covers(name)
         }
-        return Listed(sorted(views, key=lambda view: view.name), damaged)
+        return Listed(sorted(views, key=lambda view: view.name), held)
 
     def _list(self, caller: Principal) -> str:
         """The list as HTML, made once a second for all of the same rights. Raises Rejection."""

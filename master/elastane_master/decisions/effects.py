@@ -158,11 +158,12 @@ class Send(Effect, frozen=True, tag=True):
 
 
 class Close(Effect, frozen=True, tag=True):
-    """End the worker's stream with a typed error (`reason` as in Rejection.reason)."""
+    """End the worker's stream with a typed error (`reason` and `hint` as a Rejection has them)."""
 
     worker: str
     reason: str
     message: str
+    hint: str = ""
 
 
 class Note(Effect, frozen=True, tag=True):

@@ -136,6 +136,7 @@ class WorkerJoined(Event, frozen=True, tag=True):
     capacity: Capacity = "spot"
     history_generation: int = 0
     rendezvous_key: bytes = b""  # of its store, for which the master makes the generations' secrets
+    process: bytes = b""  # tells it from another process of the same worker id (processes.py)
 
 
 class StreamLost(Event, frozen=True, tag=True):

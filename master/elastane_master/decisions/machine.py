@@ -76,8 +76,23 @@ class Stored(msgspec.Struct, array_like=True):
     queues: StoredQueues
 
 
+class _Version(msgspec.Struct, array_like=True):
+    """The beginning of a snapshot of any version."""
+
+    version: int
+
+
 _encoder = msgspec.msgpack.Encoder()
+_version = msgspec.msgpack.Decoder(_Version)
 _decoder = msgspec.msgpack.Decoder(Stored)
+
+
+def version_of(snapshot: bytes) -> int:
+    """The form that a snapshot's state is in, whether it can be restored or not; 0: it is no snapshot."""
+    try:
+        return _version.decode(snapshot).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0
 
 
 class JobMachine:

@@ -16,6 +16,7 @@ from elastane_master.decisions import (
     fingerprints,
     forgotten,
     life,
+    processes,
     quarantine,
     ring,
     waiting,
@@ -61,6 +62,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     record = state.workers.get(event.worker)
     if record is not None and record.session == event.session:
         return
+    processes.require_newest(state, event)
     if event.role == "ring" and 0 < event.generation < state.sentinel.anew_generation:
         turn.send(event.worker, Welcome(state.ring.generation, False))
         turn.send(event.worker, Done(RESTART, ANEW))
@@ -69,6 +71,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
         _check_signature(turn, event)
     forgotten.notice(turn, event)
     turn.touch()
+    is_other = processes.came(state, event)
     if record is not None and record.awaited and _is_same(record, event):
         if not claims.is_foreign(state, event):
             _returned(turn, record, event)
@@ -77,10 +80,14 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     was_needed = False
     was_awaited = record is not None and record.awaited
     if record is not None:
-        lost = history.WorkerLost(event.worker, "started_anew" if record.awaited else "new_session")
+        lost = _lost_again(record, event, is_other)
         reason = lost_how(lost)
         turn.note(lost)
-        turn.close(event.worker, "evicted", reason)
+        if is_other:
+            refusal = processes.replaced(event.worker)
+            turn.close(event.worker, refusal.reason, str(refusal), refusal.hint)
+        else:
+            turn.close(event.worker, "evicted", reason)
         was_needed = _remove(turn, record, reason, counts=True)
     _add(turn, event)
     if record is not None:
@@ -127,6 +134,7 @@ def bye(turn: Turn, event: ByeReported) -> None:
             return
         after_loss(turn, was_needed, f"the script of {worker} raised: {event.message}")
         return
+    processes.left(state, worker)
     why = event.message or (record.drain_reason if event.reason == "drained" else "")
     left = history.WorkerLeft(worker, event.reason == "finished", why)
     what = left_how(left)
@@ -296,6 +304,16 @@ def _is_same(record: WorkerRecord, event: WorkerJoined) -> bool:
         event.pid,
         event.store_address,
     )
+
+
+def _lost_again(record: WorkerRecord, event: WorkerJoined, is_other: bool) -> history.WorkerLost:
+    """Build the event of a worker whose id says Hello again. is_other: from another process."""
+    if record.awaited:
+        return history.WorkerLost(event.worker, "started_anew")
+    if not is_other:
+        return history.WorkerLost(event.worker, "new_session")
+    where = f"process {event.pid} at {event.host}" if event.host and event.pid else ""
+    return history.WorkerLost(event.worker, "replaced", where)
 
 
 def _returned(turn: Turn, record: WorkerRecord, event: WorkerJoined) -> None:

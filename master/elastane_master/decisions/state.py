@@ -149,6 +149,7 @@ class JobState(msgspec.Struct):
     took effect, oldest first. deaths: when ring workers died, by worker id (quarantine.py). cost: what
     workers have cost (cost.py). waiting_since: since when there have been too few workers, if the wait is
     limited; wait_until: when the present ones are released (waiting.py). sentinel: see sentinel.py.
+    processes: of each worker id, in the order they came (processes.py).
     """
 
     name: str
@@ -186,6 +187,7 @@ class JobState(msgspec.Struct):
     waiting_since: float | None = None
     wait_until: float | None = None
     sentinel: SentinelBook = msgspec.field(default_factory=SentinelBook)
+    processes: dict[str, tuple[bytes, ...]] = {}
 
     @property
     def workers_needed(self) -> int:

@@ -68,9 +68,9 @@ class Turn:
         """Send `message` to a worker once the event is durable."""
         self.effects.append(Send(worker, message))
 
-    def close(self, worker: str, reason: str, message: str) -> None:
+    def close(self, worker: str, reason: str, message: str, hint: str = "") -> None:
         """End a worker's stream with a typed error."""
-        self.effects.append(Close(worker, reason, message))
+        self.effects.append(Close(worker, reason, message, hint))
 
     def note(self, event: AnyHistoryEvent) -> None:
         """Report a decision and its reason as an event of the job's history."""

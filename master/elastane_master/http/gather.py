@@ -23,6 +23,7 @@ from elastane_master.metrics.figures import (
 from elastane_master.metrics.measures import MasterMeasures
 from elastane_master.security.gate import Gate
 from elastane_master.security.tokens import Principal
+from elastane_master.store.errors import held_phase
 from elastane_proto import versions
 
 
@@ -62,7 +63,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
     Yields to the event loop between jobs, so that a master of a thousand jobs does not stall during a scrape.
     """
     samples = Samples()
-    (hosts, damaged), closed = _hosts(master), _closed(master)
+    (hosts, held), closed = _hosts(master), _closed(master)
     facts = MasterFacts(
         version=metadata.version("elastane"),
         protocol=str(versions.PROTOCOL),
@@ -73,7 +74,7 @@ async def gather(master: Served, caller: Principal) -> Samples:
         phases=(
             *(host.machine.state.phase for host in hosts),
             *(job.phase for job in closed),
-            *["damaged"] * damaged,
+            *held,
         ),
         gate_refusals=master.gate.refusals,
     )
@@ -88,14 +89,14 @@ async def gather(master: Served, caller: Principal) -> Samples:
     return samples
 
 
-def _hosts(master: Served) -> tuple[list[JobHost], int]:
-    """Return the jobs served now and the number of held ones; none while another master may lead."""
+def _hosts(master: Served) -> tuple[list[JobHost], list[str]]:
+    """Return the jobs served now and the phase of each held one; none while another master may lead."""
     if master.hosts is None:
-        return [], 0
+        return [], []
     try:
-        return master.hosts.all(), len(master.hosts.held())
+        return master.hosts.all(), [held_phase(error) for error in master.hosts.held().values()]
     except Rejection:
-        return [], 0
+        return [], []
 
 
 def _closed(master: Served) -> list[ClosedJob]:

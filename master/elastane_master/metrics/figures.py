@@ -29,6 +29,9 @@ OVER_SECONDS = 3600.0
 """A job that is over is told of for so long: a store keeps its jobs for ever, and scrapes must not grow."""
 
 PHASES: tuple[str, ...] = get_args(Phase)
+HELD = ("damaged", "too_new")
+"""What jobs are called that a master has and does not serve."""
+
 STAGES: tuple[str, ...] = get_args(Stage)
 PLACES: tuple[str, ...] = get_args(WorkerPlace)
 
@@ -60,7 +63,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class MasterFacts:
-    """What is to be told of the master. phases: of the jobs it serves, and "damaged" for each it holds.
+    """What is to be told of the master. phases: of the jobs it serves, and one of HELD for each it holds.
 
     gate_refusals: by reason.
     """
@@ -95,7 +98,7 @@ def add_master(samples: Samples, facts: MasterFacts, measures: MasterMeasures) -
     add(known.FENCING_TOKEN, facts.fencing_token)
     add(known.TAKEOVERS, measures.takeovers)
     add(known.TAKEOVER_SECONDS, measures.takeover_seconds)
-    for phase in (*PHASES, "damaged"):
+    for phase in (*PHASES, *HELD):
         add(known.JOBS, facts.phases.count(phase), phase)
     for method in measures.rpcs.unary.values():
         _add_calls(samples, method)

@@ -440,12 +440,19 @@ class _Server(asyncio.BufferedProtocol):
 
 
 def network(address: str) -> str:
-    """Return what counts as one address: for IPv6 the /64, since a host chooses the lower bits freely."""
+    """Return what counts as one address: for IPv6 the /64, since a host chooses the lower bits freely.
+
+    An IPv4 caller at a dual-stack port comes as ::ffff:a.b.c.d; it counts as its IPv4 address.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    return str(ipaddress.ip_network((parsed, 64), strict=False)) if parsed.version == 6 else address
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return address
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((parsed, 64), strict=False))
 
 
 def _bound(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Protocol
 import grpc
 import structlog
 
+from elastane_master import callers
 from elastane_master.decisions.events import Rejection
 from elastane_master.security.errors import BadSecurityFile
 from elastane_master.security.files import Stamp, open_to_others, read_file, stamp_of
@@ -303,6 +304,8 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 call = _Call(rpc, rule, digest)
                 try:
                     request = await self._let_in(call, messages, context, held, handler.request_streaming)
+                    if rule.lists:
+                        callers.covers.set(self._tokens.owner(digest).covers)
                     response = await _behaviour(handler)(request, context)
                     if rule.lists:
                         hide_others(rule, self._tokens.owner(digest), response)

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from elastane_master.decisions.events import Rejection
 from elastane_master.errors import MachineBroken
-from elastane_master.store.errors import BadJobName, Fenced, JobDamaged, StoreError
+from elastane_master.store.errors import BadJobName, Fenced, JobDamaged, JobTooNew, StoreError
 from elastane_proto.v1 import errors_pb2
 
 _CODES: dict[str, grpc.StatusCode] = {
@@ -38,8 +38,10 @@ _CODES: dict[str, grpc.StatusCode] = {
     "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "quota_exceeded": grpc.StatusCode.RESOURCE_EXHAUSTED,
     "rate_limited": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "replaced": grpc.StatusCode.FAILED_PRECONDITION,
     "lockstep_dataset": grpc.StatusCode.FAILED_PRECONDITION,
     "damaged": grpc.StatusCode.FAILED_PRECONDITION,
+    "too_new": grpc.StatusCode.FAILED_PRECONDITION,
 }
 
 _RETRYABLE = frozenset({"evicted", "fenced", "store_unavailable", "not_leading", "busy", "rate_limited"})
@@ -61,6 +63,8 @@ def as_rejection(error: Exception) -> Rejection:
         return Rejection("fenced", str(error), hint=error.hint, **error.facts)
     if isinstance(error, JobDamaged):
         return Rejection("damaged", str(error), hint=error.hint, **error.facts)
+    if isinstance(error, JobTooNew):
+        return Rejection("too_new", str(error), hint=error.hint, **error.facts)
     if isinstance(error, MachineBroken):
         return Rejection(
             "internal", str(error), hint="this is a fault of the master; its log has the details"

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from functools import partial
 
+from elastane_master import callers
 from elastane_master.decisions.events import (
     AnyEvent,
     CancelRequested,
@@ -33,17 +34,21 @@ from elastane_master.servers.translate import (
 )
 from elastane_master.servers.translate_job import (
     damage_message,
-    damaged_message,
+    held_message,
     job_message,
     job_settings,
 )
+from elastane_master.store.keys import checked_job_name
 from elastane_proto.v1 import job_pb2
 
 WATCH_SECONDS_MIN = 0.05
 """A watcher gets the newest job at most so often, however many changes there are."""
 
 JOBS_AT_ONCE = 500
-"""Closed jobs told of in a list before others have their turn."""
+"""Jobs told of in a list before others have their turn."""
+
+JOBS_PAGE_MAX = 5000
+"""Jobs in a page of a list: some megabytes."""
 
 _NOBODY = Liveness()
 
@@ -66,7 +71,7 @@ class JobServicer:
     ) -> job_pb2.JobServiceGetResponse:
         held = self._hosts.held().get(request.name)
         if held is not None:
-            return job_pb2.JobServiceGetResponse(job=damaged_message(held))
+            return job_pb2.JobServiceGetResponse(job=held_message(held))
         if (closed := self._hosts.closed_job(request.name)) is not None:
             return job_pb2.JobServiceGetResponse(job=_closed_job(closed))
         host = self._hosts.get(request.name)
@@ -75,17 +80,21 @@ class JobServicer:
     async def List(
         self, request: job_pb2.JobServiceListRequest, context: Context
     ) -> job_pb2.JobServiceListResponse:
-        served = self._hosts.all()
-        jobs: list[job_pb2.Job] = [_job(host) for host in served]
-        for number, closed in enumerate(self._hosts.closed(), 1):
-            jobs.append(_closed_job(closed))
+        after = checked_job_name(request.page_token) if request.page_token else ""
+        count = min(request.page_size, JOBS_PAGE_MAX)
+        page = self._hosts.page(after, count or None, callers.covers.get())
+        jobs: list[job_pb2.Job] = []
+        for number, job in enumerate(page.jobs, 1):
+            if isinstance(job, JobHost):
+                jobs.append(_job(job))
+            else:
+                jobs.append(_closed_job(job) if isinstance(job, ClosedJob) else held_message(job))
             if number % JOBS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        jobs += [damaged_message(held) for held in self._hosts.held().values()]
-        for host in served:
-            await host.log.settled()
-        jobs.sort(key=lambda job: job.name)
-        return job_pb2.JobServiceListResponse(jobs=jobs)
+        for job in page.jobs:
+            if isinstance(job, JobHost):
+                await job.log.settled()
+        return job_pb2.JobServiceListResponse(jobs=jobs, next_page_token=page.last)
 
     async def Watch(
         self, request: job_pb2.JobServiceWatchRequest, context: Context

@@ -16,7 +16,7 @@ from elastane_master.servers.translate import (
     timestamp,
 )
 from elastane_master.servers.translate_session import CAPACITIES
-from elastane_master.store.errors import Damage, JobDamaged
+from elastane_master.store.errors import Damage, HeldError, JobDamaged
 from elastane_proto import contexts, history_wire
 from elastane_proto.v1 import common_pb2, context_pb2, job_pb2, ring_pb2
 
@@ -163,8 +163,10 @@ def job_message(view: JobView, liveness: Liveness) -> job_pb2.Job:
     )
 
 
-def damaged_message(error: JobDamaged) -> job_pb2.Job:
+def held_message(error: HeldError) -> job_pb2.Job:
     """A job that is held."""
+    if not isinstance(error, JobDamaged):
+        return job_pb2.Job(name=error.job, phase=job_pb2.JOB_PHASE_TOO_NEW, saved_step=-1, reason=str(error))
     return job_pb2.Job(
         name=error.job,
         phase=job_pb2.JOB_PHASE_DAMAGED,

@@ -64,6 +64,7 @@ def hello(message: ring_pb2.Hello, session: str) -> events.WorkerJoined:
         capacity=_capacity(message.capacity),
         history_generation=message.history_generation,
         rendezvous_key=message.rendezvous_key[:KEY_BYTES],
+        process=message.process[: versions.PROCESS_BYTES],
     )
 
 

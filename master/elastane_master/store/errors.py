@@ -7,6 +7,7 @@ StoreError
 +-- StoreRefused         the store rejects the credentials or the commands
 +-- EmbeddedStoreFailed  the private server could not be started
 +-- StoreFormatUnknown   the store was written by a newer master, or its bytes are corrupt
+|   +-- JobTooNew        a newer master wrote a job
 +-- StoreReadOnly        the store is a replica, or does not accept writes
 +-- StoreIsCluster       the store is a cluster
 +-- StoreIsSentinel      the store is a Sentinel, which stores nothing
@@ -90,6 +91,25 @@ class StoreFormatUnknown(StoreError):
     )
 
 
+class JobTooNew(StoreFormatUnknown):
+    """A job that only a newer master can read: never repaired or deleted by this one. Attributes: job."""
+
+    code = "ELA435"
+    hint = (
+        "start a master at least as new as the one that wrote it, or put back a backup from before the"
+        " upgrade; nothing of the job was touched, and `elastane repair` leaves it as it is"
+    )
+
+    def __init__(self, job: str, found: tuple[int, int], known: tuple[int, int], *, key: str) -> None:
+        said = (
+            f"job {job} was written by a newer master: {key} has {_form(found)};"
+            f" this one reads up to {_form(known)}. Nothing of it was touched"
+        )
+        facts = {"found": f"{found[0]}.{found[1]}", "known": f"{known[0]}.{known[1]}"}
+        super().__init__(said, job=job, keys=key, **facts)
+        self.job = job
+
+
 class StoreReadOnly(StoreError):
     code = "ELA430"
     hint = "name the primary that it copies in --store; a replica takes no writes"
@@ -130,6 +150,19 @@ class JobDamaged(StoreError):
         super().__init__(f"job {job} is damaged: {said}", job=job, keys=keys)
         self.job = job
         self.damages = tuple(damages)
+
+
+HeldError = JobDamaged | JobTooNew
+"""Why a job is held and not served."""
+
+
+def held_phase(error: HeldError) -> str:
+    """What such a job is called: "damaged" or "too_new"."""
+    return "damaged" if isinstance(error, JobDamaged) else "too_new"
+
+
+def _form(form: tuple[int, int]) -> str:
+    return f"format {form[0]}, state {form[1]}"
 
 
 class StateDirInUse(StoreError):

@@ -10,12 +10,14 @@ so that missing, corrupt or foreign data is detected when it is read (see `whole
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from typing import NamedTuple
 
 import msgspec
 
-from elastane_master.store.errors import StoreFormatUnknown
+from elastane_master.store.errors import JobTooNew, StoreFormatUnknown
+from elastane_master.store.keys import JobKeys
 
 FORMAT = 2
 """Current format. 2: snapshots and batches are chained by checksums. Format 1 is still read."""
@@ -100,6 +102,9 @@ class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
             raise StoreFormatUnknown(f"a stored batch cannot be read: {error}") from error
 
 
+# Of an array of MessagePack the first element, as an integer of one byte or two: all forms begin with it.
+_HEAD = re.compile(rb"[\x91-\x9f](?:([\x01-\x7f])|\xcc([\x80-\xff]))")
+
 _encoder = msgspec.msgpack.Encoder()
 _records = msgspec.msgpack.Decoder(tuple[bytes, ...])
 _snapshots = msgspec.msgpack.Decoder(StoredSnapshot)
@@ -146,19 +151,25 @@ def decode_batch(payload: bytes) -> StoredBatch:
     return batch
 
 
-def check_written(job: str, found_format: int, found_state: int, known_state: int) -> None:
-    """Raise StoreFormatUnknown if a newer master wrote the job in a form this one cannot read.
+def format_of(payload: bytes) -> int:
+    """The format that a snapshot or batch names, whether it can be read or not; 0: it names none."""
+    match = _HEAD.match(payload)
+    if match is None:
+        return 0
+    return match[1][0] if match[1] else int.from_bytes(match[2])
 
-    known_state: newest version of the job's own state that this master reads.
+
+def check_written(
+    job: str, found_format: int, found_state: int, known_state: int, *, key: str | None = None
+) -> None:
+    """Raise JobTooNew if a newer master wrote the job in a form this one cannot read.
+
+    known_state: newest version of the job's own state that this master reads. key: the key that shows it;
+    None: the fence.
     """
     if found_format > FORMAT or found_state > known_state:
-        raise StoreFormatUnknown(
-            f"job {job} was written by a newer master: format {found_format}, state {found_state};"
-            f" this one reads up to format {FORMAT}, state {known_state}. Nothing of it was touched",
-            job=job,
-            found=f"{found_format}.{found_state}",
-            known=f"{FORMAT}.{known_state}",
-        )
+        found, known = (found_format, found_state), (FORMAT, known_state)
+        raise JobTooNew(job, found, known, key=key or JobKeys.of(job).fence)
 
 
 def _check(what: str, found: int) -> None:

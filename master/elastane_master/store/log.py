@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import structlog
 from redis.exceptions import RedisError
@@ -39,12 +39,13 @@ from elastane_master.store.errors import Damage, Fenced, JobDamaged, LogBroken, 
 from elastane_master.store.format import FORMAT, Chain, Place, encode_batch, encode_snapshot
 from elastane_master.store.kept import KeptGroups, NumberedEvent, Told
 from elastane_master.store.keys import JobKeys
-from elastane_master.store.recovery import Recovered, recover
+from elastane_master.store.recovery import Readable, Recovered, recover
 from elastane_master.store.scripts import DROP, WRITE
 from elastane_master.store.wholeness import show_chain
 
 logger = structlog.get_logger(__name__)
 
+T = TypeVar("T")
 SnapshotSource = Callable[[], bytes]
 _RETRIED = (RedisError, OSError)
 _SMALL_SNAPSHOT_BYTES = 64 * 1024
@@ -61,7 +62,7 @@ class LogOptions:
     and how much, history and events are kept after their acknowledgement, for a store that loses them; longer
     than a store lags behind its disk or replica. replicas: replicas of the store that must have a write
     before it is acknowledged. state_version: version of the job's state in the snapshots; stored, so that
-    older masters refuse the job.
+    older masters refuse the job. version_of: version of a stored state, 0 if it cannot be determined.
     """
 
     snapshot_seconds: float = 1.0
@@ -74,6 +75,7 @@ class LogOptions:
     events_max: int = 10_000
     replicas: int = 0
     state_version: int = 1
+    version_of: Callable[[bytes], int] = lambda state: 0
 
 
 class LogListener:
@@ -90,6 +92,12 @@ class LogListener:
 
     async def revive(self) -> None:
         """Awaited after each failed attempt to write: a private server can be restarted."""
+
+    async def mended(self) -> None:
+        """Awaited once a store that had lost writes has the job again: it may have lost the job's name, too.
+
+        May raise redis errors, and is awaited again then.
+        """
 
 
 @dataclass(slots=True)
@@ -232,11 +240,11 @@ class JobLog:
         """Take the job over, which fences every older master, and read its stored data.
 
         accept_loss: for a damaged job, return the usable data, and make the first write replace everything
-        else; otherwise JobDamaged is raised. Raises BadJobName, StoreFormatUnknown, and redis errors if the
-        store does not answer.
+        else; otherwise JobDamaged is raised. Raises BadJobName, JobTooNew, and redis errors if the store does
+        not answer.
         """
         options = options or LogOptions()
-        recovered = await recover(redis, job, options.state_version)
+        recovered = await recover(redis, job, Readable(options.state_version, options.version_of))
         if recovered.damages and not accept_loss:
             raise JobDamaged(job, recovered.damages)
         if recovered.useless:
@@ -463,6 +471,7 @@ class JobLog:
         self._writing = again.groups
         started = time.monotonic()
         await self._send(again)
+        await self._say_mended()
         self._settle(again, started)
         if damages:
             raise JobDamaged(self.job, damages)
@@ -517,6 +526,13 @@ class JobLog:
             return replace(again, lost=lost, expected=expected), damages
         return replace(again, lost=lost), damages
 
+    async def _say_mended(self) -> None:
+        """Before anything that was written with it is acknowledged: a job that no list names is lost."""
+        try:
+            await self._listener.mended()
+        except _RETRIED as error:
+            await self._again(self._listener.mended, error)
+
     async def _check(self) -> None:
         """Check that the job is still ours and the store still complete."""
         write = _Write(self._sequence, "check", self._chain, self._commit, self._event)
@@ -536,10 +552,7 @@ class JobLog:
         try:
             answer = await attempt()
         except _RETRIED as error:
-            answer = await self._send_again(attempt, error)
-        if not self._reachable:
-            logger.info("the store answers again", job=self.job)
-            self._set_reachable(True)
+            answer = await self._again(attempt, error)
         return self._require_ours(answer.decode())
 
     def _require_ours(self, reply: str) -> str:
@@ -554,7 +567,7 @@ class JobLog:
             )
         return reply
 
-    async def _send_again(self, attempt: Callable[[], Awaitable[bytes]], error: Exception) -> bytes:
+    async def _again(self, attempt: Callable[[], Awaitable[T]], error: Exception) -> T:
         """Repeat a write without limit; it does not matter whether an earlier attempt arrived (see WRITE)."""
         if self._reachable:
             logger.warning("the store does not answer", job=self.job, error=str(error) or repr(error))
@@ -570,7 +583,10 @@ class JobLog:
             retry=retry_if_exception_type(_RETRIED),
             before_sleep=revive,
         )
-        return await retrying(attempt)
+        answer: T = await retrying(attempt)
+        logger.info("the store answers again", job=self.job)
+        self._set_reachable(True)
+        return answer
 
     def _set_reachable(self, reachable: bool) -> None:
         self._reachable = reachable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from elastane_master.store.format import EMPTY, FORMAT, Chain, check_written
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.scripts import ACQUIRE
 from elastane_master.store.streams import Ends, Entry, read_ends, read_stream
-from elastane_master.store.wholeness import Fence, Found, Whole, examine
+from elastane_master.store.wholeness import Fence, Found, Whole, examine, require_readable
 
 _ENTRIES_AT_ONCE = 500
 
@@ -49,19 +50,25 @@ class Recovered:
         return self.sequence > 0 or self.snapshot is not None or bool(self.damages)
 
 
-async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """Versions that a master reads. state: newest version of the job's own state; version_of: version of a
+    stored state, 0 if it cannot be determined."""
+
+    state: int = 1
+    version_of: Callable[[bytes], int] = lambda state: 0
+
+
+async def recover(redis: Redis, job: str, readable: Readable) -> Recovered:
     """Acquire the fence, then read and check; no older master can write from then on.
 
     A newer master can: it may replace the snapshot and trim the log between two reads, so the result is valid
-    only if the fence is still this master's afterwards. state_version: newest version of the job's state that
-    this master reads. Raises Fenced, StoreFormatUnknown, and redis errors if the store does not answer.
+    only if the fence is still this master's afterwards. Raises Fenced, JobTooNew (a newer master wrote the
+    job, according to the fence, the snapshot or the log), and redis errors if the store does not answer.
     """
     keys = JobKeys.of(job)
-    acquire = redis.register_script(ACQUIRE)
-    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[FORMAT, state_version]))
+    answer = await _acquire(redis, job, readable)
     token = int(answer[0])
-    if token == 0:
-        check_written(job, int(answer[1]), int(answer[2]), state_version)
     fence = Fence.of(dict(zip(answer[1::2], answer[2::2], strict=True)))
     reader = _Reader(redis)
     found = Found(
@@ -71,6 +78,7 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
         await reader.ends(keys.history),
         await reader.ends(keys.events),
     )
+    require_readable(job, found.snapshot, found.log, readable.state, readable.version_of)
     # Read after everything else: a newer master may have changed the data in between.
     holder = int(cast("bytes | None", await redis.hget(keys.fence, "token")) or 0)
     if holder > token:
@@ -79,6 +87,22 @@ async def recover(redis: Redis, job: str, state_version: int) -> Recovered:
     whole.damages[:0] = reader.damages
     whole.foreign.extend(damage.key for damage in reader.damages)
     return _recovered(keys, token, found, whole)
+
+
+async def _acquire(redis: Redis, job: str, readable: Readable) -> list[Any]:
+    """The answer of ACQUIRE. Raises JobTooNew, and then nothing of the job was changed."""
+    keys = JobKeys.of(job)
+    acquire = redis.register_script(ACQUIRE)
+    known: list[Any] = [FORMAT, readable.state]
+    answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, ""]))
+    if int(answer[0]) == -1:
+        reader = _Reader(redis)
+        snapshot, log = await reader.value(keys.snapshot), await reader.entries(keys.log)
+        require_readable(job, snapshot, log, readable.state, readable.version_of)
+        answer = cast("list[Any]", await acquire(keys=[keys.fence], args=[*known, "1"]))
+    if int(answer[0]) == 0:
+        check_written(job, int(answer[1]), int(answer[2]), readable.state)
+    return answer
 
 
 def _recovered(keys: JobKeys, token: int, found: Found, whole: Whole) -> Recovered:

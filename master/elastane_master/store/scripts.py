@@ -11,13 +11,16 @@ free. The fence is written last: data that it does not cover was never acknowled
 """
 
 ACQUIRE = """
--- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads.
+-- KEYS: fence. ARGV: 1 newest format, 2 newest state that the master reads, 3 '1': it has looked at the job's
+-- other keys, and can read them.
 -- Returns {token, then the fence's fields and values}; {0, format, state} of a job that a newer master wrote:
--- its fence is left alone, so that a running one is not put out by one that cannot take its place.
-local written = redis.call('HMGET', KEYS[1], 'format', 'state')
+-- its fence is left alone, so that a running one is not put out by one that cannot take its place. {-1} where
+-- the fence does not say who wrote the job: first it has to be looked at.
+local written = redis.call('HMGET', KEYS[1], 'format', 'state', 'sequence')
 if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0') > tonumber(ARGV[2]) then
   return {0, tonumber(written[1] or '0'), tonumber(written[2] or '0')}
 end
+if not written[3] and ARGV[3] ~= '1' then return {-1} end
 redis.call('HDEL', KEYS[1], 'deleted')  -- of a job of that name before (see closed.py)
 redis.call('PERSIST', KEYS[1])
 local token = redis.call('HINCRBY', KEYS[1], 'token', 1)
@@ -63,6 +66,16 @@ local function newest_commit()
   return stamp == ARGV[10] and tonumber(number) or 0  -- older masters did not number them
 end
 local function newest_event() return tonumber(string.match(newest(KEYS[5]), '^(%d+)')) end
+-- Another job's entries tell by their stamp, whatever their numbers: swapped keys are not written to.
+local function is_free_for_commit(number)
+  local stamp, last = string.match(newest(KEYS[4]), '^(%d+)-(%d+)$')
+  if stamp == ARGV[10] then return tonumber(last) < number end
+  return tonumber(stamp) < 2^42  -- an older master's
+end
+local function is_free_for_event(number)
+  local last, stamp = string.match(newest(KEYS[5]), '^(%d+)-(%d+)$')
+  return tonumber(last) < number and (stamp == '0' or stamp == ARGV[10])
+end
 if holder == token and stored >= sequence and (mode == 'replace' or changed == '') then
   -- Said again, so that whoever waits for replicas waits for this.
   if mode ~= 'check' then redis.call('HSET', KEYS[1], 'sequence', fence[2]) end
@@ -80,8 +93,8 @@ else
   local follows = holder == token and stored == sequence - 1 and mode == 'write'
   if follows and (stored == 0 or changed == '') then
     if ARGV[4] ~= '' and taken(KEYS[2], ARGV[2] .. '-0') then changed = changed .. ' log' end
-    if commits > 0 and taken(KEYS[4], commit_id(first_commit)) then changed = changed .. ' history' end
-    if first_event <= #ARGV and taken(KEYS[5], ARGV[first_event] .. '-0') then
+    if commits > 0 and not is_free_for_commit(first_commit) then changed = changed .. ' history' end
+    if first_event <= #ARGV and not is_free_for_event(tonumber(ARGV[first_event])) then
       changed = changed .. ' events'
     end
     follows = changed == '' or changed == ' fence'

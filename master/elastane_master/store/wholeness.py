@@ -15,7 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastane_master.store.errors import Damage, StoreFormatUnknown
-from elastane_master.store.format import EMPTY, Chain, Link, decode_batch, decode_snapshot
+from elastane_master.store.format import (
+    EMPTY,
+    Chain,
+    Link,
+    check_written,
+    decode_batch,
+    decode_snapshot,
+    format_of,
+)
 from elastane_master.store.keys import JobKeys
 from elastane_master.store.streams import Ends, Entry
 
@@ -116,6 +124,32 @@ def examine(job: str, found: Found) -> Whole:
     if fence.event is not None:
         _examine_stream(keys.events, "event", found.events, keys.event_in, fence.event, fence.events, whole)
     return whole
+
+
+def require_readable(
+    job: str,
+    snapshot: bytes | None,
+    log: Sequence[Entry],
+    known_state: int,
+    version_of: Callable[[bytes], int] = lambda state: 0,
+) -> None:
+    """Raises JobTooNew when the snapshot or a log entry is a newer master's, whatever the fence says.
+
+    A fence that is gone, or from a backup, does not make damage of what somebody can read. known_state,
+    version_of: see `recovery.Readable`.
+    """
+    keys = JobKeys.of(job)
+    for entry in log:
+        check_written(job, format_of(entry.payload), 0, known_state, key=keys.log)
+    if snapshot is None:
+        return
+    check_written(job, format_of(snapshot), 0, known_state, key=keys.snapshot)
+    try:
+        stored = decode_snapshot(snapshot)
+    except StoreFormatUnknown:
+        return  # spoiled: there is a hole
+    if stored.link is None or stored.link.fits(job, stored.state):
+        check_written(job, stored.format, version_of(stored.state), known_state, key=keys.snapshot)
 
 
 def _examine_snapshot(job: str, keys: JobKeys, found: Found, whole: Whole) -> bool:

@@ -221,6 +221,10 @@ def lost_how(event: e.WorkerLost) -> str:
             return "opened a new session: its old one is dead"
         case "started_anew":
             return "was started anew"
+        case "replaced":
+            return "was replaced: another process with its id joined" + (
+                f" ({event.why})" if event.why else ""
+            )
         case "not_returned":
             return f"did not return within {event.grace_seconds:g} s"
         case _:

@@ -283,7 +283,8 @@ class WorkerLost(HistoryEvent, frozen=True):
     """A worker is dead. Written by `sessions`; a mark of `fold`, counted as a death.
 
     how: "stream" (it broke, or heartbeats were missed: why), "raised" (the script did: why), "new_session",
-    "started_anew", "not_returned" (within grace_seconds of a master's restart); "": not known.
+    "started_anew", "not_returned" (within grace_seconds of a master's restart), "replaced" (another process
+    joined with its id, why: which); "": not known.
     """
 
     kind = "worker_lost"

@@ -29,6 +29,8 @@ class ErrorReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ERROR_REASON_RATE_LIMITED: _ClassVar[ErrorReason]
     ERROR_REASON_LOCKSTEP_DATASET: _ClassVar[ErrorReason]
     ERROR_REASON_DAMAGED: _ClassVar[ErrorReason]
+    ERROR_REASON_TOO_NEW: _ClassVar[ErrorReason]
+    ERROR_REASON_REPLACED: _ClassVar[ErrorReason]
 ERROR_REASON_UNSPECIFIED: ErrorReason
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason
 ERROR_REASON_NOT_FOUND: ErrorReason
@@ -49,6 +51,8 @@ ERROR_REASON_QUOTA_EXCEEDED: ErrorReason
 ERROR_REASON_RATE_LIMITED: ErrorReason
 ERROR_REASON_LOCKSTEP_DATASET: ErrorReason
 ERROR_REASON_DAMAGED: ErrorReason
+ERROR_REASON_TOO_NEW: ErrorReason
+ERROR_REASON_REPLACED: ErrorReason
 
 class ErrorDetail(_message.Message):
     __slots__ = ("reason", "facts", "hint", "retryable")

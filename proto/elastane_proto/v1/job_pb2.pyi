@@ -23,6 +23,7 @@ class JobPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_PHASE_CANCELLED: _ClassVar[JobPhase]
     JOB_PHASE_MAX_WAIT_EXCEEDED: _ClassVar[JobPhase]
     JOB_PHASE_DAMAGED: _ClassVar[JobPhase]
+    JOB_PHASE_TOO_NEW: _ClassVar[JobPhase]
 
 class RecoveryPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -54,6 +55,7 @@ JOB_PHASE_FAILED: JobPhase
 JOB_PHASE_CANCELLED: JobPhase
 JOB_PHASE_MAX_WAIT_EXCEEDED: JobPhase
 JOB_PHASE_DAMAGED: JobPhase
+JOB_PHASE_TOO_NEW: JobPhase
 RECOVERY_POLICY_UNSPECIFIED: RecoveryPolicy
 RECOVERY_POLICY_ELASTIC: RecoveryPolicy
 RECOVERY_POLICY_FIXED: RecoveryPolicy
@@ -264,14 +266,20 @@ class JobServiceGetResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class JobServiceListRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("page_size", "page_token")
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    page_size: int
+    page_token: str
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[str] = ...) -> None: ...
 
 class JobServiceListResponse(_message.Message):
-    __slots__ = ("jobs",)
+    __slots__ = ("jobs", "next_page_token")
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     jobs: _containers.RepeatedCompositeFieldContainer[Job]
-    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ...) -> None: ...
+    next_page_token: str
+    def __init__(self, jobs: _Optional[_Iterable[_Union[Job, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class JobServiceWatchRequest(_message.Message):
     __slots__ = ("name",)

@@ -55,7 +55,7 @@ def test_jobs_by_phase_and_refusals_of_both_places() -> None:
     add_master(samples, facts, measures)
     jobs = dict(samples.by_metric[catalogue.JOBS])
     counted = {"running": 2, "failed": 1, "damaged": 1}
-    assert jobs == {(phase,): counted.get(phase, 0) for phase in (*PHASES, "damaged")}
+    assert jobs == {(phase,): counted.get(phase, 0) for phase in (*PHASES, "damaged", "too_new")}
     assert samples.by_metric[catalogue.REFUSALS] == [(("not_found",), 3)]
     assert samples.by_metric[catalogue.FENCING_TOKEN] == [((), 7)]
 

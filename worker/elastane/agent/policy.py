@@ -61,6 +61,7 @@ Phase = Literal[
     "failed",
     "cancelled",
     "damaged",
+    "too_new",
 ]
 _OVER: Final = frozenset({"suspended", "max_wait_exceeded", "succeeded", "failed", "cancelled"})
 

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, ParamSpec
 
 import typer
@@ -154,7 +155,7 @@ def with_known_jobs(error: RequestRefusedError, client: MasterClient) -> Request
     if error.reason != "not_found" or error.facts.keys() != {"job"}:
         return error
     try:
-        names = sorted(job.name for job in client.list_jobs())
+        names = [job.name for job in islice(client.iter_jobs(), _JOBS_SHOWN + 1)]
     except ElastaneError:  # this caller may not list them
         return error
     shown = ", ".join(names[:_JOBS_SHOWN]) + (" and more" if len(names) > _JOBS_SHOWN else "")

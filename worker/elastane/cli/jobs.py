@@ -38,6 +38,7 @@ _PHASE_STYLES = {
     "failed": "bold red",
     "cancelled": "red",
     "damaged": "bold red",
+    "too_new": "bold red",
 }
 
 
@@ -75,6 +76,11 @@ def status(
             out.print(Text(line), soft_wrap=True)
         hint = f"put the keys back and say `elastane repair {found.name}`, or go on without: --accept-loss"
         out.print(Text(hint), soft_wrap=True)
+        return
+    if phase_name(found) == "too_new":
+        out.print(f"[bold]{escape(found.name)}[/]  {_phase(found)}: it is held and not served")
+        out.print(Text(harmless(found.reason)), soft_wrap=True)
+        out.print(Text("start a master at least as new as the one that wrote it"), soft_wrap=True)
         return
     out.print(headline(found))
     if found.workers:

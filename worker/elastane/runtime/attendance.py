@@ -68,6 +68,7 @@ class Attendance:
         #: The script's thread is between steps, where it can take part in a ring change.
         self._at_boundary = False
         self._closing = False
+        self._process = secrets.token_bytes(versions.PROCESS_BYTES)
         self.protocol = WorkerProtocol()
         self.spans = ChangeSpans(environment.job, environment.worker_id, tracing.now_ns)
         self.members: list[ring_pb2.Member] = []
@@ -365,6 +366,7 @@ class Attendance:
                 pid=self.exits.pid,
                 store_address=self._store.address,
                 rendezvous_key=self._store.key,
+                process=self._process,
                 generation=protocol.fenced,
                 applied_step=protocol.applied_step,
                 holds_state=protocol.holds_state,

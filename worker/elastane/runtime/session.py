@@ -27,7 +27,12 @@ from grpc_status import rpc_status
 from elastane.addresses import AddressBook
 from elastane.backoff import backoff_seconds
 from elastane.credentials import TLS_HINT, open_channel
-from elastane.errors import ElastaneError, MasterUnreachableError, RefusedError
+from elastane.errors import (
+    ElastaneError,
+    MasterUnreachableError,
+    RefusedError,
+    WorkerReplacedError,
+)
 from elastane.message_size import size_options
 from elastane_proto import versions
 from elastane_proto.v1 import errors_pb2, ring_pb2, ring_pb2_grpc
@@ -291,7 +296,8 @@ def _is_permanent(error: grpc.RpcError, detail: errors_pb2.ErrorDetail) -> bool:
 def _refusal(error: grpc.RpcError) -> RefusedError:
     """Return the typed error of a refused session, with the master's facts and hint."""
     detail = _detail(error)
-    return RefusedError(
+    is_replaced = detail.reason == errors_pb2.ERROR_REASON_REPLACED
+    return (WorkerReplacedError if is_replaced else RefusedError)(
         f"the master refused this worker: {error.details()}", hint=detail.hint, **dict(detail.facts)
     )
 

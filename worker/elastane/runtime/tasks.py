@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -194,6 +195,7 @@ class TaskAttendance:
 
     def __init__(self, environment: WorkerEnvironment) -> None:
         self._environment = environment
+        self._process = secrets.token_bytes(versions.PROCESS_BYTES)
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
         self._session = MasterSession(
@@ -232,6 +234,7 @@ class TaskAttendance:
             role=ring_pb2.WORKER_ROLE_TASKS,
             host=self._environment.rendezvous_host(),
             pid=self.exits.pid,
+            process=self._process,
             version=str(versions.PROTOCOL),
             capacity=self._environment.capacity_type(),
         )

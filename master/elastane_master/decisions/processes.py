@@ -1,0 +1,64 @@
+"""Which of several processes a worker id is: the one that came last.
+
+Two processes that have one id, by mistake or because a scheduler started a second one beside the first,
+would put each other out for ever: each is taken for the other's successor. So the processes of an id are
+remembered in the order in which they first said Hello. The newest stays; an older one that comes back is
+refused for good, also when its stream broke, or it slept, while the newer one joined.
+"""
+
+from __future__ import annotations
+
+from elastane_master.decisions.events import Rejection, WorkerJoined
+from elastane_master.decisions.state import JobState
+
+PROCESSES_KEPT = 4
+"""Of one worker id; who came before them is taken for a new one."""
+
+IDS_KEPT = 1000
+"""Worker ids that nobody attends with, and whose processes are remembered."""
+
+HINT = "give each process its own ELASTANE_WORKER_ID, or none: then each makes one"
+
+
+def process_of(event: WorkerJoined) -> bytes:
+    """What tells the process that said Hello from others of its id; empty: nothing does."""
+    if event.process:
+        return event.process
+    if not (event.host or event.pid or event.store_address):
+        return b""
+    return f"{event.host} {event.pid} {event.store_address}".encode()
+
+
+def require_newest(state: JobState, event: WorkerJoined) -> None:
+    """Raises Rejection for a process that a newer one of its worker id has taken the place of."""
+    if process_of(event) in state.processes.get(event.worker, ())[:-1]:
+        raise replaced(event.worker)
+
+
+def replaced(worker: str) -> Rejection:
+    """The refusal of an older process."""
+    return Rejection(
+        "replaced",
+        f"another process joined later as worker {worker}: that one stays, this one is sent away for good",
+        hint=HINT,
+        worker=worker,
+    )
+
+
+def came(state: JobState, event: WorkerJoined) -> bool:
+    """Remembers the process; whether it is another one than the last of its worker id."""
+    process, known = process_of(event), state.processes.pop(event.worker, ())
+    if not process:
+        state.processes |= {event.worker: known} if known else {}
+        return False
+    is_other = bool(known) and known[-1] != process
+    state.processes[event.worker] = known if process in known else (*known, process)[-PROCESSES_KEPT:]
+    if len(state.processes) > len(state.workers) + IDS_KEPT:
+        oldest = next(worker for worker in state.processes if worker not in state.workers)
+        del state.processes[oldest]
+    return is_other
+
+
+def left(state: JobState, worker: str) -> None:
+    """The worker said Bye: whoever has its id after it is no successor."""
+    state.processes.pop(worker, None)

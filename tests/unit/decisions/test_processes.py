@@ -1,0 +1,109 @@
+"""Two processes with one worker id: the later one stays, the first one is sent away for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from job_driver import JobDriver, settings
+
+from elastane_master.decisions import effects, events, processes
+from elastane_master.decisions.events import Rejection
+from elastane_master.decisions.machine import JobMachine
+
+FIRST, LATER = {"process": b"first", "pid": 1}, {"process": b"later", "pid": 2}
+
+
+def running() -> JobDriver:
+    job = JobDriver(settings(4))
+    job.join("w", **FIRST)
+    job.gather()
+    job.ready("w")
+    job.loaded("w")
+    job.steps(0, 2)
+    job.take()
+    return job
+
+
+def how_it_ended(job: JobDriver) -> list[str]:
+    """How streams were ended by the last event."""
+    return [effect.reason for effect in job.effects if isinstance(effect, effects.Close)]
+
+
+def refused(job: JobDriver, **hello: Any) -> None:
+    before = job.machine.snapshot()
+    with pytest.raises(Rejection) as refusal:
+        job.join("w", **hello)
+    assert refusal.value.reason == "replaced" and "ELASTANE_WORKER_ID" in refusal.value.hint
+    assert job.machine.snapshot() == before
+
+
+def test_the_later_process_stays_and_the_first_is_told_and_never_let_in_again() -> None:
+    job = running()
+    job.join("w", session="w-2", **LATER)
+    assert how_it_ended(job) == ["replaced"]
+    assert "another process with its id joined (process 2 at host)" in job.noted("worker_lost")[0].reason
+    for _ in range(3):
+        refused(job, session="w-3", **FIRST)
+        assert job.session("w") == "w-2"
+
+
+def test_nor_when_its_stream_broke_before_the_later_one_joined() -> None:
+    job = running()
+    job.lose("w")
+    job.join("w", session="w-2", **LATER)
+    assert how_it_ended(job) == []
+    refused(job, session="w-3", **FIRST)
+
+
+@pytest.mark.parametrize("returns", [FIRST, LATER])
+def test_nor_after_a_restart_of_the_master(returns: dict[str, Any]) -> None:
+    job = running()
+    job.join("w", session="w-2", **LATER)
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("m2"))
+    if returns is FIRST:
+        refused(job, session="w-3", **FIRST)
+    job.join("w", session="w-4", **LATER)
+    assert job.session("w") == "w-4"
+
+
+def test_a_process_that_connects_again_is_no_other_one() -> None:
+    job = running()
+    job.join("w", session="w-2", **FIRST)
+    assert how_it_ended(job) == ["evicted"]
+    job.lose("w")
+    job.join("w", session="w-3", **FIRST)
+    assert job.session("w") == "w-3"
+
+
+def test_processes_that_do_not_say_who_they_are_are_told_apart_by_host_pid_and_address() -> None:
+    job = running()
+    job.join("w", session="w-2", pid=7)
+    assert how_it_ended(job) == ["replaced"]
+    job.join("w", session="w-3", pid=8)
+    refused(job, session="w-4", pid=7)
+    # And where nothing tells them apart, as before.
+    for session in ("w-5", "w-6", "w-7"):
+        job.join("w", session=session, host="", pid=0, store_address="")
+        assert how_it_ended(job) == ["evicted"]
+
+
+def test_an_id_is_free_again_once_its_worker_has_said_bye() -> None:
+    job = running()
+    job.join("w", session="w-2", **LATER)
+    job.bye("w", "drained", applied=0)
+    assert job.state.processes == {}
+    job.join("w", session="w-3", **FIRST)
+    assert job.session("w") == "w-3"
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "IDS_KEPT", 3)
+    job = running()
+    for number in range(10):
+        job.join("w", session=f"w-{number}", process=b"%d" % number)
+        job.join(f"x{number}", role="tasks")
+        job.lose(f"x{number}")
+    assert job.state.processes["w"] == (b"6", b"7", b"8", b"9")
+    assert set(job.state.processes) == {"w", "x7", "x8", "x9"}

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ContextServiceStub:
-    """Called by people and tools; workers get contexts in Go.
+    """For people and tools; workers receive contexts in Go.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class ContextServiceStub:
 
 
 class ContextServiceServicer:
-    """Called by people and tools; workers get contexts in Go.
+    """For people and tools; workers receive contexts in Go.
     """
 
     def Get(self, request, context):
@@ -59,7 +59,7 @@ class ContextServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """All contexts that are kept, without the bytes.
+        """All stored contexts, without their bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_ContextServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ContextService:
-    """Called by people and tools; workers get contexts in Go.
+    """For people and tools; workers receive contexts in Go.
     """
 
     @staticmethod

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class MetricServiceStub:
-    """Called by clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that
-    nothing is paid for it in a step.
+    """For clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that steps
+    do not get slower.
     """
 
     def __init__(self, channel):
@@ -54,8 +54,8 @@ class MetricServiceStub:
 
 
 class MetricServiceServicer:
-    """Called by clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that
-    nothing is paid for it in a step.
+    """For clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that steps
+    do not get slower.
     """
 
     def GetSeries(self, request, context):
@@ -66,7 +66,7 @@ class MetricServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSeries(self, request, context):
-        """The curves now, and again when they have changed, at most once per interval.
+        """The curves now, and again whenever they have changed, at most once per interval.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,8 +106,8 @@ def add_MetricServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class MetricService:
-    """Called by clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that
-    nothing is paid for it in a step.
+    """For clients, dashboards and trackers (TensorBoard, MLflow, W&B). Reads the committed history, so that steps
+    do not get slower.
     """
 
     @staticmethod

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ShardServiceStub:
-    """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    """For workers in dynamic mode (LeaseTasks), and for any client that reads the
+    progress through the data.
     """
 
     def __init__(self, channel):
@@ -79,12 +79,12 @@ class ShardServiceStub:
 
 
 class ShardServiceServicer:
-    """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    """For workers in dynamic mode (LeaseTasks), and for any client that reads the
+    progress through the data.
     """
 
     def CreateDataset(self, request, context):
-        """Creates a dataset of a job, or finds it when its settings are equal.
+        """Creates a dataset of a job, or returns an existing one if its settings are equal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,15 +99,15 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamTasks(self, request_iterator, context):
-        """LeaseTasks again and again without the cost of a call: every request is
-        answered, in order. A worker may send the next before it has the answer to the
+        """LeaseTasks repeatedly without the cost of a call each: every request is
+        answered, in order. A worker may send the next one before it has the answer to the
         last. A refused request ends the stream; those before it have been answered.
-        After a break the unanswered requests are repeated, in order, with their ids:
-        those that had been decided on give the same answers again. The master keeps
-        the last request of a worker and as many before it as its "unanswered" says, as
-        long as their answers take no more than 4 MiB: one that it forgot is decided anew,
-        so who asks for thousands of tasks at a time has few requests on the way.
-        A request that waits for tasks is answered empty as soon as a later one of the
+        After a disconnect the worker repeats the unanswered requests, in order, with their
+        ids: those already decided on get the same answers again. The master keeps the last
+        request of a worker and as many before it as its "unanswered" says, as long as their
+        answers take no more than 4 MiB. One that it no longer has is decided anew, so a
+        worker that requests thousands of tasks at a time should have few requests in flight.
+        A request that waits for tasks gets an empty answer as soon as a later one of the
         stream has its answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -115,7 +115,7 @@ class ShardServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetProgress(self, request, context):
-        """Progress of one dataset, or of all of a job's.
+        """Progress of one dataset, or of all datasets of a job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,8 +202,8 @@ def add_ShardServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ShardService:
-    """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    """For workers in dynamic mode (LeaseTasks), and for any client that reads the
+    progress through the data.
     """
 
     @staticmethod

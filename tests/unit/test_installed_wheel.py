@@ -55,7 +55,7 @@ def test_the_demo_trains_the_script_of_the_wheel(installed: Path) -> None:
 
 
 def is_sent(path: Path) -> bool:
-    """Whether .dockerignore lets a path of the repository into a build: the last rule that matches decides."""
+    """Whether .dockerignore lets a path of ours into a build; the last rule that matches decides."""
     rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
     names = [str(one) for one in (path, *path.parents)]
     sent = True

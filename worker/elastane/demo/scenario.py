@@ -133,7 +133,7 @@ class Play:
 
     @contextmanager
     def _events_followed(self) -> Iterator[None]:
-        """Tells of events in a thread, which has ended when the block is left; then of those it had not yet."""
+        """Tells of events in a thread that has ended when the block is left; then of the rest."""
         next_wanted = 0
 
         def follow() -> None:

@@ -12,11 +12,13 @@ from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "README.md"
+TUTORIAL: Final = ROOT / "docs/tutorial.md"
 #: Where the image's files are that are no part of the product.
 IMAGE: Final = Path(__file__).parent / "newcomer_image"
 #: The line that begins the block of commands at a job that trains.
 _AT_A_JOB: Final = "export ELASTANE_MASTER="
 _BLOCK: Final = re.compile(r"(?:^    .*\S.*\n)+(?:^\n(?:^    .*\S.*\n)+)*", re.MULTILINE)
+_NAME: Final = re.compile(r"`(\w+\.py)`")
 _FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 #: How a command begins that is not run, and why, or where it is.
@@ -72,3 +74,20 @@ def three_lines(page: str) -> str:
 def examples(page: str) -> list[str]:
     """The scripts of examples/ that the page links to."""
     return re.findall(r"\]\((examples/\w+\.py)\)", page)
+
+
+def saved_scripts(page: str) -> dict[str, str]:
+    """The Python blocks that the text before them gives a name, by that."""
+    found: dict[str, str] = {}
+    end = 0
+    for block in _FENCE.finditer(page):
+        names = _NAME.findall(page[end : block.start()])
+        end = block.end()
+        if block[1] == "python" and names:
+            found[names[-1]] = block[2]
+    return found
+
+
+def shell_script(page: str) -> str:
+    """The page's `sh` blocks, one after the other."""
+    return "\n".join(text for language, text in _FENCE.findall(page) if language == "sh")

@@ -21,6 +21,7 @@ from images import newcomer
 from images.engine import Container, Engine, Outcome
 
 PAGE: Final = newcomer.PAGE.read_text()
+TUTORIAL: Final = newcomer.TUTORIAL.read_text()
 #: Of a command that trains; two busy cores take their time.
 SECONDS_MAX: Final = 1200.0
 RUN: Final = next(text for text in newcomer.commands_to_run(PAGE, at_job=False) if " run " in text)
@@ -33,16 +34,18 @@ SAYS: Final = {
     "python train.py": "loss",
     "elastane status": "running",
     "elastane progress": "todo",
+    "elastane top": "running",
     "elastane events": "worker_joined",
-    "elastane explain": "w0",
-    "elastane report": "report.html",
-    "elastane scale": "1:2",
-    "elastane audit": "exactly once",
+    "elastane explain": "worker_joined",
+    "elastane report": "-report.html: running",
+    "elastane scale": "scaled to 1:2 workers",
+    "elastane audit": "every sample of every epoch counts exactly once",
     "elastane errors": "ELA302",
-    "elastane --install-completion": "bash",
+    "elastane --install-completion": "completion",
 }
-#: Those that go on until somebody, or the job, ends them.
+#: Those that go on until Ctrl-C.
 FOLLOWS: Final = ("elastane progress --watch", "elastane events --follow")
+CTRL_C: Final = 130
 EXAMPLES: Final = {
     "examples/digits_cnn.py": "--epochs 1",
     "examples/char_gpt.py": "--epochs 1 --characters 20000 --layers 1",
@@ -73,6 +76,9 @@ def machine(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Contain
     for example in newcomer.examples(PAGE):
         (work / example).parent.mkdir(exist_ok=True)
         shutil.copyfile(newcomer.ROOT / example, work / example)
+    (work / "tutorial").mkdir()
+    for name, text in newcomer.saved_scripts(TUTORIAL).items():
+        (work / "tutorial" / name).write_text(text)
     tag = "localhost/elastane-test-newcomer:latest"
     index = os.environ.get("TORCH_INDEX_URL")
     seconds = engine.build(context, tag, *(["--build-arg", f"TORCH_INDEX_URL={index}"] if index else []))
@@ -81,9 +87,9 @@ def machine(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Contain
     return engine.start(tag, arguments=["--read-only=false", "--stop-timeout", "0", "--env", "TERM=xterm"])
 
 
-def check(command: str, outcome: Outcome) -> None:
+def check(command: str, outcome: Outcome, *, code: int = 0) -> None:
     print(f"\n$ {command}\n{outcome.said}")
-    assert outcome.code == 0, outcome.said
+    assert outcome.code == code, outcome.said
     assert "Traceback" not in outcome.said, outcome.said
     for start, words in SAYS.items():
         if command.startswith(start):
@@ -130,6 +136,13 @@ def test_bad_usage_is_named_before_anything_starts(machine: Container, option: s
     assert machine.shell("ls -AR").said == before
 
 
+def test_the_first_hour(machine: Container) -> None:
+    outcome = machine.shell(f"set -e; cd tutorial\n{newcomer.shell_script(TUTORIAL)}", SECONDS_MAX)
+    check("docs/tutorial.md", outcome)
+    for words in ("equal", "its stream ended without Bye", "every sample of every epoch counts exactly once"):
+        assert words in outcome.said
+
+
 def test_the_demo(machine: Container) -> None:
     outcome = machine.shell("elastane demo", SECONDS_MAX)
     check("elastane demo", outcome)
@@ -144,46 +157,52 @@ class TrainingJob:
 
     def __init__(self, machine: Container) -> None:
         self._machine = machine
+        self._values: dict[str, str] = {}
         self.shell("cp ../train.py . && touch hold")
-        self.start(RUN.partition("#")[0], "run")
-        found = self.wait_for(r"master at 127\.0\.0\.1:(\d+)", "run")
-        self._values = {"PORT": found}
-        self.wait_for(r"(epoch|worker)", "run")
-        document = self.shell(f"ELASTANE_MASTER=127.0.0.1:{found} elastane status --json").said
-        status = json.loads(document)
+        self.start(RUN, "run")
+        self._values["PORT"] = self.wait_for(r"embedded master at 127\.0\.0\.1:([0-9]+)", "run")
+        committed = self.shell(
+            "until elastane audit | grep 'exactly once'; do [ ! -e run.code ]; done", SECONDS_MAX
+        )
+        assert committed.code == 0, self.shell("cat run.log").said
+        status = json.loads(self.shell("elastane status --json").said)
         self._values |= {"JOB": status["name"], "WORKER": status["workers"][0]["worker_id"]}
 
     def shell(self, script: str, seconds_max: float = 120.0) -> Outcome:
-        return self._machine.shell(f"mkdir -p training && cd training && {script}", seconds_max)
+        """In the job's folder, with its master's address once that is known; until a command fails."""
+        # `:` is there that the shell stays, as one at a terminal does: completion asks which shell it is.
+        lines = ["set -e", "mkdir -p training", "cd training", self._typed(script), ":"]
+        return self._machine.shell("\n".join(lines), seconds_max)
 
     def start(self, command: str, name: str) -> None:
-        """In the background; its output goes to NAME.log, its exit code to NAME.code."""
-        script = f"{command} > {name}.log 2>&1; echo $? > {name}.part; mv {name}.part {name}.code"
-        self._machine.in_background(f"cd training && {script}")
+        """In the background: NAME.pid is its process id, NAME.log what it says, NAME.code how it ended."""
+        own = f"(echo $BASHPID > {name}.pid; exec {command}\n) > {name}.log 2>&1"
+        self._machine.in_background(
+            f"cd training; {self._typed(own)}; echo $? > {name}.part; mv {name}.part {name}.code"
+        )
 
     def wait_for(self, pattern: str, name: str) -> str:
-        """The first group of the pattern, once NAME.log has it."""
-        wait = (
-            f"until grep -qE '{pattern}' {name}.log || [ -e {name}.code ]; do sleep 0.1; done; cat {name}.log"
-        )
-        said = self.shell(wait, SECONDS_MAX).said
+        """The last group of the pattern, once NAME.log has it."""
+        seen = f"grep -qsE '{pattern}' {name}.log"
+        said = self.shell(
+            f"until {seen} || [ -e {name}.code ]; do sleep 0.1; done; cat {name}.log", SECONDS_MAX
+        ).said
         found = re.search(pattern, said)
         assert found is not None, said
-        return found[1]
+        return found[found.re.groups]
 
     def wait(self, name: str) -> Outcome:
         """How a command in the background has ended."""
-        said = self.shell(
-            f"until [ -e {name}.code ]; do sleep 0.1; done; cat {name}.code {name}.log", SECONDS_MAX
-        )
-        code, _, text = said.said.partition("\n")
-        return Outcome(int(code), text)
+        ended = f"until [ -e {name}.code ]; do sleep 0.1; done; cat {name}.code {name}.log"
+        code, _, said = self.shell(ended, SECONDS_MAX).said.partition("\n")
+        return Outcome(int(code), said)
 
-    def typed(self, command: str) -> str:
-        """The command with what stands for the page's words in capitals, at this job's master."""
+    def _typed(self, script: str) -> str:
+        """With what stands at this job for the page's words in capitals."""
         for name, value in self._values.items():
-            command = re.sub(rf"\b{name}\b", value, command)
-        return f"export ELASTANE_MASTER=127.0.0.1:{self._values['PORT']}; {command}"
+            script = re.sub(rf"\b{name}\b", value, script)
+        port = self._values.get("PORT")
+        return f"export ELASTANE_MASTER=127.0.0.1:{port}\n{script}" if port else script
 
 
 @pytest.fixture(scope="module")
@@ -193,22 +212,25 @@ def training(machine: Container) -> TrainingJob:
 
 @pytest.mark.parametrize("command", newcomer.commands_to_run(PAGE, at_job=True))
 def test_a_command_of_the_page_at_a_job(training: TrainingJob, command: str) -> None:
-    typed = training.typed(command).partition("#")[0]
-    if command.startswith(FOLLOWS):
-        [name] = re.findall(r"elastane (\w+)", command)
+    typed = command.partition("#")[0].strip()
+    if typed in FOLLOWS:
+        name = typed.split()[1]
         training.start(typed, name)
-        training.wait_for(r"(\S)", name)  # its end is looked at below
-    elif command.startswith("elastane top"):
-        # A terminal is wanted, and somebody who presses a key.
+        training.wait_for(SAYS[f"elastane {name}"], name)
+        training.shell(f"kill -INT $(cat {name}.pid)")
+        check(typed, training.wait(name), code=CTRL_C)
+    elif typed == "elastane top":
+        # It wants a terminal, and somebody who presses a key.
         keys = "until [ -e top.ended ]; do printf q; sleep 0.2; done"
-        check(command, training.shell(f"{keys} | {{ script -qec '{typed}' /dev/null; touch top.ended; }}"))
+        terminal = f"script --quiet --return --command '{typed}' /dev/null"
+        check(
+            typed,
+            training.shell(f"{keys} | {{ {terminal}; code=$?; touch top.ended; exit $code; }}"),
+        )
     else:
-        check(command, training.shell(typed))
+        check(typed, training.shell(typed))
 
 
-def test_who_follows_the_job_ends_with_it(training: TrainingJob) -> None:
+def test_the_job_comes_to_its_end(training: TrainingJob) -> None:
     training.shell("rm hold")
     check(RUN, training.wait("run"))
-    for command in FOLLOWS:
-        [name] = re.findall(r"elastane (\w+)", command)
-        check(command, training.wait(name))

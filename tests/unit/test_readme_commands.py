@@ -34,3 +34,11 @@ def test_continued_lines_are_one_command() -> None:
         ["elastane", "run", "--ests", "4", "train.py"],
         ["ls"],
     ]
+
+
+def test_the_tutorial_has_its_scripts_and_commands() -> None:
+    page = newcomer.TUTORIAL.read_text()
+    assert set(newcomer.saved_scripts(page)) == {"stock.py", "train.py"}
+    script = newcomer.shell_script(page)
+    assert script.count("elastane ") > 5
+    assert "docker" not in script

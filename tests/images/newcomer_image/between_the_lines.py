@@ -12,7 +12,7 @@ class Points(TensorDataset):
 
     def __getitem__(self, index):
         if index % BATCH_SIZE == 0:
-            patient_until = time.monotonic() + 2
+            patient_until = time.monotonic() + 10
             while Path("hold").exists() and time.monotonic() < patient_until:
                 time.sleep(0.02)
         return super().__getitem__(index)

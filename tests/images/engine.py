@@ -3,7 +3,8 @@
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
     ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
-    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER and OPERATOR
+    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER, OPERATOR
+                                  and NEWCOMER
 
 Each is split as a shell does. Containers share the host's network, not its name: what they serve
 is at loopback ports.

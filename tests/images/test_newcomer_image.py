@@ -7,7 +7,6 @@ test lets it come to its end.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from elastane_proto.versions import release
 from images import newcomer
+from images.conftest import build
 from images.engine import Container, Engine, Outcome
 
 PAGE: Final = newcomer.PAGE.read_text()
@@ -66,7 +66,7 @@ def engine() -> Iterator[Engine]:
 def machine(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Container:
     """The newcomer's machine, with Elastane installed and the scripts of the page in their folder."""
     context = tmp_path_factory.mktemp("newcomer")
-    WheelBuilder(str(newcomer.ROOT)).build(directory=str(context), versions=["standard"])
+    [_wheel] = WheelBuilder(str(newcomer.ROOT)).build(directory=str(context), versions=["standard"])
     shutil.copyfile(newcomer.ROOT / "constraints.txt", context / "constraints.txt")
     shutil.copyfile(newcomer.IMAGE / "Dockerfile", context / "Dockerfile")
     work = context / "work"
@@ -79,10 +79,7 @@ def machine(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Contain
     (work / "tutorial").mkdir()
     for name, text in newcomer.saved_scripts(TUTORIAL).items():
         (work / "tutorial" / name).write_text(text)
-    tag = "localhost/elastane-test-newcomer:latest"
-    index = os.environ.get("TORCH_INDEX_URL")
-    seconds = engine.build(context, tag, *(["--build-arg", f"TORCH_INDEX_URL={index}"] if index else []))
-    print(f"\nimage newcomer: {int(engine.image(tag)['Size']) / 1e6:.0f} MB, built in {seconds:.0f} s")
+    tag = build(engine, "newcomer", context)
     # Their own machine: they may write to it, and nobody is waited for when it is removed.
     return engine.start(tag, arguments=["--read-only=false", "--stop-timeout", "0", "--env", "TERM=xterm"])
 

@@ -28,6 +28,7 @@ COPY shard_service shard_service
 COPY master master
 COPY worker worker
 COPY deploy/elastane_operator deploy/elastane_operator
+COPY examples/digits_cnn.py examples/digits_cnn.py
 
 FROM source AS master-build
 RUN /opt/pip/bin/pip --python /opt/elastane/bin/python install '.[tracing]' \

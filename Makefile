@@ -2,7 +2,8 @@
 # make test    every promise once   make check   format, lint, types, layers, protos
 # make test-slow    the other tests: further cases, seeds and faults (tests/slow.py); make test-all: both
 # make test-kube    the operator against the cluster of ELASTANE_TEST_KUBECONFIG: docs/testing-kubernetes.md
-# make test-images    the container images, built and run: needs podman or docker (tests/images/engine.py)
+# make test-images    the container images, built and run, and README's commands in a clean one: needs podman or docker
+#                     (tests/images/engine.py)
 # make fuzz-parity    200 random scripts under churn beside stock DDP, or as many as FUZZ_MINUTES allow
 # make controls    each detector switched off in turn: the script that it refuses then has other bits; ONLY=words
 # make gallery    public scripts, converted, beside their originals under kills: ONLY=a,b SEEDS=n KILLS=n

@@ -46,34 +46,33 @@ def clean() -> Iterator[Engine]:
         started.close()
 
 
-def build(engine: Engine, target: str) -> str:
-    """The tag of the image of a target: the one that ELASTANE_TEST_<TARGET>_IMAGE names, else it is built."""
-    if named := os.environ.get(f"ELASTANE_TEST_{target.upper()}_IMAGE"):
-        print(f"\nimage {target}: {int(engine.image(named)['Size']) / 1e6:.0f} MB, as it is")
+def build(engine: Engine, name: str, context: Path, *arguments: str) -> str:
+    """The tag of an image: the one that ELASTANE_TEST_<NAME>_IMAGE names, else it is built."""
+    if named := os.environ.get(f"ELASTANE_TEST_{name.upper()}_IMAGE"):
+        print(f"\nimage {name}: {int(engine.image(named)['Size']) / 1e6:.0f} MB, as it is")
         return named
-    tag = f"localhost/elastane-test-{target}:latest"
-    arguments = ["--target", target]
+    tag = f"localhost/elastane-test-{name}:latest"
     if index := os.environ.get("TORCH_INDEX_URL"):
-        arguments += ["--build-arg", f"TORCH_INDEX_URL={index}"]
-    seconds = engine.build(ROOT, tag, *arguments)
+        arguments += ("--build-arg", f"TORCH_INDEX_URL={index}")
+    seconds = engine.build(context, tag, *arguments)
     size = int(engine.image(tag)["Size"])
-    print(f"\nimage {target}: {size / 1e6:.0f} MB, built in {seconds:.0f} s")
+    print(f"\nimage {name}: {size / 1e6:.0f} MB, built in {seconds:.0f} s")
     return tag
 
 
 @pytest.fixture(scope="session")
 def master_image(engine: Engine) -> str:
-    return build(engine, "master")
+    return build(engine, "master", ROOT, "--target", "master")
 
 
 @pytest.fixture(scope="session")
 def worker_image(engine: Engine) -> str:
-    return build(engine, "worker")
+    return build(engine, "worker", ROOT, "--target", "worker")
 
 
 @pytest.fixture(scope="session")
 def operator_image(engine: Engine) -> str:
-    return build(engine, "operator")
+    return build(engine, "operator", ROOT, "--target", "operator")
 
 
 class RunningMaster:

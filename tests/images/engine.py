@@ -3,7 +3,8 @@
     ELASTANE_TEST_ENGINE          the engine's command; default: podman or docker, whichever is on the PATH
     ELASTANE_TEST_BUILD           what builds; default: the engine's `build`. Gets --target, -t, a folder
     ELASTANE_TEST_RUN_ARGUMENTS   further arguments of every `run`
-    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER and OPERATOR
+    ELASTANE_TEST_MASTER_IMAGE    an image that is there, instead of building one; so WORKER, OPERATOR
+                                  and NEWCOMER
 
 Each is split as a shell does. Containers share the host's network, not its name: what they serve
 is at loopback ports.
@@ -20,7 +21,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 BUILD_SECONDS_MAX = 1800
 COMMAND_SECONDS_MAX = 120
@@ -28,6 +29,13 @@ COMMAND_SECONDS_MAX = 120
 
 class EngineError(Exception):
     """The engine failed; the text is what it said."""
+
+
+class Outcome(NamedTuple):
+    """How a command ended, and what it said on both streams."""
+
+    code: int
+    said: str
 
 
 class Engine:
@@ -52,6 +60,15 @@ class Engine:
     def call(self, *arguments: str, seconds_max: float = COMMAND_SECONDS_MAX) -> str:
         """Output of `ENGINE ARGUMENTS...`."""
         return self._call([*self._command, *arguments], seconds_max)
+
+    def attempt(self, *arguments: str, seconds_max: float = COMMAND_SECONDS_MAX) -> Outcome:
+        """Like `call`, for a command that may fail."""
+        done = subprocess.run(
+            [*self._command, *arguments],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            timeout=seconds_max,
+        )  # fmt: skip
+        return Outcome(done.returncode, done.stdout)
 
     def image(self, tag: str) -> dict[str, Any]:
         """What the engine knows of an image."""
@@ -95,6 +112,14 @@ class Container:
         """Output of a command in the container. Raises EngineError when it fails."""
         return self._engine.call("exec", self.name, *command)
 
+    def shell(self, script: str, seconds_max: float = COMMAND_SECONDS_MAX) -> Outcome:
+        """How a script of bash ends in the container."""
+        return self._engine.attempt("exec", self.name, "bash", "-c", script, seconds_max=seconds_max)
+
+    def in_background(self, script: str) -> None:
+        """Starts a script of bash in the container."""
+        self._engine.call("exec", "--detach", self.name, "bash", "-c", script)
+
     def kill(self) -> None:
         """SIGKILL; returns when it is dead."""
         self._engine.call("kill", "--signal", "KILL", self.name)
@@ -119,11 +144,7 @@ class Container:
 
     def logs(self) -> str:
         """Both streams."""
-        command = [*self._engine._command, "logs", self.name]
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
-        )
-        return done.stdout
+        return self._engine.attempt("logs", self.name).said
 
     def remove(self) -> None:
         self._engine.call("rm", "--force", "--volumes", self.name)

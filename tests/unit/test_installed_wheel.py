@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
@@ -49,3 +52,32 @@ def test_the_demo_trains_the_script_of_the_wheel(installed: Path) -> None:
     script = Path(python(installed, "-c", code).stdout.strip())
     assert script == installed / "elastane" / "demo" / "digits_cnn.py"
     assert script.read_text() == (ROOT / "examples" / "digits_cnn.py").read_text()
+
+
+def is_sent(path: Path) -> bool:
+    """Whether .dockerignore lets a path of ours into a build; the last rule that matches decides."""
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] not in ("", "#")]
+    names = [str(one) for one in (path, *path.parents)]
+    sent = True
+    for rule in rules:
+        if any(fnmatchcase(name, rule.removeprefix("!")) for name in names):
+            sent = rule.startswith("!")
+    return sent
+
+
+def test_the_images_build_it_of_what_the_dockerfile_copies(tmp_path: Path) -> None:
+    stage = re.search(r"^FROM \S+ AS source\n(.*?)^FROM ", (ROOT / "Dockerfile").read_text(), re.M | re.S)
+    assert stage is not None
+    copies = [line.split()[1:] for line in stage[1].splitlines() if line.startswith("COPY ")]
+    for *sources, target in copies:
+        for source in map(Path, sources):
+            assert is_sent(source), source
+            place = tmp_path / (target if len(sources) == 1 else source.name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, place, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(ROOT / source, place)
+    [wheel] = WheelBuilder(str(tmp_path)).build(directory=str(tmp_path / "dist"), versions=["standard"])
+    with zipfile.ZipFile(wheel) as archive:
+        assert "elastane/demo/digits_cnn.py" in archive.namelist()

@@ -9,12 +9,14 @@ import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
 from elastane.agent.cluster import LocalCluster
 from elastane.client import MasterClient
+from elastane.errors import ElastaneError
 from elastane_proto.v1 import job_pb2, ring_pb2, shard_pb2
 
 #: If joining workers are not in the ring at this share of the steps, training waits for them.
@@ -114,14 +116,14 @@ class Play:
     def run(self) -> job_pb2.Job:
         """Run from the first worker to the end of the job. Raises ClusterError if it does not succeed."""
         cluster = self.cluster
-        threading.Thread(target=self._follow_events, daemon=True).start()
-        self._watch_until(1)
-        for fault in self.faults:
-            fault.step = self._watch_until(cluster.get_job().step + fault.after)
-            self.on_fault(fault)
-            fault.struck_at = fault.act(cluster, self.total_steps)
-        self._watch_until(self.total_steps)
-        return cluster.wait_for_end()
+        with self._events_followed():
+            self._watch_until(1)
+            for fault in self.faults:
+                fault.step = self._watch_until(cluster.get_job().step + fault.after)
+                self.on_fault(fault)
+                fault.struck_at = fault.act(cluster, self.total_steps)
+            self._watch_until(self.total_steps)
+            return cluster.wait_for_end()
 
     def _watch_until(self, step: int) -> int:
         def reached(job: job_pb2.Job) -> bool:
@@ -130,10 +132,29 @@ class Play:
 
         return self.cluster.wait_for(reached, what=f"step {step}").step
 
-    def _follow_events(self) -> None:
-        with MasterClient(self.cluster.master.address, timeout_seconds=60.0) as client:
-            for event in client.events(self.cluster.job, follow=True):
-                self.on_event(event)
+    @contextmanager
+    def _events_followed(self) -> Iterator[None]:
+        """Tells of events in a thread that has ended when the block is left; then of the rest."""
+        next_wanted = 0
+
+        def follow() -> None:
+            nonlocal next_wanted
+            # A master that stays away is what the play itself fails of, with the workers' last lines.
+            with suppress(ElastaneError):
+                for event in follower.events(self.cluster.job, follow=True):
+                    next_wanted = event.sequence + 1
+                    self.on_event(event)
+
+        with MasterClient(self.cluster.master.address, timeout_seconds=60.0) as follower:
+            thread = threading.Thread(target=follow, name="elastane-demo-events", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                follower.close()
+                thread.join()
+        for event in self.cluster.client.events(self.cluster.job, since=next_wanted):
+            self.on_event(event)
 
 
 def recoveries(faults: Sequence[Fault], history: Sequence[shard_pb2.AuditEntry]) -> list[Recovery]:

@@ -1,7 +1,7 @@
-"""What a newcomer reads in README.md and types, as the page has it today.
+"""What a newcomer reads in README.md and docs/howto/running.md and types, as the pages have it today.
 
-Every command of the page is run in a clean image (`test_newcomer_image.py`), unless LEFT_OUT says why not:
-one that is added to the page is run from then on, or listed here.
+Every command of these pages is run in a clean image (`test_newcomer_image.py`), unless LEFT_OUT says why not:
+one that is added to a page is run from then on, or listed here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PAGE: Final = ROOT / "README.md"
+PAGES: Final = (ROOT / "README.md", ROOT / "docs/howto/running.md")
 TUTORIAL: Final = ROOT / "docs/tutorial.md"
 #: Where the image's files are that are no part of the product.
 IMAGE: Final = Path(__file__).parent / "newcomer_image"
@@ -42,14 +42,19 @@ class Command(NamedTuple):
     at_job: bool
 
 
+def pages() -> str:
+    """The text of both pages, one after the other."""
+    return "\n\n".join(page.read_text() for page in PAGES)
+
+
 def commands(page: str) -> list[Command]:
-    """All commands in the page's indented blocks, in their order."""
+    """All commands in the page's indented blocks, in their order, each once."""
     found = []
     for block in _BLOCK.findall(_FENCE.sub("", page)):
         lines = [line.strip() for line in block.replace("\\\n", " ").splitlines() if line.strip()]
         at_job = lines[0].startswith(_AT_A_JOB)
         found += [Command(" ".join(line.split()) if at_job else line, at_job) for line in lines]
-    return found
+    return list(dict.fromkeys(found))
 
 
 def left_out(command: Command) -> str:
@@ -72,8 +77,8 @@ def three_lines(page: str) -> str:
 
 
 def examples(page: str) -> list[str]:
-    """The scripts of examples/ that the page links to."""
-    return re.findall(r"\]\((examples/\w+\.py)\)", page)
+    """The scripts of examples/ that the page links to, but for the stock ones they were made from."""
+    return list(dict.fromkeys(re.findall(r"\]\((?:\.\./)*(examples/(?!\w+_ddp)\w+\.py)\)", page)))
 
 
 def saved_scripts(page: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """A newcomer's commands in a clean image: Python, pip and the wheel, not root, no clone.
 
-They are README.md's own (`newcomer.py`), in its order. Those at a job share one that trains; the last
-test lets it come to its end.
+They are those of README.md and docs/howto/running.md (`newcomer.py`), in their order. Those at a job share one
+that trains; the last test lets it come to its end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from images import newcomer
 from images.conftest import build
 from images.engine import Container, Engine, Outcome
 
-PAGE: Final = newcomer.PAGE.read_text()
+PAGE: Final = newcomer.pages()
 TUTORIAL: Final = newcomer.TUTORIAL.read_text()
 #: Of a command that trains; two busy cores take their time.
 SECONDS_MAX: Final = 1200.0
@@ -50,6 +50,7 @@ EXAMPLES: Final = {
     "examples/digits_cnn.py": "--epochs 1",
     "examples/char_gpt.py": "--epochs 1 --characters 20000 --layers 1",
     "examples/offline_inference.py": "--out scores",
+    "examples/minimal.py": "",
 }
 
 

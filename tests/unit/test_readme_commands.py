@@ -1,14 +1,14 @@
-"""The commands of README.md are found, and those that the image tests leave out are on the page."""
+"""The commands for newcomers are found, and those that the image tests leave out are on their pages."""
 
 from __future__ import annotations
 
 from images import newcomer
 
-PAGE = newcomer.PAGE.read_text()
+PAGE = newcomer.pages()
 
 
 def test_every_command_is_found() -> None:
-    indented = [line for line in PAGE.splitlines() if line.startswith("    elastane ")]
+    indented = {line for line in PAGE.splitlines() if line.startswith("    elastane ")}
     fenced = newcomer.three_lines(PAGE)
     assert len(indented) > 15
     found = [one for one in newcomer.commands(PAGE) if one.text.startswith("elastane ")]

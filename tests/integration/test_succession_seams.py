@@ -266,7 +266,7 @@ async def test_a_store_whose_clock_is_set_back_does_not_make_a_lease_longer(stor
 async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_off(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next master's clock is an hour behind when it begins, two when it has read a job; the store's, too."""
+    """The next master's clock is an hour behind, two when it has read a job; the store's, too."""
     behind = 0.0
     monkeypatch.setattr("elastane_master.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
     read = JobLog.open

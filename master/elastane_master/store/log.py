@@ -191,6 +191,14 @@ class _Standing(NamedTuple):
         _, sequence, history, newest_commit, events, newest_event, changed = reply.split(":")
         return cls(int(sequence), int(history), newest_commit, int(events), newest_event, changed.strip())
 
+    def foreign(self, keys: JobKeys) -> list[Damage]:
+        """Streams at the job's keys that are another job's."""
+        streams = (
+            (keys.history, keys.commits_in(self.newest_commit)),
+            (keys.events, keys.event_in(self.newest_event)),
+        )
+        return [Damage(key, 1, "it is another job's") for key, number in streams if number is None]
+
 
 class JobLog:
     """Write-ahead log of one job, held by the master whose fencing token is the newest.
@@ -460,8 +468,16 @@ class JobLog:
             self._settle(write, started)
 
     async def _mend(self, write: _Write, reply: str) -> None:
-        """Makes a store whole that refused this write. Raises JobDamaged when that takes what nobody has."""
-        again, damages = self._take_again(write, _Standing.of(reply))
+        """Makes a store whole that refused this write. Raises JobDamaged when that takes what nobody has.
+
+        Nothing is written where another job's key lies in the place of one of this job's: it may be the only
+        copy, and whoever mixed them up can put both back.
+        """
+        standing = _Standing.of(reply)
+        if foreign := standing.foreign(self._keys):
+            self._groups.extendleft(reversed(write.groups))
+            raise JobDamaged(self.job, foreign)
+        again, damages = self._take_again(write, standing)
         self._writing = again.groups
         started = time.monotonic()
         await self._send(again)

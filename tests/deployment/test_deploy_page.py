@@ -123,7 +123,7 @@ def test_the_overlay_it_shows_is_one(tmp_path: Path) -> None:
 def said() -> str:
     """Every text in the product's sources."""
     texts = []
-    for root in ("master/elastane_master", "worker/elastane"):
+    for root in ("master/elastane_master", "worker/elastane", "proto/elastane_proto/history"):
         for path in sorted((ROOT / root).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):

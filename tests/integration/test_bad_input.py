@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,10 +25,13 @@ def settings(**values: object) -> job_pb2.JobSettings:
 
 
 def run_script(
-    environment: dict[str, str], *arguments: str, timeout_seconds: float = 60.0
+    environment: dict[str, str],
+    *arguments: str,
+    script: Sequence[str] = tuple(CONFIG.arguments),
+    timeout_seconds: float = 60.0,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *CONFIG.arguments, *arguments],
+        [sys.executable, *script, *arguments],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -138,3 +142,50 @@ def test_of_two_processes_with_one_worker_id_the_later_one_stays(tmp_path: Path)
         assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason
         lost = [event for event in cluster.client.events(cluster.job) if event.kind == "worker_lost"]
         assert len(lost) == 1 and "was replaced: another process" in lost[0].reason
+
+
+ANOTHER_RELEASE = """
+import runpy, sys
+from elastane_proto import versions
+versions.{change}
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "says"),
+    [
+        ("PROTOCOL = 99", EXIT_REFUSED, "it speaks version 99 of the protocol, newer than this master"),
+        ("MASTER_OLDEST = 99", EXIT_REFUSED, "too old for this elastane, which needs 99 or newer"),
+        ("PROTOCOL = versions.CLIENT_OLDEST", 0, ""),
+    ],
+    ids=["newer", "needs a newer master", "oldest that is served"],
+)
+def test_a_worker_of_another_release_is_refused_in_words_or_trains_along(
+    tmp_path: Path, change: str, code: int, says: str
+) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(ANOTHER_RELEASE.format(change=change))
+    busy = "10" if code else "0"  # who is not disturbed is not waited for
+    with local_cluster(tmp_path, settings(), [*CONFIG.arguments, "--busy-seconds", busy]) as cluster:
+        if code:
+            cluster.add_worker()
+            cluster.wait_for(lambda job: job.step >= 1, what="a step")
+        generation = cluster.get_job().generation
+        environment = {
+            "ELASTANE_MASTER": cluster.master.address,
+            "ELASTANE_JOB": cluster.job,
+            "ELASTANE_ESTS": "2",
+            "ELASTANE_WORKER_ID": "other",
+        }
+        result = run_script(environment, script=(str(other), *CONFIG.arguments), timeout_seconds=300.0)
+        assert result.returncode == code, result.stderr
+        assert says in result.stderr and "Traceback" not in result.stderr
+        job = cluster.get_job()
+        if code:
+            assert "upgrade" in result.stderr and job.generation == generation
+            assert [worker.worker_id for worker in job.workers] == ["w0"]
+            assert cluster.statuses()["w0"] is None
+        else:
+            assert job.phase == job_pb2.JOB_PHASE_SUCCEEDED, job.reason

@@ -91,7 +91,10 @@ async def test_pages_of_a_caller_who_sees_some_jobs_name_no_other(tmp_path: Path
         await plant(store, 40)
     table = tmp_path / "tokens.toml"
     table.write_text(entry("some", ["reader"], ["job-00000[57]", "job-000038"]))
-    async with serving_master(tmp_path / "state", security=SecuritySettings(tokens=table)) as (_, channel):
+    async with serving_master(tmp_path / "state", security=SecuritySettings(token_file=table)) as (
+        _,
+        channel,
+    ):
         metadata = (("authorization", f"Bearer {token_of('some')}"),)
         jobs, found, token = job_pb2_grpc.JobServiceStub(channel), [], ""
         for _ in range(3):

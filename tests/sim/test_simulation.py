@@ -21,7 +21,7 @@ SEEDS = 300
 BATCH = 50
 HUNTED_SEEDS_MAX = 40
 CUTS = 24
-TAKEN_OVER = (2, 9, 15)
+TAKEN_OVER = (3, 9, 15)
 """Seeds whose jobs run long enough."""
 ONCE_FAILED = {
     "work between two rings was charged by share after a ring of the same step": 6889,

@@ -205,7 +205,7 @@ class MasterClient:
         """
         if name:
             return name
-        names = [job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1)]
+        names = sorted(job.name for job in islice(self.iter_jobs(), JOBS_NAMED + 1))
         if len(names) == 1:
             return names[0]
         if not names:

@@ -190,6 +190,14 @@ class _Standing(NamedTuple):
         _, sequence, history, newest_commit, events, newest_event, changed = reply.split(":")
         return cls(int(sequence), int(history), newest_commit, int(events), newest_event, changed.strip())
 
+    def foreign(self, keys: JobKeys) -> list[Damage]:
+        """Return streams at the job's keys that hold another job's data."""
+        streams = (
+            (keys.history, keys.commits_in(self.newest_commit)),
+            (keys.events, keys.event_in(self.newest_event)),
+        )
+        return [Damage(key, 1, "it is another job's") for key, number in streams if number is None]
+
 
 class JobLog:
     """Write-ahead log of one job, held by the master with the newest fencing token.
@@ -466,8 +474,16 @@ class JobLog:
             self._settle(write, started)
 
     async def _mend(self, write: _Write, reply: str) -> None:
-        """Repair a store that refused this write. Raises JobDamaged if some data cannot be recovered."""
-        again, damages = self._take_again(write, _Standing.of(reply))
+        """Repair a store that refused this write. Raises JobDamaged if some data cannot be recovered.
+
+        Nothing is written if a key of this job holds another job's data: it may be the only copy, and an
+        operator can restore both.
+        """
+        standing = _Standing.of(reply)
+        if foreign := standing.foreign(self._keys):
+            self._groups.extendleft(reversed(write.groups))
+            raise JobDamaged(self.job, foreign)
+        again, damages = self._take_again(write, standing)
         self._writing = again.groups
         started = time.monotonic()
         await self._send(again)

@@ -103,6 +103,11 @@ class Recorder:
     def __init__(self):
         self.calls = []
 
+    @staticmethod
+    def adding():
+        """Asked by the clipping functions, which keep it for the rest of the process."""
+        return False
+
     def _note(self, kind):
         def call(original, *args, **kwargs):
             self.calls.append((kind, getattr(original, "__name__", "step")))

@@ -27,7 +27,9 @@ if _version_not_supported:
 
 class ShardServiceStub:
     """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    know how far the data is. The job has to be there (JobService.Create); nobody needs to
+    train for it. Leasing takes no session (RingService.Attend): without one a lost worker's
+    tasks are leased again when their lease is over, with one (WORKER_ROLE_TASKS) at once.
     """
 
     def __init__(self, channel):
@@ -80,7 +82,9 @@ class ShardServiceStub:
 
 class ShardServiceServicer:
     """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    know how far the data is. The job has to be there (JobService.Create); nobody needs to
+    train for it. Leasing takes no session (RingService.Attend): without one a lost worker's
+    tasks are leased again when their lease is over, with one (WORKER_ROLE_TASKS) at once.
     """
 
     def CreateDataset(self, request, context):
@@ -108,7 +112,9 @@ class ShardServiceServicer:
         long as their answers take no more than 4 MiB: one that it forgot is decided anew,
         so who asks for thousands of tasks at a time has few requests on the way.
         A request that waits for tasks is answered empty as soon as a later one of the
-        stream has its answer.
+        stream has its answer. An answer that says "complete" does not end the stream: its
+        caller does, once it has the answers to all that it sent, since a later request may
+        still report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,7 +209,9 @@ def add_ShardServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ShardService:
     """Called by workers in dynamic mode (LeaseTasks), and by anybody who wants to
-    know how far the data is.
+    know how far the data is. The job has to be there (JobService.Create); nobody needs to
+    train for it. Leasing takes no session (RingService.Attend): without one a lost worker's
+    tasks are leased again when their lease is over, with one (WORKER_ROLE_TASKS) at once.
     """
 
     @staticmethod

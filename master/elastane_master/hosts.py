@@ -165,6 +165,7 @@ class JobHosts(HostOwner):
         self.close_seconds = CLOSE_SECONDS
         self._records = ClosedJobs(store.redis)
         self._closed: dict[str, ClosedJob] = {}
+        self._deleting: dict[str, str] = {}  # those of the closed ones, and by which request
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._opening = asyncio.Semaphore(TAKEN_OVER_AT_ONCE)
         self._resting: asyncio.Task[None] | None = None
@@ -261,6 +262,7 @@ class JobHosts(HostOwner):
         await asyncio.gather(*[host.abandon(refusal) for host in hosts])
         self._hosts.clear()
         self._closed.clear()
+        self._deleting.clear()
         self._held.clear()
         for _ in self._unreachable:
             self.clock.resume()
@@ -555,6 +557,9 @@ class JobHosts(HostOwner):
         """Read a closed job again and serve it. The caller holds its lock."""
         name, token = closed.name, closed.stored.token
         self._require_serving()
+        if (request_id := self._deleting.get(name)) is not None:
+            await self._delete(closed, request_id)
+            raise Rejection("busy", f"job {name!r} was just deleted", hint="ask again", job=name)
         async with self._opening:
             await self._require_held(name, token)  # what follows would put out whoever leads by now
             try:
@@ -609,12 +614,17 @@ class JobHosts(HostOwner):
                 async with self._lock(host.name):
                     self._require_serving()
                     if self._hosts.get(host.name) is host and host.is_unused(self.close_seconds):
-                        await self._close(host, "nobody asks for it")
+                        await self._close(host, "nobody asks for it", unused_seconds=self.close_seconds)
 
-    async def _close(self, host: JobHost, why: str) -> None:
-        """End the service of a finished job. The caller holds its lock."""
+    async def _close(self, host: JobHost, why: str, *, unused_seconds: float | None = None) -> None:
+        """End the service of a finished job. The caller holds its lock.
+
+        unused_seconds: close it only if nobody has asked for the job for this long.
+        """
         await host.confirm()  # all that it rests on is stored, and stored whole
         self._require_serving()
+        if unused_seconds is not None and not host.is_unused(unused_seconds):
+            return  # whoever came meanwhile would be told that there is no such job
         name, log = host.name, host.log
         record = record_of(host.machine, self.clock())
         closed = ClosedJob.of(name, Closed(log.token, record))
@@ -664,9 +674,13 @@ class JobHosts(HostOwner):
         return await self._records.deleted_by(name) == request_id
 
     async def _delete(self, closed: ClosedJob, request_id: str) -> None:
-        """Delete all data of a closed job. The caller holds its lock."""
+        """Delete all data of a closed job. The caller holds its lock.
+
+        The store may do it without a reply: from here on the job counts as deleted and is never opened.
+        """
+        self._deleting[closed.name] = request_id
         await self._records.delete(closed.name, closed.stored.token, request_id)
-        del self._closed[closed.name]
+        del self._closed[closed.name], self._deleting[closed.name]
         await self.store.remove_job(closed.name)
 
     # ---------------------------------------------------------------- from the hosts

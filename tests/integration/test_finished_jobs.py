@@ -11,7 +11,10 @@ from pathlib import Path
 
 import grpc
 import pytest
+from redis.exceptions import ConnectionError
 
+import elastane_master.hosts as hosts_module
+from elastane_master.decisions.events import Rejection
 from elastane_master.decisions.machine import VERSION
 from elastane_master.hosts import JobHosts
 from elastane_master.servers.app import Master
@@ -263,6 +266,62 @@ async def test_a_deletion_that_was_cut_off_is_ended_by_the_next_master(api: Api)
     await api.hosts.start()
     api.hosts.refuse(None)
     assert await api.list() == [] and not await api.redis.sismember("elastane:jobs", "j")
+
+
+async def test_a_deletion_whose_answer_was_lost_is_ended_by_whoever_asks_next(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after an opening that failed halfway, when the store has a newer token than the master knows."""
+    for name in ("asked", "again"):
+        await api.finish(name)
+    await api.all_closed()
+    recover = hosts_module.JobLog.open
+
+    async def cut_off(*arguments: object, **options: object) -> None:
+        await recover(*arguments, **options)
+        raise ConnectionError("connection reset")
+
+    delete = api.hosts._records.delete
+
+    async def lost(job: str, token: int, request_id: str) -> None:
+        await delete(job, token, request_id)
+        raise ConnectionError("connection reset")
+
+    with monkeypatch.context() as store:
+        store.setattr(hosts_module.JobLog, "open", cut_off)
+        for name in ("asked", "again"):
+            with pytest.raises(ConnectionError):
+                await api.hosts.find(name)
+        store.setattr(api.hosts._records, "delete", lost)
+        for name in ("asked", "again"):
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await api.delete(name, request_id="r")
+            assert reason_of(unknown.value)[1] == "STORE_UNAVAILABLE"
+
+    with pytest.raises(Rejection) as busy:
+        await api.hosts.find("asked")
+    assert busy.value.reason == "busy"
+    await api.delete("again", request_id="r")
+    assert api.hosts.names() == [] and not api.hosts.held()
+    assert await api.keys("asked") == await api.keys("again") == {"fence"}
+    assert (await api.create("asked")).created
+
+
+async def test_a_job_is_not_closed_when_somebody_comes_while_the_store_is_asked(api: Api) -> None:
+    api.hosts.close_seconds = 3600
+    await api.finish("j")
+    (host,) = api.hosts.all()
+    confirm, visits = host.confirm, []
+
+    async def visited() -> None:
+        await confirm()
+        visits.append(await api.get("j"))
+
+    host.confirm = visited
+    await until(lambda: host.is_unused(0.01))
+    api.hosts.close_seconds = 0.01
+    await api.hosts._close_unused()
+    assert len(visits) == 1 and api.hosts.all() == [host] and not host.stopping
 
 
 async def test_a_master_that_was_asleep_does_not_bring_a_deleted_job_back(tmp_path: Path) -> None:

@@ -441,6 +441,18 @@ async def test_a_replaced_client_ca_shuts_out_the_old_ones_callers(tmp_path: Pat
         assert await health(old) == grpc.StatusCode.UNAVAILABLE
 
 
+def test_grpc_is_given_the_certificate_only_when_it_has_changed(tmp_path: Path) -> None:
+    """At each handshake anew, it frees the one that others are just using: the master crashes."""
+    old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
+    tls = ServerTls(TlsFiles(old.cert, old.key))
+    assert [tls._fetch() for _ in range(3)] == [None] * 3
+    for name in ("cert", "key"):
+        getattr(old, name).write_bytes(getattr(new, name).read_bytes())
+    assert tls.refresh()  # HTTP has noticed first
+    assert isinstance(tls._fetch(), grpc.ServerCertificateConfiguration)
+    assert tls._fetch() is None
+
+
 async def test_an_http_server_can_use_the_same_certificate_and_client_ca(tmp_path: Path) -> None:
     old, new = Certificates(tmp_path / "old"), Certificates(tmp_path / "new")
     client_ca = tmp_path / "client-ca.pem"

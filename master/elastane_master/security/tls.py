@@ -44,6 +44,7 @@ class ServerTls:
         self._stamp: Stamp = self._current_stamp()
         self._contents = self._read()
         self._context = self._make_context()
+        self._grpc_has = self._contents
         self.reloads = 0
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
@@ -99,8 +100,16 @@ class ServerTls:
         return True
 
     def _fetch(self) -> Any:
-        """Called by gRPC before each handshake, in a thread of its own; None would mean no change."""
+        """Called by gRPC before each handshake, in a thread of its own; None means no change.
+
+        Returns a configuration only if it has changed: gRPC frees the previous one even if a handshake in
+        another thread is just beginning to use it, which ends the process by SIGSEGV (grpc/grpc#36693).
+        """
         self.refresh()
+        with self._lock:
+            if self._contents == self._grpc_has:
+                return None
+            self._grpc_has = self._contents
         return self._grpc_configuration()
 
     def _grpc_configuration(self) -> Any:

@@ -40,8 +40,10 @@ return (fence[1] or '0') .. ':' .. (fence[2] or '0') .. ':' .. how
 """
 
 TAKE = """
--- KEYS: fence. ARGV: 1 id of the taker. Returns 'token:record', or '' for a job that is not closed any more.
-local fence = redis.call('HMGET', KEYS[1], 'sequence', 'closed', 'record')
+-- KEYS: fence. ARGV: 1 id of the taker. Returns 'token:record', or '' for a job that is not closed any more,
+-- or 'deleted' for one that was deleted since it was looked at.
+local fence = redis.call('HMGET', KEYS[1], 'sequence', 'closed', 'record', 'deleted')
+if fence[4] then return 'deleted' end
 if not fence[2] or fence[1] ~= fence[2] then return '' end
 redis.call('HSET', KEYS[1], 'holder', ARGV[1])
 return redis.call('HINCRBY', KEYS[1], 'token', 1) .. ':' .. fence[3]
@@ -76,9 +78,10 @@ DELETE = (
     _MINE
     + """
 -- KEYS: and log, snapshot, history, events. ARGV: and 3 request id, 4 milliseconds that the fence stays.
--- Returns as above. UNLINK: millions of entries are freed beside the store's work.
+-- Returns as above, also when it is asked again: the answer may have been lost.
+-- UNLINK: millions of entries are freed beside the store's work.
 redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5])
-redis.call('HSET', KEYS[1], 'token', token, 'deleted', ARGV[3])
+redis.call('HSET', KEYS[1], 'token', token, 'deleted', ARGV[3], 'holder', ARGV[2])
 redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return 'OK'
 """
@@ -133,7 +136,9 @@ class ClosedJobs:
             answers = await take.many([([JobKeys.of(job).fence], [self.id]) for job in some])
             for job, answer in zip(some, answers, strict=True):
                 token, _, record = answer.partition(b":")
-                if answer:
+                if answer == b"deleted":
+                    listed.deleted.append(job)
+                elif answer:
                     listed.closed[job] = Closed(int(token), record)
                 else:
                     listed.open.append(job)

@@ -21,7 +21,9 @@ if tonumber(written[1] or '0') > tonumber(ARGV[1]) or tonumber(written[2] or '0'
   return {0, tonumber(written[1] or '0'), tonumber(written[2] or '0')}
 end
 if not written[3] and ARGV[3] ~= '1' then return {-1} end
-redis.call('HDEL', KEYS[1], 'deleted')  -- of a job of that name before (see closed.py)
+if redis.call('HDEL', KEYS[1], 'deleted') == 1 then  -- of a job of that name before (see closed.py)
+  redis.call('HDEL', KEYS[1], 'holder')
+end
 redis.call('PERSIST', KEYS[1])
 local token = redis.call('HINCRBY', KEYS[1], 'token', 1)
 local answer = redis.call('HGETALL', KEYS[1])

@@ -27,7 +27,10 @@ if _version_not_supported:
 
 class ShardServiceStub:
     """For workers in dynamic mode (LeaseTasks), and for any client that reads the
-    progress through the data.
+    progress through the data. The job must exist (JobService.Create); nobody needs to
+    train for it. Leasing needs no session (RingService.Attend): without one, a lost
+    worker's tasks are leased again when their lease expires, with one
+    (WORKER_ROLE_TASKS) at once.
     """
 
     def __init__(self, channel):
@@ -80,7 +83,10 @@ class ShardServiceStub:
 
 class ShardServiceServicer:
     """For workers in dynamic mode (LeaseTasks), and for any client that reads the
-    progress through the data.
+    progress through the data. The job must exist (JobService.Create); nobody needs to
+    train for it. Leasing needs no session (RingService.Attend): without one, a lost
+    worker's tasks are leased again when their lease expires, with one
+    (WORKER_ROLE_TASKS) at once.
     """
 
     def CreateDataset(self, request, context):
@@ -108,7 +114,9 @@ class ShardServiceServicer:
         answers take no more than 4 MiB. One that it no longer has is decided anew, so a
         worker that requests thousands of tasks at a time should have few requests in flight.
         A request that waits for tasks gets an empty answer as soon as a later one of the
-        stream has its answer.
+        stream has its answer. An answer with "complete" does not end the
+        stream: the caller does, once it has the answers to all it sent, since a later
+        request may still report.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,7 +211,10 @@ def add_ShardServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ShardService:
     """For workers in dynamic mode (LeaseTasks), and for any client that reads the
-    progress through the data.
+    progress through the data. The job must exist (JobService.Create); nobody needs to
+    train for it. Leasing needs no session (RingService.Attend): without one, a lost
+    worker's tasks are leased again when their lease expires, with one
+    (WORKER_ROLE_TASKS) at once.
     """
 
     @staticmethod

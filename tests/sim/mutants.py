@@ -380,6 +380,12 @@ MUTANTS = (
         "        del self._closed[closed.name], self._deleting[closed.name]\n",
     ),
     Mutant(
+        "who deleted a job forgets that it was its own",
+        "elastane_master.store.closed",
+        "'deleted', ARGV[3], 'holder', ARGV[2])",
+        "'deleted', ARGV[3])",
+    ),
+    Mutant(
         "a closed job is opened although its deletion may have happened",
         "elastane_master.hosts",
         "if (request_id := self._deleting.get(name)) is not None:",
@@ -421,6 +427,7 @@ SELDOM = frozenset(
         "the clock of a new master is its machine's",
         "what a leader loaded for an older ring is taken for the job's",
         "a worker that was put out goes on",
+        "a finished job is closed although somebody came while the store was asked",
     }
 )
 """Bugs that are not found within 250 seeds. Some need events of a few seeds in a thousand (two masters at the

@@ -35,7 +35,6 @@ ONCE_FAILED = {
     "a job's time, ahead by an hour, made the deadlines of those taken over before it pass": 3848,
     "a deleted job was opened after the answer to its deletion was lost, and called damaged": 157,
     "a job whose opening and deletion were both cut off could not be deleted any more": 18,
-    "a worker that came while a finished job was being closed was told that there is none": 210,
 }
 """Seeds that once found a fault of the product or of a checker. They only reproduce it while the simulation's
 draws stay the same; after that the planted bug (`mutants`) takes their place."""

@@ -135,6 +135,11 @@ class Operator(Caller):
     _queue: list[Callable[[], Any]] = field(default_factory=list)
     _asks: bool = False
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to ask for."""
+        return not self._asks
+
     async def create(self, settings: job_pb2.JobSettings, name: str = JOB) -> None:
         """Creates the job, or another one."""
         request = job_pb2.JobServiceCreateRequest(name=name, settings=settings, request_id=self.request_id())

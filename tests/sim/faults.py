@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from elastane_master.store.log import LogOptions
 from sim.callers import Operator
 from sim.checkers import KEYS, Checkers
+from sim.closings import Closings
 from sim.group import Group
 from sim.master_model import MasterModel
 from sim.network import Network
@@ -78,6 +79,7 @@ class Cluster:
     faults_per_second: float
     policies: Policies
     takeovers: Takeovers | None = None
+    closings: Closings | None = None
     groups: dict[GroupKey, Group] = field(default_factory=dict)
     masters: list[MasterModel] = field(default_factory=list)
     workers: dict[str, WorkerModel] = field(default_factory=dict)
@@ -97,10 +99,14 @@ class Cluster:
             self.world.after(self.world.rng.uniform(0.0, 0.5), lambda number=number: self.start(f"w{number}"))
         for seconds, spot, on_demand in self.policies.prices:
             prices = spot, on_demand
-            self.world.after(seconds, lambda prices=prices: self.operator.set_prices(*prices))
+            self.world.after(seconds, lambda prices=prices: self._set_prices(*prices))
         self._plan_fault()
         self.world.after(1.0, self._agents)
         self.world.after(0.2, self._supervise)
+
+    def _set_prices(self, spot: int, on_demand: int) -> None:
+        if self.closings is None:  # else the job may be deleted by now
+            self.operator.set_prices(spot, on_demand)
 
     def start_master(self) -> None:
         """A master process, whether or not another one runs."""
@@ -116,6 +122,7 @@ class Cluster:
             self.options,
             wall_offset_seconds=offset,
             takeovers=self.takeovers,
+            closings=self.closings,
             address=f"host-{len(self.masters) if self.masters_alive else 0}:1",
         )
         master.is_calm = lambda: self.calm_in <= 0 or not self.workers
@@ -192,7 +199,7 @@ class Cluster:
         return host is not None and host.log.pending is None
 
     @property
-    def _store_is_whole(self) -> bool:
+    def store_is_whole(self) -> bool:
         """Masters made good what the store lost: until then only their memory holds it."""
         table = self.server.data.get(FENCE, {})
         return self.server.is_up and int(table.get(b"sequence", b"0")) >= self._healed_at
@@ -204,7 +211,7 @@ class Cluster:
         if not self.masters_alive:
             self.world.after(self.world.rng.choice((0.02, 0.3, 2.0)), self._replace_master)
         elif self.takeovers is not None and len(self.masters_alive) < self.takeovers.masters:
-            if self._store_is_whole:
+            if self.store_is_whole:
                 self.start_master()
             self.world.after(self.world.rng.choice((0.2, 1.0)), self._supervise)
         else:
@@ -307,7 +314,7 @@ class Cluster:
 
     def _master(self, action: Callable[[MasterModel], object]) -> None:
         """Not while its memory is all there is: what was acknowledged would be lost with it."""
-        if self.masters_alive and self._store_is_whole:
+        if self.masters_alive and self.store_is_whole:
             action(self.world.rng.choice(self.masters_alive))
 
     def kill_leader(self) -> None:
@@ -317,7 +324,7 @@ class Cluster:
 
     def _second_master(self) -> None:
         """Started while the first runs; now and then two of them at once, and a store that takes its time."""
-        if not self._store_is_whole:
+        if not self.store_is_whole:
             return
         self.start_master()
         if self.world.rng.random() < 0.4:
@@ -325,7 +332,7 @@ class Cluster:
             self.world.after(self.world.rng.uniform(0.0, 1.0), self._third_master)
 
     def _third_master(self) -> None:
-        if self._store_is_whole and self.calm_in > 0:
+        if self.store_is_whole and self.calm_in > 0:
             self.start_master()
 
     def _stop(self, master: MasterModel) -> None:
@@ -384,7 +391,7 @@ class Cluster:
             return
         # What another master acknowledged within the last seconds is in no memory any more.
         is_old = master.follows_a_sync or self.world.now - master.serving_since > LOST_SECONDS_MAX
-        if self._store_is_whole and is_old:
+        if self.store_is_whole and is_old:
             self._healed_at = int(self.server.data[FENCE][b"sequence"]) + 1
             self.server.crash(self.world.rng.choice((0.02, 0.3)), lose=True)
 

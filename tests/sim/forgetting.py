@@ -52,7 +52,7 @@ def plan(cluster: Cluster, cuts: tuple[Power, ...]) -> None:
 
 
 def _strike(cluster: Cluster, cut: Power) -> None:
-    if cluster.is_over or not cluster.server.is_up:
+    if cluster.is_over or cluster.closings is not None or not cluster.server.is_up:
         return
     for master in cluster.masters_alive:
         master.kill()

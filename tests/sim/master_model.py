@@ -32,6 +32,7 @@ from elastane_master.store.lease import Claimant, LeaderLease
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import ring_pb2
 from sim.checkers import Checkers
+from sim.closings import Closings, check_served_once
 from sim.network import CallContext, Ended, Network, Stream, unavailable
 from sim.process import Process
 from sim.store_model import StoreClient, StoreServer
@@ -65,7 +66,8 @@ class _Leadership(Leadership):
 
 
 class MasterModel:
-    """One process, started once. takeovers: with the leader's lease; None: it serves at once.
+    """One process, started once. takeovers: with the leader's lease; None: it serves at once. closings: what
+    it does with finished jobs; None: it keeps them.
 
     serving: it answers calls, if only with a refusal. follows_a_sync: all before it is on the disk.
     """
@@ -81,6 +83,7 @@ class MasterModel:
         *,
         wall_offset_seconds: float = 0.0,
         takeovers: Takeovers | None = None,
+        closings: Closings | None = None,
         address: str = "",
     ) -> None:
         self.world, self.network, self.checkers, self.name = world, network, checkers, name
@@ -91,7 +94,7 @@ class MasterModel:
         self.streams: list[Stream] = []
         self._calls: list[Callable[[Ended | None, Any], None]] = []
         self.claimant = Claimant(address, name, address, id=name)
-        self._server, self._takeovers = server, takeovers
+        self._server, self._takeovers, self._closings = server, takeovers, closings
         self.is_calm: Callable[[], bool] = lambda: True
         self.process.spawn(self._start(options))
 
@@ -110,6 +113,8 @@ class MasterModel:
         self.hosts = self.leadership.hosts
         self.hosts.clock = Clock(self.process.wall, self.process.time)
         self.hosts.master = self.name
+        if self._closings is not None:
+            self._closings.apply(self)
         servicers = (
             JobServicer(self.hosts),
             ShardServicer(self.hosts),
@@ -240,6 +245,7 @@ class MasterModel:
             answered(unavailable("connection refused"), None)
             return
         check_whole(self.world, self._server, self)
+        check_served_once(self.world, self)
         self._calls.append(answered)
         self.process.call_soon(lambda: self.process.spawn(self._call(method, payload, answered)))
 

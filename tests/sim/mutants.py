@@ -358,6 +358,52 @@ MUTANTS = (
         'if state.role == "leading":',
     ),
     Mutant(
+        "a record counts although the job was written to since",
+        "elastane_master.store.closed",
+        "elseif fence[4] and fence[4] == fence[3] then how = 'closed' end",
+        "elseif fence[4] then how = 'closed' end",
+        (
+            (
+                "if not fence[2] or fence[1] ~= fence[2] then return '' end",
+                "if not fence[2] then return '' end",
+            ),
+        ),
+    ),
+    Mutant(
+        "a job is taken off the list before what is stored of it is deleted",
+        "elastane_master.hosts",
+        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n"
+        "        del self._closed[closed.name], self._deleting[closed.name]\n"
+        "        await self.store.remove_job(closed.name)\n",
+        "        await self.store.remove_job(closed.name)\n"
+        "        await self._records.delete(closed.name, closed.stored.token, request_id)\n"
+        "        del self._closed[closed.name], self._deleting[closed.name]\n",
+    ),
+    Mutant(
+        "who deleted a job forgets that it was its own",
+        "elastane_master.store.closed",
+        "'deleted', ARGV[3], 'holder', ARGV[2])",
+        "'deleted', ARGV[3])",
+    ),
+    Mutant(
+        "a closed job is opened although its deletion may have happened",
+        "elastane_master.hosts",
+        "if (request_id := self._deleting.get(name)) is not None:",
+        "if (request_id := None) is not None:",
+    ),
+    Mutant(
+        "a closed job that is opened again is still answered from its record",
+        "elastane_master.hosts",
+        "        del self._closed[name]\n        host = self._make_host(machine, log, recovered)\n",
+        "        host = self._make_host(machine, log, recovered)\n",
+    ),
+    Mutant(
+        "a finished job is closed although somebody came while the store was asked",
+        "elastane_master.hosts",
+        "if unused_seconds is not None and not host.is_unused(unused_seconds):",
+        "if False:",
+    ),
+    Mutant(
         "a worker that was put out goes on",
         "elastane.runtime.protocol",
         "        if not message.resumed:\n            outcome = self.put_out()",
@@ -381,6 +427,7 @@ SELDOM = frozenset(
         "the clock of a new master is its machine's",
         "what a leader loaded for an older ring is taken for the job's",
         "a worker that was put out goes on",
+        "a finished job is closed although somebody came while the store was asked",
     }
 )
 """Not found within 250 seeds. Some need what happens in a few seeds of a thousand (two masters at one moment,

@@ -22,8 +22,11 @@ import elastane_master.succession
 from elastane_master.decisions.machine import JobMachine
 from elastane_master.store.log import LogOptions
 from elastane_proto.v1 import job_pb2
-from sim.callers import EPOCHS, JOB, TASKS, TaskClient
+from sim.callers import EPOCHS, JOB, TASKS, Caller, TaskClient
 from sim.checkers import KEYS, Checkers
+from sim.closings import CLOSING, STRUCK
+from sim.closings import draw as draw_closings
+from sim.epilogue import Epilogue
 from sim.faults import Cluster
 from sim.forgetting import Power
 from sim.forgetting import draw as draw_cuts
@@ -106,6 +109,8 @@ class _Run:
         self.policies = draw_policies(seed)
         self.policies.apply(self.settings)
         self.takeovers = draw_takeovers(seed) if cuts is None else takeovers
+        self.closings = draw_closings(seed) if cuts is None else None
+        self.callers: tuple[Caller, ...] = ()
         fixed = FixedRuns(self.script.ests, self.script.steps, self.script.steps_per_epoch)
         self.checkers = Checkers(
             world, self.script.ests, self.script.steps, fixed, bool(self.settings.checkpoint_url)
@@ -146,6 +151,10 @@ class _Run:
         injected = dict(self.cluster.injected)
         if self.takeovers is not None and self.takeovers.hit:
             injected[CUT] = len(self.takeovers.hit)
+        if self.closings is not None:
+            injected[CLOSING] = self.closings.jobs
+            if self.closings.hit:
+                injected[STRUCK] = sum(self.closings.hit.values())
         return Outcome(self.seed, self.checkers, self.world, injected)
 
     def stored_at(self, seconds: float) -> tuple[bytes, tuple[bytes, ...]]:
@@ -190,6 +199,10 @@ class _Run:
         self.checkers.finished(cluster.server, EPOCHS * TASKS if self.clients else 0)
         if world.failure is not None:
             raise world.failure
+        if self.closings is not None:
+            epilogue = Epilogue(cluster, self.closings)
+            self.callers = epilogue.callers
+            epilogue.run(lambda done, seconds: world.run_until(done, world.now + seconds, EVENTS_MAX))
 
     def _is_through(self) -> bool:
         return (
@@ -204,7 +217,8 @@ class _Run:
         cluster = self.cluster
         processes = [master.process for master in cluster.masters]
         processes += [worker.process for worker in (*cluster.buried, *cluster.workers.values())]
-        processes += [cluster.operator.process, *(client.process for client in self.clients)]
+        callers = (cluster.operator, *self.clients, *self.callers)
+        processes += [caller.process for caller in callers]
         for process in processes:
             process.alive = False
         for process in processes:

@@ -51,7 +51,8 @@ class StoreServer:
 
     appended: told (key, payload) of each stream entry. lost: told (key, payloads) of those that are gone.
     is_begun: its file may be cut short from then on. clock_offset_seconds: how wrong its clock is, by which
-    keys expire. renamed: told (key, value) when the field `id` of a hash becomes another.
+    keys expire. renamed: told (key, value) when the field `id` of a hash becomes another. scripted: told
+    (text, process, done) before a script of a process is run, and after; the server may die of it.
     """
 
     place = PLACE
@@ -73,6 +74,7 @@ class StoreServer:
         self.clock_offset_seconds = 0.0
         self.forgot_at = float("-inf")
         self.renamed: Callable[[bytes, bytes], None] = lambda key, value: None
+        self.scripted: Callable[[str, str, bool], None] = lambda text, process, done: None
         self._poppers: list[tuple[bytes, Callable[[bytes | None, Exception | None], bool]]] = []
 
     # ------------------------------------------------------------------ faults
@@ -148,6 +150,12 @@ class StoreServer:
         self.crash_next = ""
         self.crash(self.down_seconds)
 
+    def met(self, text: str, process: str, *, done: bool) -> None:
+        """A script of a process is about to run, or has run. Raises ConnectionError if the server dies."""
+        self.scripted(text, process, done)
+        if not self.is_up:
+            raise ConnectionError("connection reset")
+
     def sync(self) -> None:
         """All that is there is on the disk."""
         self._synced, self._since_sync, self._synced_at = _all_copied(self.data), 0, self.world.now
@@ -221,10 +229,6 @@ class StoreServer:
         at = self.data.get(EXPIRIES, {}).get(key)
         return -1 if at is None else max(0, round((at - self._wall) * 1000))
 
-    def _del(self, key: bytes) -> int:
-        self.data.get(EXPIRIES, {}).pop(key, None)
-        return int(self.data.pop(key, None) is not None)
-
     def _rpush(self, key: bytes, value: bytes) -> int:
         waiting, self._poppers = self._poppers, []
         taken = False
@@ -254,6 +258,8 @@ class StoreServer:
         return len(self.data.get(key, b""))
 
     def _del(self, *keys: bytes) -> int:
+        for key in keys:
+            self.data.get(EXPIRIES, {}).pop(key, None)
         return sum(self.data.pop(key, None) is not None for key in keys)
 
     def _xlen(self, key: bytes) -> int:
@@ -338,7 +344,10 @@ class StoreClient:
     def register_script(self, text: str) -> Callable[..., Any]:
         async def run(*, keys: Sequence[str], args: Sequence[bytes | int | str] = ()) -> Any:
             def operation(server: StoreServer) -> Any:
-                return _script(text, server, [_bytes(key) for key in keys], [_bytes(word) for word in args])
+                server.met(text, self._process.name, done=False)
+                result = _script(text, server, [_bytes(key) for key in keys], [_bytes(word) for word in args])
+                server.met(text, self._process.name, done=True)
+                return result
 
             return await self._ask(operation, writes=True)
 

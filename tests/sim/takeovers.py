@@ -94,7 +94,7 @@ def check_whole(world: World, server: StoreServer, master: MasterModel) -> None:
     if not master.leadership.ready:
         return
     try:
-        held = {host.name for host in master.hosts.all()}
+        held = {one.name for one in (*master.hosts.all(), *master.hosts.closed())}
     except Rejection:  # its lease ran out a moment ago
         return
     names = {name.decode() for name in server.data.get(JOBS_KEY.encode(), ())}

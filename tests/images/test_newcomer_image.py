@@ -1,7 +1,7 @@
 """A newcomer's commands in a clean image: Python, pip and the wheel, not root, no clone.
 
-They are those of README.md and docs/howto/running.md (`newcomer.py`), in their order. Those at a job share
-one that trains; the last test lets it come to its end.
+They are those of README.md and docs/howto/running.md (`newcomer_commands.py`), in their order. Those at a
+job share one that trains; the last test lets it come to its end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from hatchling.builders.wheel import WheelBuilder
 
 from elastane_proto.versions import release
-from images import newcomer
+from images import newcomer_commands as newcomer
 from images.conftest import build
 from images.engine import Container, Engine, Outcome
 

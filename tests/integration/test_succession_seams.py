@@ -270,7 +270,7 @@ async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_of
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next master's clock is an hour behind at first, two once it has read a job; the store's too."""
-    behind = 0.0
+    behind, short = 0.0, {"leader_lease_seconds": LEASE_SECONDS}
     monkeypatch.setattr("elastane_master.hosts.Clock", lambda: Clock(lambda: time.time() - behind))
     read = JobLog.open
 
@@ -280,7 +280,7 @@ async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_of
         behind += 3600.0
         return found
 
-    async with master_on(store, tmp_path / "a") as (first, to_first):
+    async with master_on(store, tmp_path / "a", **short) as (first, to_first):
         began = time.time()
         for name in ("j", "other"):
             await create(to_first, name)
@@ -291,7 +291,10 @@ async def test_clocks_that_are_set_back_an_hour_in_a_takeover_put_no_deadline_of
         )
         assert [task.index for task in (await lease(to_first, "gone", 1)).tasks] == [0]
         behind = 3600.0
-        async with master_on(store, tmp_path / "b") as (second, to_second):
+        async with master_on(store, tmp_path / "b", **short) as (
+            second,
+            to_second,
+        ):
             assert first.leads and not second.leads
             monkeypatch.setattr(JobLog, "open", set_back)
             first.leadership.keeper._tasks[0].cancel()  # it is as good as dead

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from images import newcomer
+from images import newcomer_commands as newcomer
 
 PAGE = newcomer.pages()
 

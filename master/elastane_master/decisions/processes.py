@@ -22,9 +22,15 @@ HINT = "give each process its own ELASTANE_WORKER_ID, or none: then each makes o
 
 def process_of(event: WorkerJoined) -> bytes:
     """What tells the process that said Hello from others of its id; empty: nothing does."""
-    if event.process:
-        return event.process
-    if not (event.host or event.pid or event.store_address):
+    return event.process or _place_of(event)
+
+
+def _place_of(event: WorkerJoined) -> bytes:
+    """What tells processes apart that do not say `process`; empty without an address of their own.
+
+    Host and pid do not: a container that is started again has both again.
+    """
+    if not event.store_address:
         return b""
     return f"{event.host} {event.pid} {event.store_address}".encode()
 
@@ -51,6 +57,8 @@ def came(state: JobState, event: WorkerJoined) -> bool:
     if not process:
         state.processes |= {event.worker: known} if known else {}
         return False
+    if known and known[-1] == _place_of(event):  # stored by an older master, which keeps no `process`
+        known = (*known[:-1], process)
     is_other = bool(known) and known[-1] != process
     state.processes[event.worker] = known if process in known else (*known, process)[-PROCESSES_KEPT:]
     if len(state.processes) > len(state.workers) + IDS_KEPT:

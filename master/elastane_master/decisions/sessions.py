@@ -72,7 +72,7 @@ def joined(turn: Turn, event: WorkerJoined) -> None:
     forgotten.notice(turn, event)
     turn.touch()
     is_other = processes.came(state, event)
-    if record is not None and record.awaited and _is_same(record, event):
+    if record is not None and record.awaited and not is_other and _is_same(record, event):
         if not claims.is_foreign(state, event):
             _returned(turn, record, event)
             return

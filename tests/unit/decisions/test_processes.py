@@ -14,9 +14,9 @@ from elastane_master.decisions.machine import JobMachine
 FIRST, LATER = {"process": b"first", "pid": 1}, {"process": b"later", "pid": 2}
 
 
-def running() -> JobDriver:
+def running(**hello: Any) -> JobDriver:
     job = JobDriver(settings(4))
-    job.join("w", **FIRST)
+    job.join("w", **{**FIRST, **hello})
     job.gather()
     job.ready("w")
     job.loaded("w")
@@ -87,6 +87,38 @@ def test_processes_that_do_not_say_who_they_are_are_told_apart_by_host_pid_and_a
     for session in ("w-5", "w-6", "w-7"):
         job.join("w", session=session, host="", pid=0, store_address="")
         assert how_it_ended(job) == ["evicted"]
+
+
+def test_another_process_at_the_same_place_does_not_return_for_the_first() -> None:
+    """A container that is started again has its host, pid and perhaps port again, but not its state."""
+    job = running()
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("m2"))
+    generation = job.generation
+    job.join("w", session="w-2", **{**LATER, "pid": FIRST["pid"]})
+    assert [note.reason for note in job.noted("worker_lost")] == ["w was started anew"]
+    assert not job.noted("worker_joined")[-1].reason.startswith("w returned")
+    assert job.generation > generation and not job.state.workers["w"].holds_state
+
+
+def test_a_worker_that_an_older_master_let_in_returns_to_this_one() -> None:
+    """What an older master stores of a Hello has no `process`."""
+    job = running(process=b"")
+    job.machine = JobMachine.restore(job.machine.snapshot())
+    job.do(events.MasterStarted("m2"))
+    job.join("w", session="w-3", **FIRST)
+    assert job.noted("worker_joined")[-1].reason == "w returned to the restarted master"
+    job.join("w", session="w-4", **FIRST)
+    assert how_it_ended(job) == ["evicted"]
+
+
+def test_host_and_pid_alone_are_no_process() -> None:
+    """A container that is started again has the pid that it had; older task workers say no more."""
+    job = running()
+    for number, host in enumerate(("node-1", "node-2", "node-1")):
+        job.join("t", session=f"t-{number}", role="tasks", host=host, pid=7, store_address="")
+        job.lose("t")
+    assert "t" not in job.state.processes
 
 
 def test_an_id_is_free_again_once_its_worker_has_said_bye() -> None:

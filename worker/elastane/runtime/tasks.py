@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from elastane.client import MasterClient
-from elastane.errors import ElastaneError, StepError
+from elastane.errors import ElastaneError, StepError, WorkerReplacedError
 from elastane.rng import Generators, seed_all
 from elastane.runtime.environment import WorkerEnvironment
 from elastane.runtime.exits import WorkerExits
@@ -125,6 +125,7 @@ def _leased_one_by_one(source: _Source) -> Iterator[LeasedTask]:
     attendance = source.attendance
     finished: list[shard_pb2.TaskReport] = []
     while True:
+        attendance.require_newest()
         most = 0 if attendance.leaving else 1
         source.stream.send(source.request(finished, most, rng=rng_to_proto(generators.capture())))
         response = source.stream.receive()
@@ -150,6 +151,7 @@ def _leased_ahead(source: _Source, tasks: LeasedAhead, seed: int) -> Iterator[Le
     """
     stream, attendance = source.stream, source.attendance
     while not attendance.leaving:
+        attendance.require_newest()
         now = time.monotonic()
         task = tasks.take(now)
         if (asked := tasks.ask(now, task is not None)) is not None:
@@ -198,6 +200,7 @@ class TaskAttendance:
         self._process = secrets.token_bytes(versions.PROCESS_BYTES)
         self.drain: ring_pb2.Drain | None = None
         self.done: ring_pb2.Done | None = None
+        self._replaced: WorkerReplacedError | None = None
         self._session = MasterSession(
             environment.master,
             hello=self._hello,
@@ -215,11 +218,21 @@ class TaskAttendance:
         """True if the current task is the last one."""
         return self.drain is not None or self.done is not None
 
+    def require_newest(self) -> None:
+        """Raise WorkerReplacedError if another process has joined with this worker's id."""
+        if self._replaced is not None:
+            raise self._replaced
+
     def _leave(self, reason: str, notice_seconds: float) -> None:
         self.drain = ring_pb2.Drain(reason=reason)
 
     def _failed(self, error: ElastaneError) -> None:
-        """Ignore the error here: the next lease raises the same refusal in the script's thread."""
+        """Keep the error of a replaced process; the next lease raises any other in the script's thread.
+
+        Leases are by worker id: those of a replaced process would be taken for the later process's.
+        """
+        if isinstance(error, WorkerReplacedError):
+            self._replaced = error
 
     def _receive(self, message: ring_pb2.AttendResponse) -> None:
         if message.HasField("drain"):

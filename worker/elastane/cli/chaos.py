@@ -79,7 +79,7 @@ def chaos(
     seed: Annotated[
         int | None,
         _option(
-            "--seed", "X", "Seed of the order and the victims; the same seed repeats both.", show_default="random"
+            "--seed", "X", "Seed of order and victims; the same seed repeats both.", show_default="random"
         ),
     ] = None,
     pace: Annotated[

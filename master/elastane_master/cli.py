@@ -163,7 +163,7 @@ def main(
 ) -> None:
     """Serve the jobs of one store over gRPC; with --http also a dashboard, metrics and probes.
 
-    Every option can also be set as a variable, such as ELASTANE_LISTEN; those of the protection options have a
+    Every option can also be set as a variable, such as ELASTANE_LISTEN; those of protection options have a
     longer prefix, such as ELASTANE_MASTER_TOKEN_FILE. Changed token and certificate files are reloaded.
 
     Several masters may be started on one --store: one leads, the others stand by and take over when it

@@ -99,7 +99,7 @@ class MasterSettings(Limits):
     def _can_stand_by(self) -> MasterSettings:
         if self.standby and not self.store:
             raise ValueError(
-                "--standby needs --store: a master with a private store in its state directory has no second"
+                "--standby needs --store: another master cannot take over a store in a state directory"
             )
         return self
 
